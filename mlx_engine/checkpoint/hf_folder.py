@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from mlx_engine.checkpoint.lfs import refuse_pointer
 from mlx_engine.checkpoint.paths import read_file
@@ -14,6 +15,8 @@ from mlx_engine.errors import SHOWN, FormatError, SourceError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+# An empty list takes 64 bytes of memory for 3 of the file. The largest index of published shards has 17 MB.
+MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
 
@@ -70,20 +73,16 @@ def _named_shards(folder: Path) -> list[str]:
     return []
 
 
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that contains an object.
 
     Raises:
         SourceError: the file is missing, or cannot be read.
-        FormatError: the file is a Git-LFS pointer, not JSON, or not an object.
+        FormatError: the file is a Git-LFS pointer, not JSON, too large, or not an object.
     """
-    content = read_file(path)
+    content = read_file(path, MAX_JSON_BYTES)
     refuse_pointer(path, content, "JSON")
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        found = str(error) if content else "an empty file"
-        raise FormatError(where=str(path), expected="JSON", found=found, hint="download the file again") from error
+    value = parse_json(content, str(path))
     if not isinstance(value, dict):
         raise FormatError(
             where=str(path),
@@ -92,3 +91,23 @@ def read_json(path: Path) -> dict[str, object]:
             hint="download the file again",
         )
     return value
+
+
+def parse_json(content: bytes | str, where: str, hint: str = "download the file again") -> Any:
+    """Return the value of a JSON text from outside; `where` names its file in errors.
+
+    Raises:
+        FormatError: the text is not JSON, too long, too deep, or has a number of too many digits.
+    """
+    braces, brackets = ("{", "[") if isinstance(content, str) else (b"{", b"[")
+    n_values = content.count(braces) + content.count(brackets)  # type: ignore[arg-type]
+    if len(content) > MAX_JSON_BYTES or n_values > MAX_JSON_VALUES:
+        expected = f"JSON of at most {MAX_JSON_BYTES:,} bytes with at most {MAX_JSON_VALUES:,} lists and objects"
+        raise FormatError(where=where, expected=expected, found=f"{len(content):,} and {n_values:,}", hint=hint)
+    try:
+        return json.loads(content)
+    except RecursionError:
+        found = "lists or objects nested too deep"
+    except ValueError as error:  # no JSON, no UTF-8, or an integer of more than 4,300 digits: Python's limit
+        found = str(error).partition(";")[0] if content else "an empty file"
+    raise FormatError(where=where, expected="JSON", found=found, hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from mlx_engine.errors import SourceError
+from mlx_engine.errors import FormatError, SourceError
 
 # What else may be at a path. Reading a pipe would block until it has a writer, and a device may have no end.
 _KINDS = (
@@ -46,14 +46,18 @@ def refuse_other_paths(path: Path, expected: str) -> None:
         raise SourceError(f"{path}: expected {expected}, found {found}; write its content to a file, and name the file")
 
 
-def read_file(path: Path) -> bytes:
-    """Return the content of a regular file.
+def read_file(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
         SourceError: there is something else at the path, or it cannot be read.
+        FormatError: the file is larger.
     """
     try:
         refuse_other_paths(path, "a readable file")
+        if (size := path.stat().st_size) > most:
+            expected, found = f"at most {most:,} bytes", f"{size:,}"
+            raise FormatError(where=str(path), expected=expected, found=found, hint="download the file again")
         return path.read_bytes()
     except SourceError:
         raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 
+from mlx_engine.checkpoint.hf_folder import parse_json
 from mlx_engine.commands.console import notice, read_text
 from mlx_engine.commands.diagnostics import rates
 from mlx_engine.commands.run_options import RunOptions, SamplingOptions, biases_of
@@ -121,15 +122,11 @@ def read_messages(path: str) -> list[Any]:
 
     Raises:
         SourceError: the file cannot be read.
-        OptionError: it is not a list in JSON.
+        FormatError: it is not JSON.
+        OptionError: it is not a list.
     """
     require(bool(path), option="/load", expected="the name of a file", found=Words("nothing"))
-    try:
-        messages: Any = json.loads(read_text(None, _path(path), path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise OptionError(
-            option=path, expected="messages as /save writes them, in JSON", found=Words(str(error))
-        ) from None
+    messages: Any = parse_json(read_text(None, _path(path), path), path, "name a file that /save wrote")
     require(isinstance(messages, list), option=path, expected="a list of messages", found=messages)
     return list(messages)
 

@@ -15,7 +15,7 @@ from mlx_engine.errors import OptionError, require
 if TYPE_CHECKING:
     from mlx_engine.convert.requantize import Line
 
-TARGETS = ("q8_0", "q4_0", "q4_1")
+TARGETS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_1", "q4_0", "f16", "bf16")
 
 
 @reports_errors
@@ -28,8 +28,9 @@ def quantize(
         str,
         typer.Option(
             "--to",
-            help="Type of the quantised matrices: q8_0, q4_0 or q4_1; or, for a folder that mlx-lm loads, mlx-4bit, "
-            "also of 2, 3, 5, 6 or 8 bits, mlx-mxfp4, mlx-mxfp8 or mlx-nvfp4.",
+            help="Type of the matrices: q8_0, q4_0, q4_1, f16 or bf16; q4_K_M, q5_K_M or q6_K, mixed as by llama.cpp; "
+            "or, for a folder that mlx-lm loads, mlx-4bit, also of 2, 3, 5, 6 or 8 bits, mlx-mxfp4, mlx-mxfp8 or "
+            "mlx-nvfp4.",
         ),
     ] = "q8_0",
     min_dim: Annotated[
@@ -49,22 +50,29 @@ def quantize(
             "--preserve-output", help="Keep the stored type of the output head; the same as --layer output=keep."
         ),
     ] = False,
+    allow_mixed: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mixed", help="Write the model even if most bytes of its matrices cannot have the type of --to."
+        ),
+    ] = False,
     allow_setting: AllowSetting = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it exists.")] = False,
 ) -> None:
     """Quantise a model and write it as a GGUF file or a folder. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.convert.file_types import FileConversion
     from mlx_engine.convert.mlx_targets import TARGETS as MLX_TARGETS
     from mlx_engine.convert.requantize import requantize
-    from mlx_engine.models.conversion import Conversion
     from mlx_engine.models.layer_types import HEAD
 
+    to = to.lower()
     require(to in (*TARGETS, *MLX_TARGETS), option="--to", expected=" or ".join((*TARGETS, *MLX_TARGETS)), found=to)
     layers = layers_of(layer)
     if preserve_output:
         require(HEAD not in layers, option="--preserve-output", expected=f"no --layer {HEAD}=", found=layers.get(HEAD))
         layers[HEAD] = "keep"
-    how: dict[str, Any] = {"allow_settings": allow_setting or (), "note": notice}
+    how: dict[str, Any] = {"allow_settings": allow_setting or (), "allow_mixed": allow_mixed, "note": notice}
     if to in MLX_TARGETS:
         least = min_dim_of(min_dim)
         require(least == "auto", option="--min-dim", expected=f"no other value than auto with --to {to}", found=min_dim)
@@ -75,7 +83,7 @@ def quantize(
         notice(table(lines))
         print(out)
         return
-    conversion = Conversion(to, min_dim_of(min_dim), layers)
+    conversion = FileConversion(to, min_dim_of(min_dim), layers)
     if out.exists() and not force:
         raise OptionError(option="OUT", expected="a file that does not exist yet, or --force", found=str(out))
     with progress_bar("quantising") as progress:
@@ -85,13 +93,17 @@ def quantize(
 
 
 def table(lines: list[Line]) -> str:
-    """Format a table by layer type: bytes before and after, their ratio, and the error."""
+    """Format a table by layer type: types, bytes before and after, their ratio, and the errors.
+
+    RMSE has the unit of the weights; the relative one is a part of the root mean square of the converted matrices.
+    """
     from mlx_engine.convert.requantize import total
 
-    rows = [["layers", "matrices", "type", "before", "after", "ratio", "RMSE"]]
+    rows = [["layers", "matrices", "type", "before", "after", "ratio", "RMSE", "relative"]]
     for line in [*lines, total(lines)]:
-        types = ", ".join(line.types)
+        types = ", ".join(f"{n} {name}" if len(line.types) > 1 else name for name, n in line.types.items())
         ratio = f"{line.bytes_out / line.bytes_in:.3f}" if line.bytes_in else "-"
         sizes = size(line.bytes_in), size(line.bytes_out)
-        rows.append([line.kind, str(line.count), types, *sizes, ratio, f"{line.rmse:.3g}"])
-    return "\n".join(columns(rows, "<><>>>>"))
+        errors = f"{line.rmse:.3g}", f"{line.relative_rmse:.3%}"
+        rows.append([line.kind, str(line.count), types, *sizes, ratio, *errors])
+    return "\n".join(columns(rows, "<><>>>>>"))

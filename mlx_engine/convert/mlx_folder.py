@@ -24,12 +24,13 @@ from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors_writer import write_safetensors
 from mlx_engine.convert.folder_form import from_gguf
+from mlx_engine.convert.mixed import Matrix, check_mixed
 from mlx_engine.convert.mlx_config import INNER, config_for_mlx
 from mlx_engine.convert.mlx_limits import check_loads, notes_on
 from mlx_engine.convert.mlx_names import mlx_form
 from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
-from mlx_engine.convert.requantize import Line, squared_difference
+from mlx_engine.convert.requantize import Line
 from mlx_engine.errors import OptionError, SourceError, require
 from mlx_engine.models import model_file
 from mlx_engine.models.allowed import open_model
@@ -38,7 +39,6 @@ from mlx_engine.models.plan import Plan, Tensor, check
 from mlx_engine.models.stored import Stored
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
-from mlx_engine.quant.weight import Weight
 
 # Bytes of tensors per file, as mlx-lm has it.
 SHARD_BYTES = 5 << 30
@@ -55,6 +55,7 @@ def to_mlx_folder(
     layers: Mapping[str, str] | None = None,
     *,
     allow_settings: Sequence[str] = (),
+    allow_mixed: bool = False,
     note: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Line]:
@@ -66,11 +67,13 @@ def to_mlx_folder(
         to: a key of `mlx_targets.TARGETS`.
         layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
         allow_settings: settings that are left out if they are not implemented.
-        note: called with lines about such settings, and about results of mlx-lm that differ from this engine's.
+        allow_mixed: write the folder even if most bytes of the matrices cannot have the type that was asked for.
+        note: called with lines about such settings, about results of mlx-lm that differ from this engine's, and about
+            matrices that get another type than asked for.
         progress: called with (tensors written, tensors in total).
 
     Raises:
-        OptionError: a target or a layer is unknown, or there is something at `target`.
+        OptionError: a target or a layer is unknown, there is something at `target`, or most bytes cannot have the type.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError, ModelError: the source is damaged, or not a model that can be written for MLX.
         TokenizerError: a GGUF file has no tokenizer, or one that is not implemented.
@@ -88,6 +91,7 @@ def to_mlx_folder(
         note(line)
     forms = forms_of(config, plan.config, tensors)
     parts = parts_of(checkpoint, forms, to, layers)
+    check_mixed([_matrix(part, part.asked) for part in parts if part.asked], note, allow_mixed=allow_mixed)
     config |= dict.fromkeys(KEYS, _quantization(to, parts))
     try:
         with draft(target.absolute(), is_folder=True) as made:
@@ -98,6 +102,12 @@ def to_mlx_folder(
     except OSError as error:
         raise SourceError(f"{target}: expected a place where a folder can be written, found {error}") from error
     return lines
+
+
+def _matrix(part: Part, asked: GroupType) -> Matrix:
+    nbytes = part.type_before.bytes_for(math.prod(part.shape))
+    is_small = isinstance(part.type, GroupType) and part.type.bits <= asked.bits
+    return Matrix(part.name, part.shape[-1], nbytes, asked, part.type, is_small=is_small)
 
 
 def _beside_weights(
@@ -160,7 +170,7 @@ def _write_tensors(folder: Path, parts: Sequence[Part], progress: Callable[[int,
         for part in shard:
             before = part.before()
             new = part.new(before)
-            _add(lines.setdefault(part.kind, Line(part.kind)), before, new)
+            lines.setdefault(part.kind, Line(part.kind)).add(before, new, str(folder))
             tensors = (new.parts.quants, *new.parts.in_order[:-1]) if isinstance(new, GroupWeight) else (new.data,)
             yield from (np.ascontiguousarray(tensor) for tensor in tensors)
             done += 1
@@ -190,16 +200,6 @@ def _shards(parts: Sequence[Part]) -> list[list[Part]]:
         shards[-1].append(part)
         size += nbytes
     return shards
-
-
-def _add(line: Line, before: Weight, new: Weight) -> None:
-    """Add a tensor to the totals of its layer type."""
-    line.count += 1
-    line.types[new.type.name] = line.types.get(new.type.name, 0) + 1
-    line.bytes_in, line.bytes_out = line.bytes_in + before.nbytes, line.bytes_out + new.nbytes
-    line.n_values += math.prod(new.shape)
-    if new is not before:
-        line.squares += squared_difference(before, new)
 
 
 def _write_files(files: Mapping[str, str], target: Path) -> None:

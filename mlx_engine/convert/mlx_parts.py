@@ -14,9 +14,9 @@ from typing import TypeAlias
 from mlx_engine.checkpoint.mlx_quantization import BIASES, SCALES, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors_writer import Entry
+from mlx_engine.convert.file_types import kind_of
 from mlx_engine.convert.mlx_quantize import quantize
 from mlx_engine.convert.mlx_targets import target_type
-from mlx_engine.convert.requantize import kind_of
 from mlx_engine.errors import OptionError
 from mlx_engine.models.layer_types import GROUPS, HEAD
 from mlx_engine.models.plan import Tensor
@@ -41,7 +41,8 @@ _EXPERTS = "_exps"
 class Part:
     """A tensor of the new folder: its name, layer type and shape, its type before and in the new folder.
 
-    `before` returns the tensor before its conversion.
+    `asked` is the type that was asked for, which rows that do not fill groups cannot have; None for a tensor that is to
+    keep its type. `before` returns the tensor before its conversion.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Part:
     shape: tuple[int, ...]
     type_before: GGMLType
     type: GGMLType
+    asked: GroupType | None
     before: Callable[[], Weight]
 
     @property
@@ -105,17 +107,16 @@ def _part(
     first, form = held[0]
     shape, type_before = form.shape(first.shape), _type_of(checkpoint, held)
     kinds = [kind_of(tensor.name, len(shape)) for tensor, _ in held]
-    kind, type_ = kinds[0], type_before
+    kind, wanted = kinds[0], None
     if kind is not None:
         to = KEEP if type_before == mxfp4.MLX and kind.endswith(_EXPERTS) else to
         asked = _asked(name, [str(kind) for kind in kinds], to, layers, tied=is_tied)
-        type_ = type_before if asked == KEEP else target_type(asked, type_before)
-    if shape[-1] % type_.block_size:
-        type_ = type_before
+        wanted = None if asked == KEEP else target_type(asked, type_before)
+    type_ = type_before if wanted is None or shape[-1] % wanted.block_size else wanted
     if type_.block_size > 1 and not isinstance(type_, GroupType):
         # Folders have no blocks of GGUF: the same values in groups, or in float32.
         type_ = EXACT.get(type_.name, F32) if kind is not None else F32
-    return Part(name, kind or OTHERS, shape, type_before, type_, partial(_before, checkpoint, held))
+    return Part(name, kind or OTHERS, shape, type_before, type_, wanted, partial(_before, checkpoint, held))
 
 
 def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,28 +18,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine import quant
+from mlx_engine.backends.cores import usable_cores
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
-from mlx_engine.errors import OptionError, require
+from mlx_engine.convert.mixed import Matrix, check_mixed
+from mlx_engine.errors import FormatError, OptionError, require
 from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.layer_types import HEAD, LAYER_TYPES, layer_type
+from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
-# `general.file_type`: llama.cpp's numbers for the type of most tensors in a file.
-FILE_TYPES = {"f32": 0, "q4_0": 2, "q4_1": 3, "q8_0": 7}
 # `general.quantization_version`: the version of the block formats since 2023.
 QUANTIZATION_VERSION = 2
-TABLE = "token_embd.weight"
-# Values converted at a time; a multiple of every block size.
+# Values compared at a time; a multiple of every block size.
 PIECE = 1 << 20
 
 
 @dataclass
 class Line:
-    """Totals of one layer type: number of matrices, bytes before and after, squared errors."""
+    """Totals of one layer type: number of matrices, bytes before and after, squared errors.
+
+    `squares` are the squared errors of `n_values` values, and `power` the squares of the values that were converted.
+    """
 
     kind: str
     count: int = 0
@@ -47,32 +51,60 @@ class Line:
     bytes_out: int = 0
     n_values: int = 0
     squares: float = 0.0
+    power: float = 0.0
 
     @property
     def rmse(self) -> float:
-        """The root mean square error relative to the values of the source."""
+        """The root mean square of the differences from the values of the source."""
         return math.sqrt(self.squares / self.n_values) if self.n_values else 0.0
+
+    @property
+    def relative_rmse(self) -> float:
+        """The root mean square error of the matrices that were converted, relative to their root mean square."""
+        return math.sqrt(self.squares / self.power) if self.power else 0.0
+
+    def add(self, before: Weight, new: Weight, where: str) -> None:
+        """Add a tensor, before and after its conversion.
+
+        Raises:
+            FormatError: values of the new tensor have become infinite.
+        """
+        self.count += 1
+        self.types[new.type.name] = self.types.get(new.type.name, 0) + 1
+        self.bytes_in, self.bytes_out = self.bytes_in + before.nbytes, self.bytes_out + new.nbytes
+        self.n_values += math.prod(new.shape)
+        if new is before:
+            return
+        squares, power = squared_difference(before, new)
+        if not math.isfinite(squares):
+            expected = f"values that {new.type.name} can store"
+            found = f"values of {before.name!r} that are too large"
+            raise FormatError(where=where, expected=expected, found=found, hint="BF16 has large values")
+        self.squares, self.power = self.squares + squares, self.power + power
 
 
 class Pending:
-    """A tensor of the new file, converted when `data` is accessed (once)."""
+    """A tensor of the new file, converted when `data` is accessed (once), on all cores."""
 
-    def __init__(self, part: Part, type_: GGMLType, line: Line, done: Callable[[], None]) -> None:
+    def __init__(self, part: Part, type_: GGMLType, line: Line, done: Callable[[], None], where: str) -> None:
         self.name, self.shape, self.type = part.name, part.shape, type_
         self.nbytes = type_.bytes_for(math.prod(part.shape))
-        self._make, self._line, self._done = part.make, line, done
+        self._make, self._line, self._done, self._where = part.make, line, done, where
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """Convert the tensor, add it to the totals, and return its bytes."""
-        stored, line = self._make(), self._line
-        new = stored.as_type(self.type)
-        line.count += 1
-        line.types[new.type.name] = line.types.get(new.type.name, 0) + 1
-        line.bytes_in, line.bytes_out = line.bytes_in + stored.nbytes, line.bytes_out + new.nbytes
-        line.n_values += math.prod(self.shape)
-        if new is not stored:
-            line.squares += squared_difference(stored, new)
+        """Convert the tensor, add it to the totals, and return its bytes.
+
+        Raises:
+            FormatError: a value is NaN, infinite or too large for the new type.
+        """
+        stored = self._make()
+        bad = not_finite(stored) if stored.type != self.type else None
+        if bad is not None:
+            found = f"{bad.count:,} values of {self.name!r} that are NaN or infinite"
+            raise FormatError(where=self._where, expected="finite values", found=found, hint="download the file again")
+        new = stored.as_type(self.type, threads=usable_cores())
+        self._line.add(stored, new, self._where)
         self._done()
         return new.data
 
@@ -83,19 +115,26 @@ def requantize(
     conversion: Conversion,
     *,
     allow_settings: Sequence[str] = (),
+    allow_mixed: bool = False,
     note: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Line]:
     """Write `target` and return the totals per layer type. The file appears only when it is complete.
 
-    `progress` is called with (tensors written, total tensors), and `note` with a line for each of `allow_settings`:
-    settings of a folder that are left out if they are not implemented.
+    Args:
+        source: a GGUF file or a Hugging Face folder.
+        target: the file to write.
+        conversion: the types of the matrices; a `FileConversion` has more of them.
+        allow_settings: settings of a folder that are left out if they are not implemented.
+        allow_mixed: write the file even if most bytes of the matrices cannot have the type that was asked for.
+        note: called with lines about such settings, and about matrices that get another type than asked for.
+        progress: called with (tensors written, total tensors).
 
     Raises:
-        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, source
-            and target are the same file, or the target is not a regular file.
+        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, most
+            bytes cannot have the type, source and target are the same file, or the target is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
-        FormatError: the source is damaged, or a type in it cannot be read.
+        FormatError: the source is damaged, a type in it cannot be read, or a value is NaN or infinite.
         ModelError: GGUF cannot represent the configuration of a folder.
         TokenizerError: GGUF cannot represent the tokenizer of a folder.
     """
@@ -108,7 +147,8 @@ def requantize(
         form = from_folder(source, allow_settings)
         for line in form.notes:
             note(line)
-        return _write(source, form, target, conversion, progress)
+        types = _types(source, form, conversion, note, allow_mixed=allow_mixed)
+        return _write(source, form, target, conversion, types, progress)
     expected = "a folder as IN, or no such option: all settings of a GGUF file are copied"
     require(not allow_settings, option="--allow-setting", expected=expected, found=allow_settings)
     if target.exists() and source.samefile(target):
@@ -118,7 +158,24 @@ def requantize(
     with open_gguf(source) as file:
         parts = {n: Part(n, info.shape, info.type, partial(file.weight, n)) for n, info in file.tensors.items()}
         form = GGUFForm(file.typed_metadata(), parts)
-        return _write(source, form, target, conversion, progress, version=file.version)
+        types = _types(source, form, conversion, note, allow_mixed=allow_mixed)
+        return _write(source, form, target, conversion, types, progress, version=file.version)
+
+
+def _types(
+    source: Path, form: GGUFForm, conversion: Conversion, note: Callable[[str], None], *, allow_mixed: bool
+) -> dict[str, GGMLType]:
+    """Return the types of the tensors of the new file by name, after checks of what was asked for."""
+    conversion.check(str(source), form.parts)
+    types = {name: part.type for name, part in form.parts.items()}
+    matrices = []
+    for name, choice in types_of(form.parts, form.metadata, conversion).items():
+        if choice is not None:
+            part, types[name] = form.parts[name], choice.type
+            nbytes = part.type.bytes_for(math.prod(part.shape))
+            matrices.append(Matrix(name, part.shape[-1], nbytes, choice.asked, choice.type, is_small=choice.is_small))
+    check_mixed(matrices, note, allow_mixed=allow_mixed)
+    return types
 
 
 def _write(
@@ -126,11 +183,11 @@ def _write(
     form: GGUFForm,
     target: Path,
     conversion: Conversion,
+    types: Mapping[str, GGMLType],
     progress: Callable[[int, int], None] | None,
     *,
     version: int = 3,
 ) -> list[Line]:
-    conversion.check(str(source), form.parts)
     lines: dict[str, Line] = {}
     written: list[str] = []
 
@@ -142,30 +199,11 @@ def _write(
 
         kind = kind_of(part.name, len(part.shape))
         line = lines.setdefault(kind or "others", Line(kind or "others"))
-        return Pending(part, new_type(form.parts, part, kind, conversion), line, done)
+        return Pending(part, types[part.name], line, done, str(source))
 
     tensors = [pending(part) for part in form.parts.values()]
     write_gguf(target, new_metadata(form, conversion), tensors, version=version)
     return list(lines.values())
-
-
-def kind_of(name: str, n_dims: int) -> str | None:
-    """Return the layer type of a matrix, or of the matrices of all experts; None for tensors that are not converted."""
-    kind = layer_type(name)
-    if n_dims != (3 if kind.endswith("_exps") else 2) or not name.endswith(".weight"):
-        return None
-    if name == TABLE:
-        return "token_embd"
-    return kind if kind in LAYER_TYPES else None
-
-
-def new_type(parts: Mapping[str, Part], part: Part, kind: str | None, conversion: Conversion) -> GGMLType:
-    """Return the type of a tensor in the new file."""
-    if kind is None:
-        return part.type
-    is_plain_table = kind == "token_embd" and f"{HEAD}.weight" in parts
-    asked = Conversion(conversion.quant, conversion.min_dim) if is_plain_table else conversion
-    return asked.type_of(part.name, part.shape, part.type)[0]
 
 
 def new_metadata(form: GGUFForm, conversion: Conversion) -> dict[str, object]:
@@ -176,14 +214,16 @@ def new_metadata(form: GGUFForm, conversion: Conversion) -> dict[str, object]:
     return metadata
 
 
-def squared_difference(a: Weight, b: Weight) -> float:
-    """Return the sum of squared differences over all values, in float64, piece by piece."""
-    total = 0.0
+def squared_difference(a: Weight, b: Weight) -> tuple[float, float]:
+    """Return the sums of squared differences and of the squares of `a` over all values, in float64, piece by piece."""
+    difference, power = 0.0, 0.0
     for start in range(0, math.prod(a.shape), PIECE):
         one, other = (_values(weight, start) for weight in (a, b))
-        difference = one - other
-        total += float(np.einsum("i,i->", difference, difference, dtype=np.float64))
-    return total
+        power += float(np.einsum("i,i->", one, one, dtype=np.float64))
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            other -= one
+        difference += float(np.einsum("i,i->", other, other, dtype=np.float64))
+    return difference, power
 
 
 def _values(weight: Weight, start: int) -> NDArray[np.float32]:
@@ -193,11 +233,16 @@ def _values(weight: Weight, start: int) -> NDArray[np.float32]:
 
 def total(lines: Sequence[Line]) -> Line:
     """Return the totals of all lines."""
+    types = Counter[str]()
+    for line in lines:
+        types.update(line.types)
     return Line(
         "total",
         count=sum(line.count for line in lines),
+        types=dict(types),
         bytes_in=sum(line.bytes_in for line in lines),
         bytes_out=sum(line.bytes_out for line in lines),
         n_values=sum(line.n_values for line in lines),
         squares=sum(line.squares for line in lines),
+        power=sum(line.power for line in lines),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mlx_engine.errors import is_whole, require
 from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES, layer_type
@@ -35,12 +35,16 @@ class Conversion:
         OptionError: an option is invalid.
     """
 
+    # The types for all layers and for single ones.
+    quants: ClassVar[tuple[str, ...]] = QUANTS
+    layer_quants: ClassVar[tuple[str, ...]] = QUANTS
+
     quant: str = KEEP
     min_dim: int | str = AUTO
     layers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.quant in QUANTS, option="quant", expected=" or ".join(QUANTS), found=self.quant)
+        require(self.quant in self.quants, option="quant", expected=" or ".join(self.quants), found=self.quant)
         sound = self.min_dim == AUTO or (is_whole(self.min_dim) and int(self.min_dim) >= 0)
         require(sound, option="quant_min_dim", expected="auto, or a whole number >= 0", found=self.min_dim)
         is_mapping = isinstance(self.layers, Mapping)
@@ -48,7 +52,8 @@ class Conversion:
         names = (*LAYER_TYPES, *GROUPS)
         for name, quant in self.layers.items():
             require(name in names, option="quant_layers", expected=f"layers among {', '.join(names)}", found=name)
-            require(quant in QUANTS, option=f"quant_layers {name}", expected=" or ".join(QUANTS), found=quant)
+            expected = " or ".join(self.layer_quants)
+            require(quant in self.layer_quants, option=f"quant_layers {name}", expected=expected, found=quant)
 
     def check(self, where: str, tensors: Collection[str]) -> None:
         """Check that every name in `layers` is a layer of the model with these tensors.
@@ -64,7 +69,7 @@ class Conversion:
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
         """Return the type of a linear layer after loading, and if it is not converted as asked, the reason."""
-        given = self._given(layer_type(name))
+        given = self.given(layer_type(name))
         quant = self.quant if given is None else given
         if quant == KEEP:
             return stored, "" if self.quant == KEEP else "kept as asked"
@@ -77,7 +82,8 @@ class Conversion:
             return stored, f"no side of {least} or more"
         return wanted, ""
 
-    def _given(self, kind: str) -> str | None:
+    def given(self, kind: str) -> str | None:
+        """Return the type that `layers` gives to a layer type; None if it gives none."""
         groups = [self.layers[group] for group, kinds in GROUPS.items() if kind in kinds and group in self.layers]
         return self.layers.get(kind, groups[0] if groups else None)
 

@@ -7,7 +7,9 @@ of a large tensor stay small. The values are bit-identical to those of the `gguf
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -75,7 +77,12 @@ _QUANTIZE: dict[str, Quantize] = {
     "BF16": floats.BF16.quantize,
     "Q4_0": q4_0.quantize,
     "Q4_1": q4_1.quantize,
+    "Q5_0": q5_0.quantize,
+    "Q5_1": q5_1.quantize,
     "Q8_0": q8_0.quantize,
+    "Q4_K": q4_k.quantize,
+    "Q5_K": q5_k.quantize,
+    "Q6_K": q6_k.quantize,
 }
 
 # Weights per piece: the temporaries (a few bytes per weight) fit into a core's L2 cache.
@@ -115,7 +122,8 @@ def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "qua
 
     Raises:
         UnsupportedTypeError: the type cannot be written.
-        ValueError: the number of values is not a multiple of the block size.
+        ValueError: the number of values is not a multiple of the block size, or one is not finite and the type has no
+            such values.
     """
     function = _writer(type_, where)
     blocks = _in_rows_of(type_.block_size, np.ascontiguousarray(values, dtype=np.float32))
@@ -127,13 +135,15 @@ def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "qua
 
 
 def requantize(
-    raw: NDArray[np.uint8], from_: GGMLType, to: GGMLType, *, where: str = "requantize"
+    raw: NDArray[np.uint8], from_: GGMLType, to: GGMLType, *, where: str = "requantize", threads: int = 1
 ) -> NDArray[np.uint8]:
-    """Convert the weights in `raw` from type `from_` to type `to`. Only one piece at a time is expanded to float32.
+    """Convert the weights in `raw` from type `from_` to type `to`. Only one piece per thread is expanded to float32.
+
+    The bytes do not depend on `threads`: each piece is converted by itself.
 
     Raises:
         UnsupportedTypeError: `from_` cannot be read, or `to` cannot be written.
-        ValueError: the weights do not fill whole blocks.
+        ValueError: the weights do not fill whole blocks, or one is not finite and `to` has no such values.
     """
     read, write = _reader(from_, where), _writer(to, where)
     blocks = _in_rows_of(from_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
@@ -141,9 +151,17 @@ def requantize(
     if n_weights % to.block_size:
         raise ValueError(f"{n_weights:,} are not a multiple of the block's {to.block_size}")
     out = np.empty((n_weights // to.block_size, to.block_bytes), dtype=np.uint8)
-    for start in range(0, n_weights, _PIECE):
+
+    def convert(start: int) -> None:
         some = read(blocks[start // from_.block_size : (start + _PIECE) // from_.block_size])
         out[start // to.block_size : (start + _PIECE) // to.block_size] = write(some.reshape(-1, to.block_size))
+
+    if threads == 1 or n_weights <= _PIECE:
+        for start in range(0, n_weights, _PIECE):
+            convert(start)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            deque(pool.map(convert, range(0, n_weights, _PIECE)), maxlen=0)
     return out.reshape(-1)
 
 

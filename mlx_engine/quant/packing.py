@@ -79,3 +79,8 @@ def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> ND
 def pack_halves(quants: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack (n, 32) 4-bit quants into (n, 16) bytes, the first 16 in the low halves."""
     return quants[:, :16] | quants[:, 16:] << np.uint8(4)
+
+
+def pack_fifths(quants: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Pack (n, 32) 5-bit quants into (n, 16) bytes of low bits, as `pack_halves`, and (n, 4) bytes of fifth bits."""
+    return pack_halves(quants & np.uint8(15)), np.packbits(quants >> np.uint8(4), axis=1, bitorder="little")

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.k_scales import scales_and_minima
+from mlx_engine.quant.k_scales import packed, scales_and_minima
 from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.scale_search import affine
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -26,3 +27,16 @@ def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         scales *= block["d"].astype(np.float32)[:, None]
         minima *= block["dmin"].astype(np.float32)[:, None]
         return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
+
+
+def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 256) weights to (n, 144) bytes.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    found, blocks = affine(values, 15), np.empty(len(values), layout.Q4_K)
+    blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, packed(found.scales, found.minima)
+    halves = found.quants.reshape(-1, 4, 2, 32)
+    blocks["qs"] = (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    return blocks.view(np.uint8).reshape(len(values), -1)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.packing import bit_fields, pack_fifths
+from mlx_engine.quant.scale_search import symmetric_groups
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -22,3 +23,16 @@ def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.int8) - np.int8(16)
     with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
         return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
+
+
+def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 32) weights to (n, 22) bytes. Errors are smaller than ggml's, which tries one scale.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    d, quants = symmetric_groups(values, 16)
+    blocks = np.empty(len(values), layout.Q5_0)
+    blocks["d"] = d
+    blocks["qs"], blocks["qh"] = pack_fifths((quants + np.int8(16)).view(np.uint8))
+    return blocks.view(np.uint8).reshape(len(values), -1)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.packing import bit_fields, pack_fifths
+from mlx_engine.quant.scale_search import affine_groups
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -22,3 +23,15 @@ def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.float32)
     with np.errstate(invalid="ignore"):  # any bytes are weights: scale and minimum may be infinite or NaN
         return block["d"].astype(np.float32)[:, None] * quants + block["m"].astype(np.float32)[:, None]
+
+
+def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 32) weights to (n, 24) bytes. Errors are smaller than ggml's, which tries one scale.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    blocks = np.empty(len(values), layout.Q5_1)
+    blocks["d"], blocks["m"], quants = affine_groups(values, 31)
+    blocks["qs"], blocks["qh"] = pack_fifths(quants)
+    return blocks.view(np.uint8).reshape(len(values), -1)

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.k_scales import scales_and_minima
+from mlx_engine.quant.k_scales import packed, scales_and_minima
 from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.scale_search import affine
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -27,3 +28,18 @@ def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         scales *= block["d"].astype(np.float32)[:, None]
         minima *= block["dmin"].astype(np.float32)[:, None]
         return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
+
+
+def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 256) weights to (n, 176) bytes.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    found, blocks = affine(values, 31), np.empty(len(values), layout.Q5_K)
+    blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, packed(found.scales, found.minima)
+    low = (found.quants & np.uint8(15)).reshape(-1, 4, 2, 32)
+    blocks["qs"] = (low[:, :, 0] | low[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    fifth = np.ascontiguousarray((found.quants >> np.uint8(4)).transpose(0, 2, 1))
+    blocks["qh"] = np.packbits(fifth, axis=2, bitorder="little")[:, :, 0]
+    return blocks.view(np.uint8).reshape(len(values), -1)

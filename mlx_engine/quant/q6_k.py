@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kernels import blocks as layout
 from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.scale_search import symmetric
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -26,3 +27,20 @@ def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     with np.errstate(invalid="ignore"):  # any bytes are weights: d may be infinite or NaN, and a scale 0
         scales = block["d"].astype(np.float32)[:, None] * block["scales"].astype(np.float32)
         return (scales[..., None] * quants).reshape(-1, 256)
+
+
+def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 256) weights to (n, 210) bytes.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    found, blocks = symmetric(values), np.empty(len(values), layout.Q6_K)
+    blocks["d"], blocks["scales"] = found.d, found.scales
+    quants = (found.quants + np.int8(32)).view(np.uint8)
+    low = (quants & np.uint8(15)).reshape(-1, 2, 2, 64)
+    blocks["ql"] = (low[:, :, 0] | low[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    high = (quants >> np.uint8(4)).reshape(-1, 2, 4, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    blocks["qh"] = np.bitwise_or.reduce(high << shifts, axis=2).reshape(-1, 64)
+    return blocks.view(np.uint8).reshape(len(values), -1)

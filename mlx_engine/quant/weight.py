@@ -85,16 +85,16 @@ class Weight:
         """Return the bytes of blocks [first, last)."""
         return self.data[first * self.type.block_bytes : last * self.type.block_bytes]
 
-    def as_type(self, type_: GGMLType) -> Weight:
+    def as_type(self, type_: GGMLType, *, threads: int = 1) -> Weight:
         """Return the weight converted to `type_`, piece by piece; return `self` if it has that type.
 
         Raises:
             UnsupportedTypeError: the stored type cannot be read, or `type_` cannot be written.
-            ValueError: a row does not fill whole blocks.
+            ValueError: a row does not fill whole blocks, or a value is not finite and `type_` has no such values.
         """
         if type_ == self.type:
             return self
-        data = quant.requantize(self.data, self.type, type_, where=f"tensor {self.name!r}")
+        data = quant.requantize(self.data, self.type, type_, where=f"tensor {self.name!r}", threads=threads)
         return Weight(self.name, self.shape, type_, data)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Weight:

@@ -142,8 +142,8 @@ class Endpoint:
         await unless_gone(receive, self._handler(self._service, body, respond))
 
     async def _body(self, receive: Receive, headers: Headers) -> bytes:
-        most = self._service.max_body
-        with self._service.bodies.reading(receive, MOST_BODIES * most) as paced:
+        most, check = self._service.max_body, self._service.worker.check_open
+        with self._service.bodies.reading(receive, MOST_BODIES * most, check) as paced:
             return await read_body(paced, headers, most)
 
 

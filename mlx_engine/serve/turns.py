@@ -39,10 +39,11 @@ class Bodies:
         self._line = asyncio.Lock()
 
     @contextmanager
-    def reading(self, receive: Receive, most: int) -> Iterator[Receive]:
+    def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the messages of one body. A body of one message does not wait.
 
-        It raises ApiError if all bodies that are being read have more than `most` bytes, beyond the first of each.
+        It raises ApiError if all bodies that are being read have more than `most` bytes, beyond the first message of
+        each. It calls `check` before each further message; what that raises ends the reading.
         """
         n_first = n_held = 0
 
@@ -50,6 +51,7 @@ class Bodies:
             nonlocal n_first, n_held
             if n_first:
                 await self.wait()
+                check()
             message = await receive()
             n = len(message.get("body", b""))
             if not n_first:

@@ -7,7 +7,6 @@ the text is not split where messages begin and end.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from mlx_engine.errors import ChatTemplateError, require
@@ -129,7 +128,6 @@ def render(
 def _render(tokenizer: Tokenizer, inputs: Sequence[TemplateInput], limits: Limits) -> list[str]:
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     request = {
-        "path": [str(path) for path in sys.path],
         "template": _template(tokenizer),
         "inputs": [each.names() for each in inputs],
         "names": {name: tokenizer.token(i) for name, i in roles.items() if i is not None},

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from mlx_engine.errors import ChatTemplateError, OptionError, require
@@ -24,9 +25,11 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_toke
 SWITCHES = ("enable_thinking", "thinking")
 """Names of the variable that turns thinking on or off; DeepSeek's and Granite's templates have the second."""
 
-# A comment, or an expression or statement, whose text is the only group.
-CODE = re.compile(r"\{#.*?#\}|\{[{%](.*?)[%}]\}", re.DOTALL)
+# Where a comment, an expression or a statement begins; where one of the latter two ends.
+BEGIN, END = re.compile(r"\{[#{%]"), re.compile(r"[%}]\}")
 NAME = re.compile(r"[A-Za-z_]\w*")
+# A name in code: attributes and quoted words do not count.
+READ = re.compile(rf"(?<![.\w'\"]){NAME.pattern}(?![\w'\"])")
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,30 @@ class TemplateInput:
 
 def reads(template: str, name: str) -> bool:
     """Return whether the code of a template has this name; attributes and quoted words do not count."""
-    pattern = re.compile(rf"(?<![.\w'\"]){re.escape(name)}(?![\w'\"])")
-    return any(pattern.search(match[1] or "") for match in CODE.finditer(template))
+    return name in _names(template)
+
+
+@lru_cache(maxsize=8)
+def _names(template: str) -> frozenset[str]:
+    return frozenset(name for code in _code(template) for name in READ.findall(code))
+
+
+def _code(template: str) -> Iterator[str]:
+    """Yield the text of each expression and statement, in time linear in the template.
+
+    One regular expression for both ends would search to the end of the text from every beginning that has none.
+    """
+    last_comment, last = template.rfind("#}"), max(template.rfind("%}"), template.rfind("}}"))
+    at = 0
+    while begin := BEGIN.search(template, at):
+        at = begin.end()
+        if begin[0] == "{#" and at <= last_comment:
+            at = template.index("#}", at) + 2
+        elif begin[0] != "{#" and at <= last and (end := END.search(template, at)):
+            yield template[at : end.start()]
+            at = end.end()
+        else:  # it does not end: text, of which the second character may begin another
+            at -= 1
 
 
 def thinking(template: str | None, is_on: bool | None, option: str = "--think") -> dict[str, Any]:

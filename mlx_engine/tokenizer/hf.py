@@ -2,28 +2,51 @@
 
 The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
 GGUF files and `tokenizer.json` stream alike; the decoder in the file only tells byte-level BPE from SPM.
+
+The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this one. A damaged file may
+end in a Rust panic, ask for gigabytes, which aborts the process, or have a regular expression that backtracks for
+minutes on some text, where nothing can interrupt it. A process of its own is ended at its limits of time and memory,
+per encoding: no list of sound normalisers and expressions has to be kept, and no probe has to provoke the worst case.
+The price for a folder of 151,643 tokens: 65 ms more at the start, of 300, and 0.1 ms per encoding. GGUF vocabularies,
+whose tokenizer is built here from known parts, stay in this process.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
+from numpy.typing import NDArray
 
+from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.checkpoint.paths import read_file
-from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.rust import refusals, steps_of
+from mlx_engine.errors import TokenizerError, shown
+from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess, printable
 from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
-from mlx_engine.tokenizer.vocabulary import BYTE_TOKEN, SPACE_MARK, Kind, SpacePrefix, Vocabulary
+from mlx_engine.tokenizer.vocabulary import (
+    BYTE_TOKEN,
+    MAX_TEMPLATE_BYTES,
+    SPACE_MARK,
+    Kind,
+    SpacePrefix,
+    Vocabulary,
+)
 
-_MAX_VOCAB = 1 << 24  # a damaged id must not allocate gigabytes
+_MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published vocabularies have up to a million tokens
+
+MAX_BYTES = 1 << 27
+"""The largest tokenizer.json; that of Gemma 3, with 262,144 tokens, has 33 MB."""
+
+# Several times what sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
+# to 1.5 s and 80 to 210 MB.
+LOAD_LIMITS = Limits(seconds=1, nbytes=192 << 20, characters=None, seconds_per_byte=1e-5, nbytes_per_byte=64)
+ENCODE_LIMITS = Limits(seconds=0.5, nbytes=128 << 20, characters=None, seconds_per_byte=2e-5, nbytes_per_byte=1000)
 
 
 def from_json(path: str | Path) -> Tokenizer:
@@ -40,25 +63,23 @@ def from_json(path: str | Path) -> Tokenizer:
     return Tokenizer(*parse(Path(path)))
 
 
-def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
-    """Read the vocabulary of a `tokenizer.json` and its configuration files; return it with the library's tokenizer.
+def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
+    """Read the vocabulary of a `tokenizer.json` and its configuration files; return it with the tokenizer.
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: it is a Git-LFS pointer.
+        FormatError: it is a Git-LFS pointer or too large, or a configuration file is damaged.
         TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
     """
     where = str(path)
-    text = _read(path)
+    text = _read(path, MAX_BYTES)
     if not text:
         raise TokenizerError(f"{where}: expected a tokenizer.json, found an empty file; download the file again")
-    with refusals(where, "expected a tokenizer.json, found something else; download the file again"):
-        core = tokenizers.Tokenizer.from_str(text)
-        core.no_truncation()
-        core.no_padding()
+    core = FileTokenizer(text, where)
+    loaded = core.loaded
     beside = _Beside(path.parent)
-    kind = _kind(core, where)
-    ids = core.get_vocab(with_added_tokens=True)
+    kind = loaded.kind(where)
+    ids = loaded.ids
     size = max(max(ids.values(), default=-1) + 1, beside.vocab_size)
     if not 0 < size <= _MAX_VOCAB:
         raise TokenizerError(
@@ -75,63 +96,153 @@ def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
         where=where,
         kind=kind,
         tokens=tokens,
-        types=_types(core, kind, tokens),
+        types=loaded.types(kind, tokens),
         bos_id=bos_id,
         eos_id=eos_id,
         eog_ids=frozenset(ends if eos_id is None else ends | {eos_id}),
-        add_bos=bos_id is not None and beside.add_bos(core, bos_id),
-        space_prefix=_space_prefix(core),
+        add_bos=bos_id is not None and beside.add_bos(loaded.first == [bos_id]),
+        space_prefix=loaded.space_prefix,
         chat_template=beside.chat_template,
         pad_id=beside.token_id("pad", ids, size),
     )
     return vocabulary, core
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, most: int) -> str:
     try:
-        text = read_file(path).decode("utf-8")
+        text = read_file(path, most).decode("utf-8")
     except UnicodeDecodeError:
         raise TokenizerError(f"{path}: expected JSON in UTF-8, found other bytes; download it again") from None
     refuse_pointer(path, text[:POINTER_BYTES].encode(), f"a {path.name}")
     return text
 
 
-def _kind(core: tokenizers.Tokenizer, where: str) -> Kind:
-    parts = list(steps_of(core.decoder))
-    if any(part["type"] == "ByteLevel" for part in parts):
-        return "byte-level BPE"
-    for part in parts:
-        replaces_mark = part["type"] == "Replace" and part["pattern"].get("String") == SPACE_MARK
-        if replaces_mark or part["type"] == "Metaspace":
-            return "SPM"
-    found = ", ".join(part["type"] for part in parts) or "none"
-    raise TokenizerError(
-        f"{where}: expected a ByteLevel decoder, or one that replaces {SPACE_MARK!r} or is a Metaspace, found {found}; "
-        "tokenizers of this kind are not implemented here"
-    )
+class FileTokenizer:
+    """The tokenizers library with a `tokenizer.json`, in a sandbox process. Safe for use from several threads.
+
+    Attributes:
+        loaded: what is in the file.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        """Load the file.
+
+        Raises:
+            TokenizerError: it is not a tokenizer, or loading it exceeds the limits.
+        """
+        self._where, self._load = where, Request("load", {}, LOAD_LIMITS, text.encode())
+        self._process = SandboxProcess()
+        refused = "expected a tokenizer.json that the tokenizers library can load"
+        self.loaded = Loaded(**self._ask(self._load, refused, "download the file again"))
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token; None if there is no such token."""
+        return self.loaded.ids.get(token)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a text; with `special`, of special tokens that it spells, too.
+
+        Raises:
+            TokenizerError: the library refuses the text, or encoding it exceeds the limits.
+        """
+        refused = f"a text of {len(text):,} characters cannot be encoded; expected its ids from the tokenizers library"
+        request = Request("encode", {"special": special}, ENCODE_LIMITS, text.encode())
+        ids: list[int] = self._ask(request, refused, "the file is damaged, or made for other texts")["ids"]
+        return ids
+
+    def to_str(self) -> str:
+        """Return the file as the library writes it."""
+        request = Request("written", {}, LOAD_LIMITS)
+        written: str = self._ask(request, "expected a tokenizer.json that can be written", "download it again")["text"]
+        return written
+
+    def _ask(self, request: Request, refused: str, hint: str) -> dict[str, Any]:
+        """Return the answer to a request; `refused` says what failed if it has none."""
+        try:
+            answer = self._process.exchange(request, first=None if request is self._load else self._load)
+        except SandboxError as problem:
+            answer = {"refused": problem.found}
+        if "refused" in answer:
+            raise TokenizerError(f"{self._where}: {refused}, found {printable(answer['refused']):.300}; {hint}")
+        return answer
 
 
-def _space_prefix(core: tokenizers.Tokenizer) -> SpacePrefix:
-    decoder = list(steps_of(core.decoder))
-    strips = any(part["type"] == "Strip" and part["start"] > 0 for part in decoder)
-    if not strips and not any(part.get("prepend_scheme", "never") != "never" for part in decoder):
-        return SpacePrefix.NEVER
-    prepends = any(part["type"] == "Prepend" for part in steps_of(core.normalizer))
-    if prepends or any(part.get("prepend_scheme") == "always" for part in steps_of(core.pre_tokenizer)):
-        return SpacePrefix.SECTION
-    return SpacePrefix.START
+@dataclass(frozen=True)
+class Loaded:
+    """What a `tokenizer.json` has, as `sandbox.load` returns it.
 
+    Attributes:
+        tokens: the tokens.
+        numbers: their ids.
+        special: for each added token, by its id in decimal, whether it is special.
+        parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
+        unknown: the token for unknown characters.
+        first: the first id that the post-processor adds, if any.
+        trims: whether an added token takes the white space beside it along.
+        byte_fallback: whether unknown characters are written as tokens of their bytes.
+    """
 
-def _types(core: tokenizers.Tokenizer, kind: Kind, tokens: list[str]) -> np.ndarray[Any, np.dtype[np.int8]]:
-    types = np.array([TokenType.NORMAL if token else TokenType.UNUSED for token in tokens], np.int8)
-    for token_id, added in core.get_added_tokens_decoder().items():
-        types[token_id] = TokenType.CONTROL if added.special else TokenType.USER_DEFINED
-    if kind == "SPM":
-        types[[i for i, token in enumerate(tokens) if BYTE_TOKEN.fullmatch(token)]] = TokenType.BYTE
-    unknown = getattr(core.model, "unk_token", None)
-    if unknown is not None and unknown in tokens:
-        types[tokens.index(unknown)] = TokenType.UNKNOWN
-    return types
+    tokens: list[str]
+    numbers: list[int]
+    special: Mapping[str, bool]
+    parts: Sequence[Any]
+    unknown: str | None
+    first: list[int]
+    trims: bool
+    byte_fallback: bool
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of each token."""
+        return dict(zip(self.tokens, self.numbers, strict=True))
+
+    def steps(self, index: int) -> list[dict[str, Any]]:
+        """Return the steps of a part; a sequence has several."""
+        part = self.parts[index]
+        if part is None:
+            return []
+        lists = [value for value in part.values() if isinstance(value, list)]
+        steps: list[dict[str, Any]] = lists[0] if part["type"] == "Sequence" else [part]
+        return steps
+
+    def kind(self, where: str) -> Kind:
+        """Return the algorithm; raise TokenizerError if it is another one."""
+        steps = self.steps(2)
+        if any(step["type"] == "ByteLevel" for step in steps):
+            return "byte-level BPE"
+        for step in steps:
+            replaces_mark = step["type"] == "Replace" and step["pattern"].get("String") == SPACE_MARK
+            if replaces_mark or step["type"] == "Metaspace":
+                return "SPM"
+        found = ", ".join(step["type"] for step in steps) or "none"
+        raise TokenizerError(
+            f"{where}: expected a ByteLevel decoder, or one that replaces {SPACE_MARK!r} or is a Metaspace, found "
+            f"{found:.200}; tokenizers of this kind are not implemented here"
+        )
+
+    @property
+    def space_prefix(self) -> SpacePrefix:
+        """Where a space is added to the text."""
+        normalizer, pre_tokenizer, decoder = (self.steps(i) for i in range(3))
+        strips = any(step["type"] == "Strip" and step["start"] > 0 for step in decoder)
+        if not strips and not any(step.get("prepend_scheme", "never") != "never" for step in decoder):
+            return SpacePrefix.NEVER
+        prepends = any(step["type"] == "Prepend" for step in normalizer)
+        if prepends or any(step.get("prepend_scheme") == "always" for step in pre_tokenizer):
+            return SpacePrefix.SECTION
+        return SpacePrefix.START
+
+    def types(self, kind: Kind, tokens: list[str]) -> NDArray[np.int8]:
+        """Return the type of each token."""
+        types = np.full(len(tokens), TokenType.UNUSED, np.int8)
+        types[[token_id for token, token_id in self.ids.items() if token]] = TokenType.NORMAL
+        for token_id, is_special in self.special.items():
+            types[int(token_id)] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
+        if kind == "SPM":
+            types[[i for i, token in enumerate(tokens) if BYTE_TOKEN.fullmatch(token)]] = TokenType.BYTE
+        if self.unknown is not None and self.unknown in self.ids:
+            types[self.ids[self.unknown]] = TokenType.UNKNOWN
+        return types
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,17 +263,7 @@ class _Beside:
 
     def _load(self, name: str) -> dict[str, Any]:
         path = self.folder / name
-        if not path.exists():
-            return {}
-        try:
-            value = json.loads(_read(path))
-        except (json.JSONDecodeError, RecursionError) as problem:
-            raise TokenizerError(
-                f"{path}: expected JSON, found something else ({problem}); download it again"
-            ) from None
-        if not isinstance(value, dict):
-            raise TokenizerError(f"{path}: expected a JSON object, found {type(value).__name__}; download it again")
-        return value
+        return read_json(path) if path.exists() else {}
 
     @property
     def vocab_size(self) -> int:
@@ -188,7 +289,7 @@ class _Beside:
         if isinstance(named, str):
             if named in ids:
                 return ids[named]
-            raise self._error(f"{role}_token in tokenizer_config.json", repr(named))
+            raise self._error(f"{role}_token in tokenizer_config.json", shown(named))
         token_id = next(iter(self.listed(role)), None)
         if token_id is not None and token_id >= vocab_size:
             raise self._error(f"{role}_token_id", f"{token_id:,} of {vocab_size:,}")
@@ -200,19 +301,17 @@ class _Beside:
             "the files beside it belong to another model"
         )
 
-    def add_bos(self, core: tokenizers.Tokenizer, bos_id: int) -> bool:
-        """Return whether a BOS is added: from the configuration, else from the post-processor of tokenizer.json."""
+    def add_bos(self, is_first: bool) -> bool:
+        """Return whether a BOS is added: from the configuration, else whether the post-processor of the file does."""
         asked = self._tokenizer_config.get("add_bos_token")
-        if isinstance(asked, bool):
-            return asked
-        return bool(core.encode("").ids[:1] == [bos_id])
+        return asked if isinstance(asked, bool) else is_first
 
     @property
     def chat_template(self) -> str | None:
         """Return the chat template from its own file or the configuration (of several, the one named `default`)."""
         path = self.folder / "chat_template.jinja"
         if path.exists():
-            return _read(path).replace("\r\n", "\n")
+            return _read(path, MAX_TEMPLATE_BYTES).replace("\r\n", "\n")
         template = self._tokenizer_config.get("chat_template")
         if isinstance(template, list):
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

@@ -46,13 +46,14 @@ def for_template(messages: Sequence[Message], template: str, where: str) -> list
     sound = sound and all(isinstance(message, Mapping) for message in messages)
     require(sound, option="messages", expected='a list of {"role": ..., "content": ...}', found=messages)
     prepared = []
+    has_developer, reads_parts = "developer" in template, READS_PARTS.search(template) is not None
     for i, message in enumerate(messages):
         present = {key: value for key, value in message.items() if value not in (None, [])}
         _check(present, f"messages[{i}]")
         content = present.get("content")
-        if isinstance(content, list | tuple) and not READS_PARTS.search(template):
+        if isinstance(content, list | tuple) and not reads_parts:
             present["content"] = " ".join(part["text"] for part in content)
-        if present["role"] == "developer" and "developer" not in template:
+        if present["role"] == "developer" and not has_developer:
             present["role"] = "system"
         if "reasoning_content" in present:
             present["thinking"] = present["reasoning_content"]  # gpt-oss's name of it, which transformers adds too

@@ -1,18 +1,21 @@
-"""Run untrusted chat templates, in a process of their own. `sandbox_process.py` starts this file as a program.
+"""Run untrusted chat templates and tokenizer.json files, in a process of their own.
 
-Jinja's sandbox denies a template access to Python; the process limits its CPU time and memory, which no sandbox inside
-an interpreter can do. The program imports no other module of this package. It reads requests from stdin, one line of
-JSON each, and answers each with a line of JSON on stdout.
+`sandbox_process.py` starts this file as a program. Jinja's sandbox denies a template access to Python, and the
+tokenizers library executes no code of a file; the process limits CPU time and memory, which nothing inside an
+interpreter can do. The program imports no other module of this package. It reads requests from stdin, and answers each
+with a line of JSON on stdout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
+import importlib
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,35 +123,138 @@ def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[st
     return texts
 
 
+def load(text: str) -> dict[str, object]:
+    """Load a tokenizer.json for the requests that follow.
+
+    Return what the engine must know of it, or why the library refuses it.
+
+    Raises:
+        BaseException: a Rust panic.
+    """
+    import tokenizers
+
+    try:
+        core = tokenizers.Tokenizer.from_str(text)
+    except Exception as problem:
+        return {"refused": f"{problem}"}
+    core.no_truncation()
+    core.no_padding()
+    _loaded[:] = [core]
+    ids = core.get_vocab(with_added_tokens=True)
+    parts = (core.normalizer, core.pre_tokenizer, core.decoder)
+    added = core.get_added_tokens_decoder()
+    return {
+        "tokens": [*ids],
+        "numbers": [*ids.values()],
+        "special": {token_id: token.special for token_id, token in added.items()},
+        "parts": [None if part is None else json.loads(part.__getstate__()) for part in parts],
+        "unknown": getattr(core.model, "unk_token", None),
+        "first": core.encode("").ids[:1],
+        "trims": any(token.lstrip or token.rstrip for token in added.values()),
+        "byte_fallback": bool(getattr(core.model, "byte_fallback", False)),
+    }
+
+
+def encode(text: str = "", special: bool = False) -> dict[str, object]:
+    """Return the ids of a text by the loaded tokenizer.json, or why the library refuses the text.
+
+    Raises:
+        OverflowError: there are more ids than any sound tokenizer gives.
+        BaseException: a Rust panic.
+    """
+    core = _loaded[0]
+    core.encode_special_tokens = not special
+    try:
+        ids = core.encode(text, add_special_tokens=False).ids
+    except Exception as problem:
+        return {"refused": f"{problem}"}
+    # Unicode's own normal forms make at most 33 bytes of a character (U+FDFA).
+    if len(ids) > MOST_IDS * (len(text) + 1):
+        raise OverflowError(f"{len(text):,} characters become {len(ids):,} ids")
+    return {"ids": ids}
+
+
+def written() -> dict[str, object]:
+    """Return the loaded tokenizer.json as the library writes it."""
+    return {"text": _loaded[0].to_str()}
+
+
+MOST_IDS = 64
+_loaded: list[Any] = []
+
+
+def render_all(inputs: str, **request: Any) -> dict[str, object]:
+    """Return the texts of `render` for inputs in JSON, or why the template refuses them or cannot be read."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        return {"texts": render(inputs=json.loads(inputs), **request)}
+    except TemplateError as error:
+        # Others, such as an attempt to leave the sandbox, end this process.
+        if type(error) is TemplateError or isinstance(error, TemplateSyntaxError):
+            return {"refused": f"{type(error).__name__}: {error}"[:500]}
+        raise
+
+
+TASKS: dict[str, Callable[..., dict[str, object]]] = {
+    "render": render_all, "load": load, "encode": encode, "written": written,
+}  # fmt: skip
+LIBRARIES = {"render": "jinja2.sandbox"}
+
+
+def confine() -> None:
+    """Let this process start no other, write no file, and open few, where the system can limit it.
+
+    The limits hold for templates that get out of Jinja's sandbox. Root is exempt from RLIMIT_NPROC.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    for name, value in (("NPROC", 0), ("NOFILE", MOST_FILES), ("FSIZE", 0), ("CORE", 0)):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no such limit, or a lower one
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+
+
+# Imports open files, a few at a time.
+MOST_FILES = 16
+
+
 def limit(seconds: float, nbytes: int) -> None:
-    """Limit this process to `seconds` of CPU time from now, and to `nbytes` of address space, where the system can."""
+    """Limit this process to `seconds` of CPU time and `nbytes` of address space from now on, where the system can.
+
+    What earlier requests have left does not count: after a long text the allocator keeps hundreds of megabytes.
+    """
     try:
         import resource
     except ImportError:  # Windows; the parent process still enforces a time limit
         return
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which no template can catch, ends the process
-    for which, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_CORE, 0)):
-        try:
-            resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
-        except (OSError, ValueError):  # macOS has no limit on address space, and a lower limit may be set already
-            continue
+    with contextlib.suppress(OSError, ValueError):  # macOS has no limit on address space; a lower one may be set
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes time to import
+            nbytes += int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (nbytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, object]:
-    """Return `{"texts": [...]}` or `{"error": "..."}`."""
+def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
+    """Return what the request's task returns, or `{"error": "..."}`; `text` is the first argument, if not empty."""
     sys.path[:] = request["path"]
+    importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # its time is not the file's
     limit(request["seconds"], request["bytes"])
     try:
-        return {"texts": render(*(request[name] for name in ("template", "inputs", "names", "characters")))}
-    except Exception as error:  # a template may raise anything
+        first = [text.decode(ENCODING, HALVES)] if text else []
+        return TASKS[request["task"]](*first, **request["arguments"])
+    except BaseException as error:  # a template may raise anything, and a Rust panic is no Exception
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def main() -> None:
-    """Answer requests until stdin ends. Each is a line of JSON, and so is its answer."""
+    """Answer requests until stdin ends: a line of JSON and a text in UTF-8 each. An answer is a line of JSON."""
+    confine()
     for line in sys.stdin.buffer:
-        text = json.dumps(answer(json.loads(line.decode(ENCODING, HALVES))), ensure_ascii=False)
-        sys.stdout.buffer.write(text.encode(ENCODING, HALVES) + b"\n")
+        request = json.loads(line.decode(ENCODING, HALVES))
+        found = answer(request, sys.stdin.buffer.read(request["n_bytes"]))
+        sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode(ENCODING, HALVES) + b"\n")
         sys.stdout.buffer.flush()
 
 

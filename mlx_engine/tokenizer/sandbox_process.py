@@ -1,4 +1,4 @@
-"""The sandbox process of a tokenizer's chat template: started on first use, and kept for the next conversations."""
+"""Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests."""
 
 from __future__ import annotations
 
@@ -21,23 +21,29 @@ from mlx_engine.tokenizer import sandbox
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a template.
+    """Resource limits of a request, which grow with the length of its text.
 
     Attributes:
-        seconds: CPU time of one request; the limit on wall time is three times this, plus time to start the process.
-        nbytes: address space, on systems that can limit it (Linux).
-        characters: length of the rendered text of one conversation.
+        seconds: CPU time; the limit on wall time is three times this, plus time to start the process.
+        nbytes: address space beyond what the process has, on systems that can limit it (Linux).
+        characters: length of the text that a template renders for one conversation; None for other tasks.
+        seconds_per_byte: more CPU time for each byte of the text.
+        nbytes_per_byte: more address space for each byte of the text.
+        characters_per_byte: more characters for each byte of the text.
     """
 
-    seconds: float = 5
-    nbytes: int = 1 << 30
-    characters: int = 1 << 24
+    seconds: float = 1.5
+    nbytes: int = 300 << 20
+    characters: int | None = 1 << 18
+    seconds_per_byte: float = 2e-5
+    nbytes_per_byte: int = 100
+    characters_per_byte: int = 16
 
 
 DEFAULT_LIMITS = Limits()
 
 # Seconds for a process to start on a busy machine.
-START_SECONDS = 10
+START_SECONDS = 30
 
 # A process is replaced after so many requests, so that its memory cannot grow without end.
 MAX_USES = 1000
@@ -47,12 +53,39 @@ AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
 HINT = "the template is damaged, or not made for these messages"
 
+# Variables that a process may need: the time zone of `strftime_now`, where some installations have Python's libraries,
+# and Windows. All others, API keys among them, are kept from templates.
+KEPT = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+# Python without the user's environment, site-packages (a request has the path) and files of byte code.
+OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A task of `sandbox.py`, its arguments, and its limits.
+
+    `text` is the first argument: what the user gives, which may be long. Limits grow with it, and not with a template.
+    """
+
+    task: str
+    arguments: Mapping[str, object]
+    limits: Limits
+    text: bytes = b""
+
+
+class SandboxError(Exception):
+    """A task failed or exceeded its limits; `found` says what was found in place of a sound file."""
+
+    def __init__(self, found: str) -> None:
+        self.found = found
+        super().__init__(found)
+
 
 class SandboxProcess:
     """A process that runs `sandbox.py` and answers one request at a time. Safe for use from several threads.
 
-    The process is ended after a failure, after MAX_USES requests, when this object is dropped, and at exit; the next
-    request starts another. A forked process starts its own.
+    The process is ended after a failure (not if a template refuses its messages), after MAX_USES templates, when this
+    object is dropped, and at exit; the next request starts another. A forked process starts its own.
     """
 
     def __init__(self) -> None:
@@ -68,37 +101,58 @@ class SandboxProcess:
         Raises:
             ChatTemplateError: the template fails or exceeds its limits, or the process cannot be started.
         """
-        asked = {
-            **request, "seconds": limits.seconds, "bytes": limits.nbytes, "characters": limits.characters,
-        }  # fmt: skip
-        data = json.dumps(asked, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES) + b"\n"
+        arguments = {name: request[name] for name in ("template", "names")}
+        render = Request("render", arguments, limits, _encoded(request["inputs"]))
+        try:
+            answer = self.exchange(render, max_uses=MAX_USES)
+            if "refused" in answer:
+                raise SandboxError(f"a failure: {printable(answer['refused'])}")
+        except SandboxError as problem:
+            hint = HINT if problem.__cause__ is None else "give the prompt as text instead"
+            raise ChatTemplateError(where=where, found=problem.found, hint=hint) from problem.__cause__
+        texts: list[str] = answer["texts"]
+        return texts
+
+    def exchange(
+        self, request: Request, *, first: Request | None = None, max_uses: int | None = None
+    ) -> dict[str, Any]:
+        """Return the answer to a request; a process that is started for it gets `first` before.
+
+        Raises:
+            SandboxError: the task fails or exceeds its limits, or the process cannot be started.
+        """
         with self._lock:
-            process = self._running(where)
+            process, is_new = self._running()
             self._uses += 1
             try:
-                texts = _exchange(process, data, limits, where)
+                for each in (first, request) if first is not None and is_new else (request,):
+                    answer = _exchange(process, each)
             except BaseException:  # also when interrupted: the answer to this request must not be read for the next
                 self._stop()
                 raise
-            if self._uses >= MAX_USES:
+            if max_uses is not None and self._uses >= max_uses:
                 self._stop()
-            return texts
+            return answer
 
-    def _running(self, where: str) -> subprocess.Popen[bytes]:
-        """Return the process; start one if there is none, or if something has ended it."""
+    def _running(self) -> tuple[subprocess.Popen[bytes], bool]:
+        """Return the process, and whether it is new: there was none, or something has ended it."""
         if self._process is not None and self._process.poll() is None:
-            return self._process
+            return self._process, False
         self._stop()
-        command, pipe = [sys.executable, "-I", str(Path(sandbox.__file__))], subprocess.PIPE
+        command, pipe = [sys.executable, *OPTIONS, str(Path(sandbox.__file__))], subprocess.PIPE
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
             # A session of its own: Ctrl-C in the terminal ends an answer, and must not end this process.
-            started = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+            started = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=kept
+            )
         except OSError as error:
-            found = f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}"
-            raise ChatTemplateError(where=where, found=found, hint="give the prompt as text instead") from error
+            raise SandboxError(
+                f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}"
+            ) from error
         self._process, self._uses = started, 0
         self._end = weakref.finalize(self, _kill, started)
-        return started
+        return started, True
 
     def _stop(self) -> None:
         if self._end is not None:
@@ -127,36 +181,52 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_forget_all)
 
 
-def _exchange(process: subprocess.Popen[bytes], data: bytes, limits: Limits, where: str) -> list[str]:
-    """Send a request and return the texts of the answer."""
+def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, Any]:
+    """Send a request and return the answer."""
+    limits, n_bytes = request.limits, len(request.text)
+    seconds = limits.seconds + limits.seconds_per_byte * n_bytes
+    arguments = dict(request.arguments)
+    if limits.characters is not None:
+        arguments["characters"] = limits.characters + limits.characters_per_byte * n_bytes
+    asked = {
+        "path": [str(path) for path in sys.path], "task": request.task, "arguments": arguments, "seconds": seconds,
+        "bytes": limits.nbytes + limits.nbytes_per_byte * n_bytes, "n_bytes": n_bytes,
+    }  # fmt: skip
+    data = b"\n".join([_encoded(asked), request.text])
     is_late = threading.Event()
 
     def expire() -> None:
         is_late.set()
         process.kill()
 
-    timer = threading.Timer(START_SECONDS + 3 * limits.seconds, expire)
+    timer = threading.Timer(START_SECONDS + 3 * seconds, expire)
     timer.start()
     try:
         line = _send_and_read(process, data)
+        if not line.endswith(b"\n"):
+            process.wait()
     finally:
         timer.cancel()
         timer.join()  # afterwards `is_late` is final
-    if not line.endswith(b"\n") and not is_late.is_set():
-        process.wait()
     if is_late.is_set() or (AT_THE_LIMIT and process.returncode == -AT_THE_LIMIT):
-        raise ChatTemplateError(where=where, found=f"one that takes over {limits.seconds:g} seconds", hint=HINT)
+        raise SandboxError(f"one that takes over {seconds:.1f} seconds")
     answer: dict[str, Any]
     if line.endswith(b"\n"):
         answer = json.loads(line.decode(sandbox.ENCODING, sandbox.HALVES))
     else:
         answer = {"error": _last_words(process)}
     if "error" in answer:
-        # The message comes from the template and may contain control characters.
-        words = "".join(c if c.isprintable() else " " for c in answer["error"])
-        raise ChatTemplateError(where=where, found=f"a failure: {words}", hint=HINT)
-    texts: list[str] = answer["texts"]
-    return texts
+        raise SandboxError(f"a failure: {printable(answer['error'])}")
+    return answer
+
+
+def printable(message: str) -> str:
+    """Return a message of a file's author, or of a library about the file, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in message)
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES)
 
 
 def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
@@ -180,7 +250,8 @@ def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
 def _last_words(process: subprocess.Popen[bytes]) -> str:
     """Return the last line that a process which has ended wrote to stderr, or its exit status."""
     text = cast("FileIO", process.stderr).read().decode(errors="replace")
-    return [f"exit status {process.returncode}", *(line for line in text.split("\n") if line.strip())][-1]
+    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("note: ")]  # Rust's advice
+    return [f"exit status {process.returncode}", *lines][-1]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

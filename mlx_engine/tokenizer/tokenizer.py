@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken
@@ -17,6 +17,7 @@ from mlx_engine.tokenizer.stream import StreamDecoder
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, Vocabulary
 
 if TYPE_CHECKING:
+    from mlx_engine.tokenizer.hf import FileTokenizer
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 # Longer texts are encoded without Python's global lock, so that other threads run meanwhile. Shorter ones take less
@@ -34,7 +35,7 @@ class Tokenizer:
     space; and a `tokenizer.json` may normalise text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer) -> None:
+    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | FileTokenizer) -> None:
         self._vocabulary = vocabulary
         self._core = core
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
@@ -119,7 +120,6 @@ class Tokenizer:
             TokenizerError: the text is not valid Unicode (a lone surrogate), or the vocabulary cannot encode it.
         """
         where = self._vocabulary.where
-        core = self._core if special else self._plain_core
         try:
             data = text.encode()
         except UnicodeEncodeError as problem:
@@ -128,7 +128,7 @@ class Tokenizer:
                 f"{problem.start:,}, half of a surrogate pair; replace it before encoding"
             ) from None
         with refusals(where, f"a text of {len(text):,} characters cannot be encoded"):
-            ids = self._encode(core, text)
+            ids = self._encode(text, special)
         found = None if special else self._first_control(ids)
         if found is not None:
             raise TokenizerError(
@@ -143,8 +143,11 @@ class Tokenizer:
             )
         return ids
 
-    def _encode(self, core: tokenizers.Tokenizer, text: str) -> list[int]:
+    def _encode(self, text: str, special: bool) -> list[int]:
         """Return what the library encodes a text to: the only call."""
+        if not isinstance(self._core, tokenizers.Tokenizer):  # a third party's tokenizer.json, in a sandbox process
+            return self._core.encode(text, special=special)
+        core = self._core if special else self._plain_core
         if len(text) <= SHORT:
             ids: list[int] = core.encode(text, add_special_tokens=False).ids
         else:
@@ -158,11 +161,13 @@ class Tokenizer:
         Recognising them is a setting, which threads would have to take turns to change. Both tokenizers share the
         vocabulary and the merges; only the added tokens are there twice.
         """
-        core = tokenizers.Tokenizer(self._core.model)
+        whole = self._core
+        assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `FileTokenizer` takes the setting per text
+        core = tokenizers.Tokenizer(whole.model)
         for step in ("normalizer", "pre_tokenizer", "post_processor"):
-            if (value := getattr(self._core, step)) is not None:
+            if (value := getattr(whole, step)) is not None:
                 setattr(core, step, value)
-        core.add_tokens([token for _, token in sorted(self._core.get_added_tokens_decoder().items())])
+        core.add_tokens([token for _, token in sorted(whole.get_added_tokens_decoder().items())])
         core.encode_special_tokens = True
         return core
 
@@ -181,22 +186,30 @@ class Tokenizer:
         There is none if a step of the tokenizer may remove text, or writes any number of unknown characters as one
         token.
         """
-        if not (_keeps_text(self._core) and self._knows_all_bytes):
+        if isinstance(self._core, tokenizers.Tokenizer):
+            normalizer, pre_tokenizer = (
+                list(steps_of(part)) for part in (self._core.normalizer, self._core.pre_tokenizer)
+            )
+            trims = any(token.lstrip or token.rstrip for token in self._core.get_added_tokens_decoder().values())
+            byte_fallback = bool(getattr(self._core.model, "byte_fallback", False))
+        else:
+            loaded = self._core.loaded
+            normalizer, pre_tokenizer = loaded.steps(0), loaded.steps(1)
+            trims, byte_fallback = loaded.trims, loaded.byte_fallback
+        if trims or not (_keeps_text(normalizer, pre_tokenizer) and self._knows_all_bytes(byte_fallback)):
             return None
         longest, tokens = 0, self._vocabulary.tokens
         for i in sorted(range(len(tokens)), key=lambda i: -len(tokens[i])):
             if 4 * len(tokens[i]) <= longest:  # a character has at most 4 bytes
                 break
             longest = max(longest, len(self._vocabulary.piece(i)))
-        shrinks = any(step["type"] in NORMAL_FORMS for step in steps_of(self._core.normalizer))
+        shrinks = any(step["type"] in NORMAL_FORMS for step in normalizer)
         return longest * SHRINKING if shrinks else longest
 
-    @property
-    def _knows_all_bytes(self) -> bool:
+    def _knows_all_bytes(self, byte_fallback: bool) -> bool:
         if self.kind == "byte-level BPE":
             return True  # `encode` refuses a text with another byte
-        known = all(self._core.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
-        return known and bool(getattr(self._core.model, "byte_fallback", False))
+        return byte_fallback and all(self._core.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, at_start: bool = True) -> str:
         """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
@@ -236,22 +249,20 @@ class Tokenizer:
         return f"<Tokenizer {self.kind}, {self.vocab_size:,} tokens, from {self._vocabulary.where}>"
 
 
-def _keeps_text(core: tokenizers.Tokenizer) -> bool:
+def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[dict[str, Any]]) -> bool:
     """Return whether every character of a text, or another in its place, reaches the tokens."""
-    if any(token.lstrip or token.rstrip for token in core.get_added_tokens_decoder().values()):
-        return False  # such a token takes the white space beside it along
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (
             step["type"] == "Replace"
             and len(step["content"]) >= len(step["pattern"].get("String", step["content"] * 2))
         )
-        for step in steps_of(core.normalizer)
+        for step in normalizer
     )
     return normal and all(
         step["type"] in ("ByteLevel", "Metaspace", "Digits")
         or (step["type"] == "Split" and step["behavior"] != "Removed")
-        for step in steps_of(core.pre_tokenizer)
+        for step in pre_tokenizer
     )
 
 

@@ -12,13 +12,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.errors import TokenizerError
+from mlx_engine.errors import ChatTemplateError, TokenizerError
 from mlx_engine.tokenizer.special import TokenType
 
 Kind = Literal["byte-level BPE", "SPM"]
 
 SPACE_MARK = "\u2581"
 """The character that represents a space in SPM tokens."""
+
+MAX_TEMPLATE_BYTES = 1_000_000
+"""The largest chat template, in UTF-8. Published templates have up to 30 kB."""
+
+MAX_TOKEN = 1024
+"""The largest number of characters of a token: trying all its splits takes quadratic time. Qwen 2's have up to 128."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -63,6 +69,24 @@ class Vocabulary:
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
     pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the sizes of what is searched in this process, outside of the sandbox.
+
+        Raises:
+            TokenizerError: a token is too long.
+            ChatTemplateError: the chat template is too large.
+        """
+        longest = max(self.tokens, key=len, default="")
+        if len(longest) > MAX_TOKEN:
+            raise TokenizerError(
+                f"{self.where}: expected tokens of at most {MAX_TOKEN:,} characters, found {longest[:40]!r}... of "
+                f"{len(longest):,}; convert or download the file again"
+            )
+        n_bytes = len((self.chat_template or "").encode("utf-8", "surrogatepass"))
+        if n_bytes > MAX_TEMPLATE_BYTES:
+            found = f"one of {n_bytes:,} bytes, where at most {MAX_TEMPLATE_BYTES:,} are read"
+            raise ChatTemplateError(where=self.where, found=found, hint="convert or download the file again")
 
     def padded(self, size: int) -> Vocabulary:
         """Return the vocabulary with at least `size` ids; those that are added have no text."""

@@ -282,6 +282,22 @@ PATTERNS = [
         says="wrote to output 'y'",
     ),
     Pattern(
+        "a row beyond the last one",
+        """
+        const int first = 2 * thread_position_in_grid.x;
+        float sums[2] = {0.0f, 0.0f};
+        for (int k = 0; k < 3; k++) {
+          for (int r = 0; r < 2; r++) { const int row = first + r; sums[r] += x[row * 3 + k]; }
+        }
+        for (int r = 0; r < 2 && first + r < 5; r++) y[first + r] = sums[r];
+        """,
+        (5, 3), (5,), lambda x: x.sum(1), (3, 1, 1),
+        wrong="const int row = first + r;",
+        right="const int row = min(first + r, 4);",
+        caught=MemoryFaultError,
+        says="read input 'x' .60 bytes., at byte 60: just past its end",
+    ),
+    Pattern(
         "a pointer to device memory, for less than eight numbers",
         "const device float* values = x; y[thread_position_in_grid.x] = 2 * values[thread_position_in_grid.x];",
         (6,), (6,), lambda x: 2 * x, (6, 1, 1),

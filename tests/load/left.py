@@ -202,10 +202,8 @@ def left(n_clients: int, seconds: float, arguments: list[str], *, checks_length:
     before, most, after = (n / 2**20 for n in seen.memory)
     p50, p99, slowest = (seen.health.at(share) for share in (0.5, 0.99, 1.0))
     print(f"/health: p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms, max {1e3 * slowest:.1f} ms")
-    print(
-        f"honest clients: {n_answers} answers, {n_wrong} differ; "
-        f"refused {sum(one.refused for one in seen.honest)} times"
-    )
+    n_refused = sum(one.refused for one in seen.honest)
+    print(f"honest clients: {n_answers} answers, {n_wrong} differ; refused {n_refused} times")
     print(f"resident: before {before:.0f} MiB, most {most:.0f} MiB, after {after:.0f} MiB")
     checks = {
         f"{n_wrong} answers differ from those alone": n_wrong == 0,

@@ -79,7 +79,7 @@ MUTANTS = [
         "what a message hid stays hidden",
         CHAT,
         "_rendered",
-        "markers.mark(guarded).translate(show)",
+        "_replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])",
         "markers.mark(guarded)",
     ),
     Mutant(
@@ -142,9 +142,9 @@ MUTANTS = [
         "self._process is not None and self._process.poll() is None",
         "self._process is not None",
     ),
-    Mutant("a process lives for ever", PROCESS, "SandboxProcess.ask", "self._uses >= MAX_USES", "False"),
+    Mutant("a process lives for ever", PROCESS, "SandboxProcess.exchange", "self._uses >= max_uses", "False"),
     Mutant("a fork shares the process", PROCESS, "_forget_all", "process._forget()", "pass"),
-    Mutant("threads share an answer", PROCESS, "SandboxProcess.ask", "with self._lock: ...", "if True:\n    ..."),
+    Mutant("threads share an answer", PROCESS, "SandboxProcess.exchange", "with self._lock: ...", "if True:\n    ..."),
     Mutant(
         "a failed question stays",
         CONVERSATION,

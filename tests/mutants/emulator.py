@@ -97,7 +97,7 @@ MUTANTS = [
     Mutant(
         "what a shuffle read is not told",
         "kernels/lab/check.py",
-        "_examine",
+        "_wrong",
         "wrong.text + undefined",
         "wrong.text",
     ),
@@ -174,9 +174,9 @@ MUTANTS = [
     Mutant(
         "a wrong number is not traced",
         "kernels/lab/check.py",
-        "_examine",
-        "causes = _causes(case.launch, orders, wrong) if executor == 'emulator' else ()",
-        "causes = ()",
+        "_wrong",
+        "(error, causes) = _causes(case.launch, orders, wrong)",
+        "(error, causes) = (None, ())",
     ),
     Mutant(
         "a reference may name a buffer that the kernel does not write",

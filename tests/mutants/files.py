@@ -68,7 +68,7 @@ MUTANTS = [
     ),
     Mutant(
         "positions are quantised too",
-        "mlx_engine/convert/requantize.py",
+        "mlx_engine/convert/file_types.py",
         "kind_of",
         "return kind if kind in LAYER_TYPES else None",
         "return kind",

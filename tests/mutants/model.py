@@ -77,7 +77,7 @@ MUTANTS = [
     Mutant(
         "a group goes before its layer",
         "mlx_engine/models/conversion.py",
-        "Conversion._given",
+        "Conversion.given",
         "self.layers.get(kind, groups[0] if groups else None)",
         "groups[0] if groups else self.layers.get(kind)",
     ),

@@ -8,10 +8,16 @@ from hypothesis.extra import numpy as hnp
 
 from mlx_engine import quant
 from mlx_engine.quant.types import BY_NAME
-from tests.unit.test_quant import assert_same_bits, oracle_dequantize, oracle_quantize
+from tests.unit.test_quant import (
+    SEARCHED,
+    WRITABLE,
+    assert_same_bits,
+    oracle_dequantize,
+    oracle_quantize,
+    there_and_back,
+)
 
 READABLE = [type_.name for type_ in quant.readable_types()]
-WRITABLE = [type_.name for type_ in quant.writable_types()]
 FLOATS = st.floats(width=32, allow_nan=False)
 
 
@@ -53,3 +59,34 @@ def test_unpacked_weights_pack_to_weights_as_near(name, values):
         np.testing.assert_allclose(twice, once, rtol=2e-3, atol=1e-6)
     else:
         assert_same_bits(twice, once)
+
+
+@pytest.mark.parametrize("name", list(SEARCHED))
+@settings(max_examples=60)
+@given(values=hnp.arrays(np.float32, (1, 256), elements=st.floats(-1e4, 1e4, width=32)), factor=st.floats(1e-6, 1))
+def test_searched_types_are_within_steps_of_the_grid_of_their_block(name, values, factor):
+    """A step is the range of a block by the largest quant. Trial scales cut the largest weights by up to 1.6 steps."""
+    values = (values * factor).astype(np.float32)
+    error = np.abs(there_and_back(values, name) - values)
+    most = SEARCHED[name][0]
+    step = float(max(values.max(), 0) - min(values.min(), 0)) / most
+    assert error.max() <= 2.2 * step + most * 64 * 2.0**-25  # float16 loses all below its smallest subnormal
+    assert np.sqrt(np.square(error).mean()) <= 1.0 * step + most * 64 * 2.0**-25
+
+
+@pytest.mark.parametrize("name", list(SEARCHED))
+@given(value=st.floats(-1e4, 1e4, width=32))
+def test_equal_weights_stay_nearly_equal_to_what_they_were(name, value):
+    values = np.full((1, 256), value, np.float32)
+    found = there_and_back(values, name)
+    np.testing.assert_allclose(found, values, rtol=4e-3, atol=2e-5)
+    assert len(np.unique(found)) == 1
+
+
+@pytest.mark.parametrize("name", list(SEARCHED))
+@given(n=st.integers(1, 1000))
+def test_rows_that_do_not_fill_blocks_are_refused(name, n):
+    size = BY_NAME[name].block_size
+    if n % size:
+        with pytest.raises(ValueError, match=f"not a multiple of the block's {size}"):
+            quant.quantize(np.zeros(n, np.float32), BY_NAME[name])

@@ -105,9 +105,9 @@ class Served:
         clock = loop.time
         loop.time = lambda: clock() + self._ahead  # type: ignore[method-assign]
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
-        service = Service(self.worker, **{"model": "micro", **self._options})
+        self.service = Service(self.worker, **{"model": "micro", **self._options})
         self.server = QuickServer(
-            create_app(service), self.worker, grace=self.grace, patience=self._patience, limit=self._limit
+            create_app(self.service), self.worker, grace=self.grace, patience=self._patience, limit=self._limit
         )
         self.server.config.timeout_graceful_shutdown = int(SECONDS)
         await self.server.serve([listener])

@@ -16,7 +16,6 @@ import pytest
 from mlx_engine.serve import turns
 from mlx_engine.serve.errors import ApiError, ClientGoneError
 from mlx_engine.serve.parameters import Parameters
-from mlx_engine.serve.service import Service
 from mlx_engine.serve.turns import LARGE, Bodies, Turns
 from mlx_engine.tokenizer import Tokenizer
 from tests.load.left import bodies, hostile, message
@@ -105,20 +104,15 @@ def test_at_most_two_encode_at_the_same_time_and_all_are_answered(gated: Gated):
     with served() as server, ThreadPoolExecutor(8) as clients:
         jobs = [clients.submit(server.post, COMPLETIONS, prompts(SLOW + str(i))) for i in range(8)]
         wait_for(lambda: gated.n_now == 2)
-        wait_for(lambda: server_turns(server).n_waiting == 6)
+        wait_for(lambda: server.service.turns.n_waiting == 6)
         gated.opened.set()
         assert [job.result().status_code for job in jobs] == [200] * 8
     assert gated.most == 2
 
 
-def server_turns(server: Served) -> Turns:
-    found = next(one for one in gc.get_objects() if isinstance(one, Service) and one.worker is server.worker)
-    return found.turns
-
-
 def test_a_client_that_leaves_leaves_the_line_at_once_and_its_turn_ends_before_the_next_piece(gated: Gated):
     with served() as server:
-        waiting = server_turns(server)
+        waiting = server.service.turns
         running = [server.connect(COMPLETIONS, prompts(SLOW, SLOW + "never")) for _ in range(2)]
         wait_for(lambda: gated.n_now == 2)
         third = server.connect(COMPLETIONS, prompts(SLOW + "never"))
@@ -287,7 +281,7 @@ def test_the_bounds_of_tokenize_and_detokenize(server: Served):
 # ---- what is left behind ----
 
 
-def test_a_request_that_was_refused_or_left_is_freed_without_the_garbage_collector():
+def test_a_request_that_was_refused_or_left_is_freed_without_the_garbage_collector(gated: Gated):
     with served() as server:
         server.chat()
         gc.collect()
@@ -295,11 +289,12 @@ def test_a_request_that_was_refused_or_left_is_freed_without_the_garbage_collect
         try:
             for path, body in [(CHAT, chat_body(messages=[message("x")] * 5000)), (COMPLETIONS, prompts("x" * 70_000))]:
                 assert server.post(path, body).status_code == 400
-            left = server.connect(CHAT, chat_body(messages=[message("x " * 5)] * 3000))
-            wait_for(lambda: server_turns(server).n_running)
+            left = server.connect(COMPLETIONS, prompts(SLOW, "never"))
+            wait_for(lambda: gated.n_now == 1)
             left.close()
-            wait_for(lambda: not server_turns(server).n_running)
             wait_for(lambda: not server.server.server_state.connections)
+            gated.opened.set()
+            wait_for(lambda: not server.service.turns.n_running)
             wait_for(lambda: not any(isinstance(one, Parameters) for one in gc.get_objects()))
         finally:
             gc.enable()
@@ -311,7 +306,7 @@ def test_clients_that_ask_for_much_and_leave_change_nothing_for_others(monkeypat
     monkeypatch.setattr("tests.load.left.bodies", lambda: small)
     with served(slots=4, queue=12) as server:
         alone = [server.chat(f"number {i}", seed=i, temperature=1).json()["mlx_engine"]["digest"] for i in range(4)]
-        waiting = server_turns(server)
+        waiting = server.service.turns
         with ExitStack() as stack:
             clients = stack.enter_context(ThreadPoolExecutor(5))
             left = clients.submit(asyncio.run, hostile(*server.address, 12, 1.0))

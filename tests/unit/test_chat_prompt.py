@@ -1,6 +1,10 @@
 """What a chat prompt has beside its messages: tools, documents and variables, checked, and unable to forge a marker."""
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlx_engine.errors import ChatTemplateError, OptionError
 from mlx_engine.tokenizer import chat
@@ -76,6 +80,21 @@ def test_a_template_that_does_not_read_tools_or_documents_refuses_them(name):
 def test_comments_attributes_and_quoted_words_are_no_names():
     assert not any(reads("{# a #}{{ x.a }}{{ 'a' }} a {% set ab = m[\"a\"] %}", name) for name in ("a", "b"))
     assert all(reads("{%- if a -%}{{ f(b) }}", name) for name in ("a", "b", "f"))
+
+
+@pytest.mark.parametrize("part", ["{%", "{{", "{#", "{{ a }", "{# }}", "{{ '", "{%{#"])
+def test_a_template_is_searched_once_whatever_does_not_end_in_it(part):
+    """A search to the end from each beginning would take an hour."""
+    assert not reads(part * 250_000, "tools")
+    assert reads(part * 250_000 + "#}{{ tools }}", "tools")
+
+
+@given(st.text("{}%#'. ab", max_size=30))
+def test_names_are_those_of_one_regular_expression(template):
+    code = re.compile(r"\{#.*?#\}|\{[{%](.*?)[%}]\}", re.DOTALL)
+    found = " ; ".join(match[1] or "" for match in code.finditer(template))
+    for name in ("a", "b", "ab"):
+        assert reads(template, name) == bool(re.search(rf"(?<![.\w'\"]){name}(?![\w'\"])", found))
 
 
 def test_thinking_is_turned_on_and_off_by_the_name_that_the_template_has():

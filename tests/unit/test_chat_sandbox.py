@@ -1,10 +1,13 @@
 """Chat templates that are broken or mean harm: one error each, in a bounded time."""
 
+import errno
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from mlx_engine.errors import ChatTemplateError
 from mlx_engine.tokenizer import sandbox, sandbox_process
 from mlx_engine.tokenizer.chat import Limits, chat_ids
+from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, SandboxProcess
 from tests.patience import PATIENCE, wait_for
 from tests.unit.test_chat import chatml, user
 from tests.unit.test_tokenizer import build, byte_level
@@ -65,7 +69,7 @@ def test_a_template_that_fails_is_one_error(name):
     if name == "refusal":
         assert "System role not supported" in message
     if name == "much text":
-        assert "1,000,000 characters" in message
+        assert "writes more than 1,0" in message
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no bounds on processor time")
@@ -123,15 +127,22 @@ def test_conversations_share_a_process_and_nothing_else():
     assert len({number for _, number in texts}) == 1
 
 
-REFUSES = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+REFUSES = (
+    "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}"
+    "{% if messages[0].content == 'bad' %}{{ messages[0].a.b }}{% endif %}{{ messages[0].content }}"
+)
 
 
 def test_a_failure_ends_the_process_and_the_next_conversation_has_another():
     tokenizer = build(byte_level(chat_template=REFUSES))
     chat_ids(tokenizer, user("a"))
     before = pid(tokenizer)
-    with pytest.raises(ChatTemplateError, match="TemplateError: no"):
+    with pytest.raises(ChatTemplateError, match="a failure: TemplateError: no"):
         chat_ids(tokenizer, user("no"))
+    assert tokenizer.decode(chat_ids(tokenizer, user("a"))) == "a"
+    assert pid(tokenizer) == before  # messages that the template refuses are no failure of the process
+    with pytest.raises(ChatTemplateError, match="a failure: UndefinedError"):
+        chat_ids(tokenizer, user("bad"))
     assert not is_alive(before)
     assert tokenizer.decode(chat_ids(tokenizer, user("a"))) == "a"
     assert pid(tokenizer) != before
@@ -222,7 +233,7 @@ def test_the_process_ends_at_exit_and_when_its_parent_is_killed():
 import os, sys
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, SandboxProcess
 sandbox = SandboxProcess()
-request = {"path": sys.path, "template": "x", "inputs": [{}], "names": {}}
+request = {"template": "x", "inputs": [{}], "names": {}}
 assert sandbox.ask(request, DEFAULT_LIMITS, "toy") == ["x"]
 print(sandbox._process.pid, flush=True)
 if sys.argv[1] == "kill":
@@ -234,3 +245,97 @@ if sys.argv[1] == "kill":
         )
         assert run.returncode == (-9 if how == "kill" else 0), run.stderr
         wait_for(lambda number=int(run.stdout): not is_alive(number))
+
+
+# ---- what code could do that gets out of Jinja's sandbox ----
+
+
+def said_inside(tmp_path, code):
+    """Return what `code` prints in a sandbox process, which imports it as Jinja."""
+    package = tmp_path / "jinja2"
+    package.mkdir()
+    inside = f"with contextlib.redirect_stdout(said):\n{textwrap.indent(textwrap.dedent(code), '    ')}"
+    before, after = "import io, contextlib\nsaid = io.StringIO()", "raise SystemExit(' '.join(said.getvalue().split()))"
+    (package / "__init__.py").write_text("\n".join([before, inside, after]))
+    process = SandboxProcess()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        with pytest.raises(ChatTemplateError) as caught:
+            process.ask({"template": "x", "inputs": [{}], "names": {}}, DEFAULT_LIMITS, "toy")
+    return caught.value.found
+
+
+def test_the_environment_is_not_inherited(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_ENGINE_API_KEY", "secret")
+    monkeypatch.setenv("TZ", "UTC")
+    found = said_inside(tmp_path, "import os\nprint(dict(os.environ))")
+    assert "'TZ': 'UTC'" in found
+    assert "secret" not in found
+    assert "PATH'" not in found
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no limits")
+def test_no_other_process_is_started(tmp_path):
+    code = """
+    import os
+    if os.getuid() == 0:
+        os.setuid(65534)  # the limit does not hold for root
+    for start in (os.fork, lambda: os.posix_spawn("/bin/true", ["true"], {})):
+        try:
+            start()
+            print("started")
+        except OSError as error:
+            print("refused", error.errno)
+    """
+    found = said_inside(tmp_path, code)
+    assert found.count(f"refused {errno.EAGAIN}") == 2, found
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no limits")
+def test_no_file_is_written_and_few_are_open(tmp_path):
+    code = f"""
+    import os
+    try:
+        with open({str(tmp_path / "new")!r}, "w") as file:
+            file.write("x")
+    except OSError as error:
+        print("refused", error.errno)
+    import resource
+    opened = []
+    try:
+        while True:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as error:
+        print(len(opened), "opened", error.errno)
+    for name in ("NPROC", "NOFILE", "FSIZE", "CORE"):
+        print(name, resource.getrlimit(getattr(resource, "RLIMIT_" + name)))
+    """
+    found = said_inside(tmp_path, code)
+    assert f"refused {errno.EFBIG}" in found
+    assert int(re.search(r"(\d+) opened", found)[1]) < 16
+    assert f"opened {errno.EMFILE}" in found
+    assert "NPROC (0, 0) NOFILE (16, 16) FSIZE (0, 0) CORE (0, 0)" in found
+    assert (tmp_path / "new").read_text() == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="descriptors")
+def test_no_descriptor_is_inherited(tmp_path):
+    reading, writing = os.pipe()
+    try:
+        os.set_inheritable(writing, True)
+        code = """
+        import os
+        for fd in range(3, 256):
+            try:
+                os.fstat(fd)
+                print("open", fd)
+            except OSError:
+                pass
+        print("looked")
+        """
+        found = said_inside(tmp_path, code)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert "looked" in found
+    assert "open" not in found

@@ -89,7 +89,7 @@ def test_a_saved_conversation_is_loaded_again(tmp_path):
     assert result.out == messages[-1]["content"] + "\n"
     assert chat(f"/load {path}\n/retry\n").out == result.out
     (tmp_path / "other.json").write_text('{"a": 1}')
-    (tmp_path / "broken.json").write_text("[")
+    (tmp_path / "broken.json").write_text("[" + "9" * 5000 + "]")  # an integer of more digits than Python reads
     wrong = [tmp_path / "none.json", tmp_path / "other.json", tmp_path / "broken.json", ""]
     result = chat("".join(f"/load {path}\n" for path in wrong) + f"/save {tmp_path}\n/save\nHello\n")
     assert [line.startswith("error: ") for line in result.err.splitlines()[-7:]] == [True] * 6 + [False]

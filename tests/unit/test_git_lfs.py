@@ -52,7 +52,7 @@ def test_a_gguf_file_that_is_a_pointer_is_named(tmp_path, open_):
         ("model.safetensors", "a safetensors file"),
         ("config.json", "JSON"),
         ("tokenizer.json", "a tokenizer.json"),
-        ("tokenizer_config.json", "a tokenizer_config.json"),
+        ("tokenizer_config.json", "JSON"),
         ("chat_template.jinja", "a chat_template.jinja"),
     ],
 )

@@ -32,7 +32,7 @@ IDS = [1, 5, 9, 33, 44, 2, 7]
 
 
 def written(path, to="mlx-4bit", source=SOURCE, **layers):
-    to_mlx_folder(source, path / "out", to, layers)
+    to_mlx_folder(source, path / "out", to, layers, allow_mixed=True)  # many rows of the small models are too short
     return path / "out"
 
 
@@ -358,7 +358,7 @@ def test_settings_in_whose_defaults_mlx_lm_differs_are_written(tmp_path):
 def test_the_user_is_told_where_results_of_mlx_lm_differ(tmp_path, name, line):
     notes = []
     to_mlx_folder(DATA / f"{name}-micro" / "hf", tmp_path / "out", "mlx-4bit", note=notes.append)
-    assert any(line in note for note in notes) if line else notes == []
+    assert any(line in note for note in notes) if line else not any("mlx-lm" in note for note in notes)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")

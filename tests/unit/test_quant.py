@@ -13,7 +13,12 @@ from mlx_engine.quant.weight import Weight
 from tests.cells import each
 
 READABLE = [type_.name for type_ in quant.readable_types()]
-WRITABLE = [type_.name for type_ in quant.writable_types()]
+# Types whose scales are searched; the `gguf` package takes those of the largest weights, or cannot write the type. Each
+# with the largest magnitude of its quants, and llama.cpp's relative error of the weights `normal()`.
+SEARCHED = {
+    "Q4_K": (15, 0.07152), "Q5_K": (31, 0.03628), "Q6_K": (32, 0.01775), "Q5_0": (16, 0.04283), "Q5_1": (31, 0.03802),
+}  # fmt: skip
+WRITABLE = [type_.name for type_ in quant.writable_types() if type_.name not in SEARCHED]
 
 
 def oracle_dequantize(raw, name):
@@ -153,8 +158,52 @@ def test_a_type_that_cannot_be_read_is_named_with_those_that_can():
 
 
 def test_a_type_that_cannot_be_written_is_named_with_those_that_can():
-    with pytest.raises(UnsupportedTypeError, match=r"'w'.*Q4_1.*Q6_K"):
-        Weight.pack("w", np.zeros((1, 256)), BY_NAME["Q6_K"])
+    with pytest.raises(UnsupportedTypeError, match=r"'w'.*Q4_1.*Q6_K.*Q3_K"):
+        Weight.pack("w", np.zeros((1, 256)), BY_NAME["Q3_K"])
+
+
+def normal():
+    return np.random.default_rng(0).standard_normal((100, 1024)).astype(np.float32)
+
+
+def there_and_back(values, name):
+    return quant.dequantize(quant.quantize(values, BY_NAME[name]), BY_NAME[name]).reshape(values.shape)
+
+
+@each("name", list(SEARCHED))
+def test_errors_are_smaller_than_those_of_llama_cpp(name):
+    values = normal()
+    found = there_and_back(values, name)
+    assert np.sqrt(np.square(found - values).sum() / np.square(values).sum()) < SEARCHED[name][1] * 0.995
+    np.testing.assert_array_equal(there_and_back(values * np.float32(16), name), found * np.float32(16))
+
+
+@each("name", list(SEARCHED))
+def test_weights_of_a_searched_type_are_found_again(name):
+    """All weights lie on grids that the type can have, so that the search has to find one at least as good."""
+    rng = np.random.default_rng(2)
+    values = there_and_back((rng.standard_normal((64, 1024)) * 0.02).astype(np.float32), name)
+    error = np.square(there_and_back(values, name) - values).sum() / np.square(values).sum()
+    assert np.sqrt(error) < SEARCHED[name][1] / 8
+
+
+@each("name", list(SEARCHED))
+@each("kind", KINDS)
+def test_strange_weights_of_a_searched_type(name, kind):
+    values = rows_of(kind)
+    if not np.isfinite(values).all():
+        with pytest.raises(ValueError, match="expected finite weights"):
+            quant.quantize(values, BY_NAME[name])
+        return
+    found = there_and_back(values, name)
+    assert np.isfinite(found).all()
+    largest = np.abs(values).max()
+    if largest < 1e-30:
+        np.testing.assert_array_equal(found, 0 * found)
+    elif largest < 6e4:  # larger scales are not float16 numbers
+        assert np.abs(found - values).max() <= float(largest) * 3 / SEARCHED[name][0]
+    else:
+        assert float(np.abs(found).max()) <= float(largest) * 1.1
 
 
 @each("name", READABLE)

@@ -119,7 +119,7 @@ def test_an_override_must_mean_something(tmp_path: Path):
 
 
 def test_without_a_type_for_all_there_is_nothing_to_call_the_file(tmp_path: Path):
-    with pytest.raises(OptionError, match="quant: expected f32 or q4_0 or q4_1 or q8_0, found 'keep'"):
+    with pytest.raises(OptionError, match=r"quant: expected f32 or .*q8_0 or .*q6_k, found 'keep'"):
         requantize(F32, tmp_path / "out.gguf", Conversion("keep", layers={"ffn": "q4_0"}))
     assert not (tmp_path / "out.gguf").exists()
 

@@ -150,6 +150,25 @@ def mul_mv_iq4_nl(checkout: Checkout) -> Results:
     return product(checkout, "kernel_mul_mv_iq4_nl_f32", *iq4_nl(24, 256), 4, 2, 2)
 
 
+BEYOND = "rows are multiplied two or four at a time, the last ones also where the matrix has no more"
+
+
+@case(GGML, bug=BEYOND)
+def mul_mv_q4_0_of_25_rows(checkout: Checkout) -> Results:
+    return product(checkout, "kernel_mul_mv_q4_0_f32", *q4_0(25, 256), 8, 2, 4)
+
+
+@case(GGML, bug=BEYOND)
+def mul_mv_q8_0_of_25_rows(checkout: Checkout) -> Results:
+    return product(checkout, "kernel_mul_mv_q8_0_f32", *q8_0(25, 256), 2, 4, 2)
+
+
+@case(GGML, bug=BEYOND)
+def mul_mv_f32_of_25_rows(checkout: Checkout) -> Results:
+    w = normal(25, 128, seed=1)
+    return product(checkout, "kernel_mul_mv_f32_f32", w, w, 2, 4, 2)
+
+
 def product_of_matrices(checkout: Checkout, kernel: str, made: Array, w: Array) -> Results:
     """Return a matrix times 40 vectors by kernel_mul_mm_*."""
     rows, columns = w.shape

@@ -1,0 +1,176 @@
+"""The type of each tensor in a quantised GGUF file.
+
+Most targets are one type for all matrices. `q4_k_m`, `q5_k_m` and `q6_k` are llama.cpp's mixes: matrices whose errors
+count most get more bits, and rows that do not fill blocks of 256 weights get a type with blocks of 32.
+
+Source of the mixes: `llama_tensor_get_type_impl` and `tensor_type_fallback`,
+https://github.com/ggml-org/llama.cpp/blob/0c1e57098bba43ac29e6e3b677cdceebdd22334f/src/llama-quant.cpp
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlx_engine.checkpoint.gguf_types import Value
+from mlx_engine.convert.gguf_form import Part
+from mlx_engine.models.conversion import AUTO, AUTO_MIN_DIM, KEEP, Conversion
+from mlx_engine.models.layer_types import HEAD, LAYER_TYPES, layer_type
+from mlx_engine.quant.types import BY_NAME, F16, GGMLType
+
+# `general.file_type`: llama.cpp's numbers for the type of most tensors in a file.
+FILE_TYPES = {
+    "f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
+}  # fmt: skip
+# The type of most matrices in a mix.
+MIXES = {"q4_k_m": "Q4_K", "q5_k_m": "Q5_K", "q6_k": "Q6_K"}
+# The types of matrices whose rows do not fill blocks of 256; F16 if they do not fill blocks of 32 either.
+FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+TABLE = "token_embd.weight"
+# llama.cpp quantises these tables as the head, if the head is tied to the embedding table.
+TABLES = (TABLE, "per_layer_token_embd.weight")
+# A small matrix that llama.cpp never converts. Targets that are older than the mixes do.
+KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
+# Architectures whose models with 80 layers and fewer KV heads than heads are "70B" in llama.cpp.
+LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
+# llama.cpp has rules for Mixtral 8x7B, by its number of experts.
+FEW_EXPERTS = 8
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_VALUES = re.compile(r"attn_(v|qkv)\.weight$")
+
+
+@dataclass(frozen=True)
+class FileConversion(Conversion):
+    """The types that the matrices of a file are converted to: `Conversion` with more types, and with mixes."""
+
+    quants: ClassVar[tuple[str, ...]] = (KEEP, *FILE_TYPES)
+    layer_quants: ClassVar[tuple[str, ...]] = (
+        KEEP, "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The type of a tensor in the new file, and the type that was asked for; they differ if rows do not fill blocks."""
+
+    type: GGMLType
+    asked: GGMLType
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the type is the one that was asked for, or llama.cpp's in its place with blocks of 32."""
+        return self.type == self.asked or self.type.name == FALLBACKS.get(self.asked.name)
+
+
+def types_of(
+    parts: Mapping[str, Part], metadata: Mapping[str, object], conversion: Conversion
+) -> dict[str, Choice | None]:
+    """Return the types of all tensors by name; None for those that are not converted.
+
+    Args:
+        parts: the tensors of the source.
+        metadata: the metadata of the file.
+        conversion: the options.
+    """
+    mix = Mix(parts, metadata, conversion.quant) if conversion.quant in MIXES else None
+    found: dict[str, Choice | None] = {}
+    for name in sorted(parts, key=_in_layers):
+        kind = kind_of(name, len(parts[name].shape))
+        # The mix counts matrices of a kind, so it is asked for every matrix, in llama.cpp's order.
+        mixed = mix.type_of(name) if mix is not None and kind is not None else None
+        is_plain_table = name == TABLE and f"{HEAD}.weight" in parts
+        given = None if is_plain_table else conversion.given(layer_type(name))
+        is_kept = kind is None or (given is None and kind == KEPT and conversion.quant in KEEPING)
+        found[name] = None if is_kept else _choice(parts[name], conversion, given, mixed)
+    return found
+
+
+def kind_of(name: str, n_dims: int) -> str | None:
+    """Return the layer type of a matrix, or of the matrices of all experts; None for tensors that are not converted."""
+    kind = layer_type(name)
+    if n_dims != (3 if kind.endswith("_exps") else 2) or not name.endswith(".weight"):
+        return None
+    if name == TABLE:
+        return "token_embd"
+    return kind if kind in LAYER_TYPES else None
+
+
+def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLType | None) -> Choice | None:
+    """Return the type of a matrix; None if it keeps its type because the options say so.
+
+    Args:
+        part: the matrix.
+        conversion: the options.
+        given: the type that the options give to its layer, if they do.
+        mixed: the type that the mix gives to it, if there is one.
+    """
+    quant = conversion.quant if given is None else given
+    if quant == KEEP:
+        return None
+    asked = mixed if mixed is not None and given is None else BY_NAME[quant.upper()]
+    least = AUTO_MIN_DIM if conversion.min_dim == AUTO else int(conversion.min_dim)
+    if given is None and asked.block_size > 1 and max(part.shape) < least:
+        return None
+    fallback = BY_NAME.get(FALLBACKS.get(asked.name, ""))
+    others = (part.type,) if mixed is None and fallback is None else (fallback or asked, F16)
+    return Choice(next(type_ for type_ in (asked, *others) if part.shape[-1] % type_.block_size == 0), asked)
+
+
+class Mix:
+    """llama.cpp's choice of types for a model.
+
+    The rules count the matrices of values and of `ffn_down` in the order of layers. Models with experts count
+    `ffn_down` by the number of the layer.
+    """
+
+    def __init__(self, names: Collection[str], metadata: Mapping[str, object], quant: str) -> None:
+        values = {key: value.value if isinstance(value, Value) else value for key, value in metadata.items()}
+        architecture = str(values.get("general.architecture"))
+
+        def number(key: str) -> object:
+            return values.get(f"{architecture}.{key}", 0)
+
+        self.quant, self.most = quant, BY_NAME[MIXES[quant]]
+        self.is_tied = f"{HEAD}.weight" not in names
+        self.n_layers, self.n_experts = int(str(number("block_count"))), int(str(number("expert_count")))
+        is_grouped = str(number("attention.head_count")) != str(number("attention.head_count_kv"))
+        is_grouped = is_grouped or architecture != "llama"
+        self.is_large = architecture in LARGE and self.n_layers == LARGE_LAYERS and is_grouped
+        self.n_values = sum(_VALUES.search(name) is not None for name in names)
+        self.values_seen = self.downs_seen = 0
+
+    def type_of(self, name: str) -> GGMLType:
+        """Return the type of a matrix whose rows fill its blocks. Called for all matrices, layer by layer."""
+        is_few = self.n_experts == FEW_EXPERTS
+        if name == f"{HEAD}.weight" or (name in TABLES and self.is_tied):
+            return BY_NAME["Q6_K"]
+        if _VALUES.search(name):
+            self.values_seen += 1
+            asked = self._more_bits(self.values_seen - 1, self.n_values)
+            asked = BY_NAME["Q5_K"] if self.is_large and asked.name == "Q4_K" else asked
+            return BY_NAME["Q8_0"] if is_few else asked
+        if name.endswith("attn_k.weight") and is_few:
+            return BY_NAME["Q8_0"]
+        if name.endswith("attn_output.weight") and is_few and self.quant == "q4_k_m":
+            return BY_NAME["Q5_K"]
+        if "ffn_down" in name:
+            self.downs_seen += 1
+            return self._more_bits(_layer(name) if self.n_experts > 1 else self.downs_seen - 1, self.n_layers)
+        return self.most
+
+    def _more_bits(self, i: int, n: int) -> GGMLType:
+        """Return Q6_K for the first and the last eighth of `n` matrices, and for every third of the others."""
+        has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+        return BY_NAME["Q6_K"] if has_more else self.most
+
+
+def _layer(name: str) -> int:
+    found = _LAYER.match(name)
+    return int(found[1]) if found else -1
+
+
+def _in_layers(name: str) -> tuple[int, str]:
+    """Return the place of a tensor in llama.cpp's order: by layer, then by name."""
+    return _layer(name), name

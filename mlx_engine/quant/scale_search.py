@@ -1,0 +1,324 @@
+"""The scales, minima and quants of K-quants, Q5_0 and Q5_1 with the smallest squared error that a search finds.
+
+For fixed quants, the best scale and minimum of a group solve a weighted least-squares problem of two unknowns; for a
+fixed scale and minimum, the best quants are rounded. The search rounds with several trial scales, solves each problem,
+keeps the best solution, and repeats both steps once. In K-quants, the block's factors then round scales and minima to
+integers. Neighbouring integers are tried too, because two roundings together can be worse than one of them the other
+way.
+
+Groups are columns, (weights of a group, groups). Sums add row after row, in an order that does not depend on the
+vector width of the processor: the same weights give the same bytes everywhere. All steps use magnitudes relative to the
+group's largest one, so no product of large or small weights overflows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+# Magnitudes below are zeros, since a float16 factor times a quant is at least 6e-8. Magnitudes above are cut: the
+# largest weight that a block can store is near 6e7.
+SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
+LARGEST_HALF = np.float32(65504)
+# float16 numbers below 2**-14 are multiples of 2**-24. Factors of weights around 0.1 are among them.
+SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
+# The largest scale and minimum of a group in an affine block, 6 bits.
+MOST = np.float32(63)
+ZERO, ONE = np.float32(0), np.float32(1)
+# Numbers of steps, more and less than there are quants, into which trial scales divide the range of a group. A larger
+# scale rounds small weights better, a smaller one cuts the largest weights less. In units of a tenth from -10 to 10, as
+# llama.cpp has them, errors of random weights are up to 3 % larger.
+TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Blocks of groups with `weight = d * scale * quant - dmin * minimum`.
+
+    `d` and `dmin` are (n,) float16, `scales` and `minima` (n, groups) and `quants` (n, groups, weights of a group)
+    uint8.
+    """
+
+    d: NDArray[np.float16]
+    dmin: NDArray[np.float16]
+    scales: NDArray[np.uint8]
+    minima: NDArray[np.uint8]
+    quants: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Symmetric:
+    """Blocks of groups with `weight = d * scale * quant`: `d` (n,) float16, all else int8, in shapes as in `Affine`."""
+
+    d: NDArray[np.float16]
+    scales: NDArray[np.int8]
+    quants: NDArray[np.int8]
+
+
+class Groups:
+    """Groups of `size` weights in columns, relative to the largest magnitude of each group.
+
+    Attributes:
+        x: (size, n_groups) weights in [-1, 1]; zeros for a group of tiny weights.
+        unit: (n_groups,) the largest magnitudes.
+        inverse: 1 / unit, or 0 for a group of tiny weights.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+
+    def __init__(self, values: Floats, size: int) -> None:
+        self.x = np.ascontiguousarray(values.reshape(-1, size).T)
+        unit = np.abs(self.x).max(axis=0)
+        if not np.isfinite(unit).all():
+            raise ValueError("expected finite weights, found NaN or infinity")
+        if unit.max(initial=0) > LARGEST:
+            np.clip(self.x, -LARGEST, LARGEST, out=self.x)
+        self.unit = np.minimum(unit, LARGEST)
+        self.inverse = _inverse(np.where(self.unit > SMALLEST, self.unit, ZERO))
+        self.x *= self.inverse
+        self.scratch = np.empty_like(self.x), np.empty_like(self.x), np.empty_like(self.x)
+
+
+def affine(values: Floats, n_max: int) -> Affine:
+    """Quantise (n, 256) weights in groups of 32, with quants from 0 to `n_max` and scales and minima from 0 to 63.
+
+    Args:
+        values: the weights.
+        n_max: the largest quant.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    n, groups = len(values), Groups(values, 32)
+    weights = _weights(groups)
+    scale, minimum = _affine_fit(groups, weights, n_max)
+    d, scales, units = _rounded(scale * groups.unit, groups.inverse)
+    dmin, minima, min_units = _rounded(minimum * groups.unit, groups.inverse)
+    best, found = np.full(len(scale), np.inf, np.float32), (scales, minima)
+    for more, deeper in product((0, 1, -1), repeat=2):
+        tried = np.clip(scales + np.float32(more), 0, MOST), np.clip(minima + np.float32(deeper), 0, MOST)
+        error = _affine_error(groups, weights, n_max, tried[0] * units, tried[1] * min_units)
+        is_better = error < best
+        best = np.where(is_better, error, best)
+        found = np.where(is_better, tried[0], found[0]), np.where(is_better, tried[1], found[1])
+    quants = _affine_quants(groups, n_max, found[0] * units, found[1] * min_units)
+    whole = [part.astype(np.uint8).reshape(n, -1) for part in found]
+    return Affine(d, dmin, whole[0], whole[1], np.ascontiguousarray(quants.T).astype(np.uint8).reshape(n, -1, 32))
+
+
+def _rounded(parts: Floats, inverse: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
+    """Return the blocks' factors (n,) of 8 scales or minima each, the whole numbers, and a whole number's size.
+
+    Args:
+        parts: (8 n,) scales or minima.
+        inverse: (8 n,) the inverse units of the groups.
+
+    Returns:
+        the factors, the whole numbers (8 n,) nearest to `parts`, and the factors in the units of the groups (8 n,).
+    """
+    largest: Floats = parts.reshape(-1, 8).max(axis=1)
+    d = _factor(largest, MOST)
+    wide = np.repeat(d.astype(np.float32), 8)
+    return d, np.minimum(np.rint(parts * _inverse(wide)), MOST), wide * inverse
+
+
+def affine_groups(values: Floats, n_max: int) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.uint8]]:
+    """Quantise (n, 32) weights with quants from 0 to `n_max`: `weight = d * quant + m`.
+
+    Returns:
+        `d` (n,), `m` (n,) and quants (n, 32).
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    groups = Groups(values, 32)
+    scale, minimum = _affine_fit(groups, _weights(groups), n_max, is_signed=True)
+    d, m = _half(scale * groups.unit), _half(-minimum * groups.unit)
+    scale, minimum = d.astype(np.float32) * groups.inverse, m.astype(np.float32) * -groups.inverse
+    return d, m, np.ascontiguousarray(_affine_quants(groups, n_max, scale, minimum).T).astype(np.uint8)
+
+
+def _weights(groups: Groups) -> Floats:
+    """Return how much each weight counts in the error: its magnitude plus the group's root mean square.
+
+    Large weights contribute more to activations. llama.cpp has these weights for Q4_K and Q5_K.
+    """
+    weights = np.abs(groups.x)
+    weights += np.sqrt(np.square(groups.x).sum(axis=0) / np.float32(len(groups.x)))
+    weights[:, groups.inverse == 0] = ONE
+    return weights
+
+
+def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool = False) -> tuple[Floats, Floats]:
+    """Return the best scales and minima found, not negative unless minima are signed, in units of each group."""
+    low = groups.x.min(axis=0)
+    low = low if is_signed else np.minimum(low, ZERO)
+    from_low = groups.x - low
+    from_low *= _inverse(from_low.max(axis=0))
+    sums = weights.sum(axis=0), (weights * groups.x).sum(axis=0)
+    best, scale, minimum = np.full(len(low), -np.inf, np.float32), np.zeros_like(low), -low
+    quants = groups.scratch[2]
+    for trial in TRIALS:
+        np.multiply(from_low, np.float32(n_max) + trial, out=quants)
+        np.rint(quants, out=quants)
+        np.minimum(quants, np.float32(n_max), out=quants)
+        found, gain = _solve(groups, weights, sums, quants, is_signed=is_signed)
+        is_better = gain > best
+        best = np.where(is_better, gain, best)
+        scale, minimum = (np.where(is_better, new, old) for new, old in zip(found, (scale, minimum), strict=True))
+    quants = _affine_quants(groups, n_max, scale, minimum)
+    found, gain = _solve(groups, weights, sums, quants, is_signed=is_signed)
+    is_better = gain > best
+    return np.where(is_better, found[0], scale), np.where(is_better, found[1], minimum)
+
+
+def _solve(
+    groups: Groups, weights: Floats, sums: tuple[Floats, Floats], quants: Floats, *, is_signed: bool
+) -> tuple[tuple[Floats, Floats], Floats]:
+    """Return the best scales and minima for given quants, and by how much they make the error of zeros smaller.
+
+    Args:
+        groups: the groups.
+        weights: the weights' weights in the error.
+        sums: the sums of `weights` and of `weights * x`.
+        quants: (32, n_groups) whole numbers.
+        is_signed: whether minima may be negative.
+    """
+    w, wx = sums
+    first, second, _ = groups.scratch
+    wq = np.multiply(weights, quants, out=first).sum(axis=0)
+    wqx = np.multiply(first, groups.x, out=second).sum(axis=0)
+    wqq = np.multiply(first, quants, out=first).sum(axis=0)
+    inverse = _inverse(np.maximum(w * wqq - wq * wq, ZERO))
+    scale = (w * wqx - wx * wq) * inverse
+    minimum = np.where(inverse > 0, (wq * wqx - wqq * wx) * inverse, -wx / w)
+    if not is_signed:
+        # Without a minimum, the scale has a solution of its own.
+        scale = np.where(minimum < 0, wqx * _inverse(wqq), scale)
+        scale, minimum = np.maximum(scale, ZERO), np.maximum(minimum, ZERO)
+    gain = scale * (wqx + wqx - scale * wqq) + minimum * (scale * (wq + wq) - (wx + wx) - minimum * w)
+    return (scale, minimum), gain
+
+
+def _affine_quants(groups: Groups, n_max: int, scale: Floats, minimum: Floats) -> Floats:
+    """Return the quants nearest to the weights, (32, n_groups), in the last scratch array."""
+    quants = np.add(groups.x, minimum, out=groups.scratch[2])
+    quants *= _inverse(scale)
+    np.rint(quants, out=quants)
+    return np.clip(quants, 0, n_max, out=quants)
+
+
+def _affine_error(groups: Groups, weights: Floats, n_max: int, scale: Floats, minimum: Floats) -> Floats:
+    """Return the weighted squared errors of the groups, (n_groups,)."""
+    error = _affine_quants(groups, n_max, scale, minimum)
+    error *= scale
+    error -= minimum
+    error -= groups.x
+    error *= error
+    error *= weights
+    sums: Floats = error.sum(axis=0)
+    return sums
+
+
+def symmetric(values: Floats) -> Symmetric:
+    """Quantise (n, 256) weights in groups of 16, with quants from -32 to 31 and scales from -128 to 127.
+
+    A weight counts in the error by its square, as in llama.cpp.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    n, groups = len(values), Groups(values, 16)
+    weights = np.square(groups.x)
+    scale = (_symmetric_fit(groups, weights, 32) * groups.unit).reshape(n, -1)
+    extreme: Floats = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
+    d = _factor(extreme, np.float32(-128))
+    wide_d = np.repeat(d.astype(np.float32), 16) * groups.inverse
+    scales = np.clip(np.rint(scale * _inverse(d.astype(np.float32))[:, None]), -128, 127).reshape(-1)
+    best, found = _symmetric_error(groups, weights, scales * wide_d), scales
+    for by in (1, -1):
+        tried = np.clip(scales + np.float32(by), -128, 127)
+        error = _symmetric_error(groups, weights, tried * wide_d)
+        is_better = error < best
+        best, found = np.where(is_better, error, best), np.where(is_better, tried, found)
+    quants = np.ascontiguousarray(_symmetric_quants(groups, found * wide_d).T)
+    return Symmetric(d, found.astype(np.int8).reshape(n, -1), quants.astype(np.int8).reshape(n, -1, 16))
+
+
+def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
+    """Return the best scales found, of either sign, in units of each group, for quants from -most to most - 1."""
+    # The weight of largest magnitude gets a negative quant, since there is one more of these.
+    sign = np.where(groups.x.max(axis=0) + groups.x.min(axis=0) > 0, -ONE, ONE)
+    turned = groups.x * sign
+    best, scale = np.full(turned.shape[1], -np.inf, np.float32), np.zeros(turned.shape[1], np.float32)
+    first, second, quants = groups.scratch
+    for trial in TRIALS:
+        np.multiply(turned, np.float32(most) + trial, out=quants)
+        np.rint(quants, out=quants)
+        np.clip(quants, -most, most - 1, out=quants)
+        np.multiply(weights, quants, out=first)
+        wqx = np.multiply(first, turned, out=second).sum(axis=0)
+        wqq = np.multiply(first, quants, out=first).sum(axis=0)
+        found = wqx * _inverse(wqq)
+        is_better = found * wqx > best
+        best, scale = np.where(is_better, found * wqx, best), np.where(is_better, found, scale)
+    return scale * sign
+
+
+def symmetric_groups(values: Floats, most: int) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
+    """Quantise (n, 32) weights with quants from -most to most - 1: `weight = d * quant`.
+
+    Returns:
+        `d` (n,) and quants (n, 32).
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    groups = Groups(values, 32)
+    d = _half(_symmetric_fit(groups, _weights(groups), most) * groups.unit)
+    quants = _symmetric_quants(groups, d.astype(np.float32) * groups.inverse, most)
+    return d, np.ascontiguousarray(quants.T).astype(np.int8)
+
+
+def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
+    """Return the quants nearest to the weights, (weights of a group, n_groups), in the last scratch array."""
+    quants = np.multiply(groups.x, _inverse(scale), out=groups.scratch[2])
+    np.rint(quants, out=quants)
+    return np.clip(quants, -most, most - 1, out=quants)
+
+
+def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
+    """Return the weighted squared errors of the groups, (n_groups,)."""
+    error = _symmetric_quants(groups, scale)
+    error *= scale
+    error -= groups.x
+    error *= error
+    error *= weights
+    sums: Floats = error.sum(axis=0)
+    return sums
+
+
+def _inverse(x: Floats) -> Floats:
+    """Return 1 / x, or 0 where x is 0."""
+    return np.divide(ONE, x, out=np.zeros_like(x), where=x != 0)
+
+
+def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
+    """Return float16 factors with which `largest` becomes a whole number of at most `most`, of the same sign or not.
+
+    The nearest float16 number would be too small for some of the tiny factors, and larger weights would be cut.
+    """
+    exact = largest / most
+    least = np.ceil(np.abs(largest / (most + np.copysign(np.float32(0.5), most))) / SUBNORMAL_STEP) * SUBNORMAL_STEP
+    nearest = _half(exact).astype(np.float32)
+    return _half(np.where(np.abs(nearest) < np.minimum(least, SUBNORMALS), np.copysign(least, exact), nearest))
+
+
+def _half(x: Floats) -> NDArray[np.float16]:
+    """Return float16 numbers, the largest finite ones for those that are too large."""
+    return np.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
