@@ -193,11 +193,16 @@ def test_a_slow_reader_that_reads_keeps_its_connection(hasty: Served):
         wait_for(lambda: hasty.worker.n_unfinished == 0)  # all that is left will be written at once
         n_rounds = 0
         while n_rounds < 3:  # together longer than the server waits for a reader that reads nothing
+            assert b"data: [DONE]" not in reply, "too early"
             hasty.later(200)
             moved_at = connection._moved_at
-            while connection._moved_at == moved_at:
+            for _ in range(200):
                 reply += slow.recv(4096)
                 hasty.tick()
+                if connection._moved_at != moved_at:
+                    break
+            else:
+                pytest.fail("the server has not noticed that its client reads")
             n_rounds += connection._n_unsent > 0  # a part has been read, and not all that was written
         reply += until(slow, b"0\r\n\r\n")
     assert b"data: [DONE]" in reply
