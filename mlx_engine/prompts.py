@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -101,11 +101,20 @@ class Prompts:
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return self.checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
-    def chat_ids(self, messages: Sequence[Message] | ChatPrompt, history: History | None = None) -> list[int]:
-        """Return the token ids of a conversation by the model's chat template, as `Engine.chat_prompt` describes."""
-        from mlx_engine.tokenizer.chat import chat_ids
+    def chat_ids(
+        self,
+        messages: Sequence[Message] | ChatPrompt,
+        history: History | None = None,
+        check: Callable[[str], None] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation by the model's chat template, as `Engine.chat_prompt` describes.
 
-        return self.checked(chat_ids(self.tokenizer, messages, history))
+        `check` is called before each piece of the work with its text; what it raises ends the work.
+        """
+        from mlx_engine.tokenizer.chat import chat_ids
+        from mlx_engine.tokenizer.markers import unchecked
+
+        return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 
     def checked(self, ids: Sequence[Any]) -> list[int]:
         """Return the ids as a list of ints, from any sequence.

@@ -21,16 +21,23 @@ from starlette.types import Message, Receive, Scope, Send
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
 from mlx_engine.serve.connection import LINGER_SECONDS
-from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
-from mlx_engine.serve.generation import Respond, chat, completion
+from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, forget, json_response
+from mlx_engine.serve.generation import CHAT, COMPLETION, Respond, generate
 from mlx_engine.serve.limits import check_key, note_client_id, read_body
 from mlx_engine.serve.openapi import document
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
 from mlx_engine.serve.prometheus import MEDIA_TYPE
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import unless_gone
+from mlx_engine.serve.turns import LARGE
 
 LOGGER = logging.getLogger("mlx_engine.serve")
+
+# Bytes of a text per token that /tokenize takes at most for as many tokens as /detokenize takes.
+BYTES_PER_TOKEN = 8
+
+# Bodies that are being read take at most so many times the largest one.
+MOST_BODIES = 16
 
 # Reads a body and calls its second argument with the response.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
@@ -48,8 +55,12 @@ def create_app(service: Service) -> Starlette:
         if service.recorder is not None:
             await to_thread.run_sync(service.recorder.journal.close)
 
-    routes = {"/v1/chat/completions": chat, "/v1/completions": completion, "/tokenize": tokenize}
-    posts = {**routes, "/detokenize": detokenize}
+    posts: dict[str, Handler] = {
+        "/v1/chat/completions": partial(generate, form=CHAT),
+        "/v1/completions": partial(generate, form=COMPLETION),
+        "/tokenize": partial(converted, convert=_tokens),
+        "/detokenize": partial(converted, convert=_text),
+    }
     gets = {"/v1/models": models, "/v1/models/{name:path}": model, "/metrics": metrics}
     cors = Middleware(CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"])
     return Starlette(
@@ -102,15 +113,17 @@ class Endpoint:
 
         try:
             await self._handle(scope, receive, respond)
-        except ClientGoneError:
+        except ClientGoneError as error:
             self._service.metrics.cancelled.add()
+            forget(error)
         except Exception as error:
             failure = api_error(error, "")
             if failure.code == "internal_error" and not isinstance(error, ApiError):
                 LOGGER.error("a request failed", exc_info=error)
             if not started:
                 self._service.metrics.errors.add(1, str(failure.status))
-                await refuse(failure, receive, send)
+                forget(error)
+                await refuse(failure, receive, send, self._service.bodies.wait)
 
     async def _handle(self, scope: Scope, receive: Receive, respond: Respond) -> None:
         headers = Headers(scope=scope)
@@ -118,24 +131,32 @@ class Endpoint:
             check_key(headers, self._service.api_key)
         note_client_id(headers)
         if scope["method"] == "POST":
-            body = await read_body(receive, headers, self._service.max_body)
+            body = await self._body(receive, headers)
         else:
             body = "/".join(scope["path_params"].values()).encode()
         await unless_gone(receive, self._handler(self._service, body, respond))
 
+    async def _body(self, receive: Receive, headers: Headers) -> bytes:
+        most, check = self._service.max_body, self._service.worker.check_open
+        with self._service.bodies.reading(receive, MOST_BODIES * most, check) as paced:
+            return await read_body(paced, headers, most)
 
-async def refuse(failure: ApiError, receive: Receive, send: Send) -> None:
+
+async def refuse(failure: ApiError, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
     """Send an error. If it closes the connection, first discard what the client still sends, for a limited time.
 
-    To close a socket with unread data resets the connection: the client would lose the reply.
+    To close a socket with unread data resets the connection: the client would lose the reply. `wait` is awaited
+    before each piece that is discarded.
     """
     response = failure.response()
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     if "connection" in response.headers:
         with move_on_after(LINGER_SECONDS):
-            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-                pass
+            message: Message = {"type": "http.request", "more_body": True}
+            while message["type"] == "http.request" and message.get("more_body", False):
+                await wait()
+                message = await receive()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -169,24 +190,45 @@ async def metrics(service: Service, body: bytes, respond: Respond) -> None:
     await respond(Response(text, media_type=MEDIA_TYPE))
 
 
-async def tokenize(service: Service, body: bytes, respond: Respond) -> None:
+async def converted(
+    service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
+) -> None:
+    """Respond with what `convert` makes of a body in a thread, when it is its turn."""
+    _ = service.engine  # refuse at once what cannot be answered now
+    async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
+        response = await turn.run(partial(convert, service, body))
+    await respond(response)
+
+
+def _tokens(service: Service, body: bytes) -> Response:
     """Return the ids of a text."""
     asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
+    n, most = len(asked.content.encode(errors="replace")), BYTES_PER_TOKEN * service.most_ids
+    if n > most:
+        raise too_many("content", n, most, "bytes")
     try:
-        ids = await to_thread.run_sync(tokenizer.encode, asked.content, asked.special)
+        ids = tokenizer.encode(asked.content, asked.special)
     except TokenizerError as error:
         raise api_error(error, "content") from error
-    await respond(json_response({"tokens": ids, "count": len(ids)}))
+    return json_response({"tokens": ids, "count": len(ids)})
 
 
-async def detokenize(service: Service, body: bytes, respond: Respond) -> None:
+def _text(service: Service, body: bytes) -> Response:
     """Return the text of ids."""
-    asked, tokenizer = parse(body, DetokenizeRequest), service.engine.tokenizer
+    asked, tokenizer, most = parse(body, DetokenizeRequest), service.engine.tokenizer, service.most_ids
+    if len(asked.tokens) > most:
+        raise too_many("tokens", len(asked.tokens), most, "ids")
     try:
-        text = await to_thread.run_sync(tokenizer.decode, asked.tokens)
+        text = tokenizer.decode(asked.tokens)
     except TokenizerError as error:
         raise api_error(error, "tokens") from error
-    await respond(json_response({"content": text}))
+    return json_response({"content": text})
+
+
+def too_many(param: str, n: int, most: int, what: str) -> ApiError:
+    """Return the error for a parameter that is too long."""
+    message = f"{param}: expected at most {most:,} {what}, found {n:,}; send less at once"
+    return ApiError(400, message, param=param, code="invalid_value")
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

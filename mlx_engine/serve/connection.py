@@ -21,6 +21,10 @@ from mlx_engine.serve.errors import ApiError
 # here, so that it does not depend on the network whether a head is refused.
 PIECE = 1 << 14
 
+# Bytes that are read at once: PIECE of a new request, so that many connections together take little time, and this of
+# a body. After each read the loop waits for Python's global lock, so that many small ones take longer.
+LARGE_READ = 1 << 18
+
 # Seconds that a refused client has to read why: data that is unread when a socket is closed discards the reply.
 LINGER_SECONDS = 2.0
 
@@ -48,6 +52,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        transport.max_size = PIECE  # type: ignore[attr-defined]
         self._waits_since = self._moved_at = self.loop.time()
         self._n_unsent = 0
         self._refused_at: float | None = None
@@ -55,6 +60,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         self._waits_since = self.loop.time()
+        self.transport.max_size = PIECE  # type: ignore[attr-defined]
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +68,11 @@ class Connection(H11Protocol):
         for start in range(0, len(data), PIECE):
             if self._refused_at is None:
                 super().data_received(data[start : start + PIECE])
+        cycle = self.cycle
+        if cycle is not None and cycle.body and cycle.more_body and not cycle.response_complete:
+            # What follows is read when the body is asked for, see `Bodies`.
+            self.flow.pause_reading()
+            self.transport.max_size = LARGE_READ  # type: ignore[attr-defined]
 
     def check(self, patience: Patience) -> None:
         """Close the connection if the client has made the server wait for too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
 
 import msgspec
@@ -55,6 +56,18 @@ class ApiError(Exception):
 
 class ClientGoneError(Exception):
     """The client has closed its connection."""
+
+
+def forget(error: BaseException | None) -> None:
+    """Drop the local variables of all functions that an error has passed, which may hold a body of many megabytes.
+
+    An error and its traceback refer to each other, so that both wait for the garbage collector otherwise.
+    """
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # an error may be its own cause
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyio import to_thread
 from starlette.responses import Response
 
 from mlx_engine.decode.options import Options
-from mlx_engine.engine import Engine
 from mlx_engine.schedule import Request
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.job import Job
@@ -20,6 +19,7 @@ from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_req
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import DONE, EventStream, comment, event
+from mlx_engine.serve.turns import LARGE, Turn
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
 LOGGER = logging.getLogger("mlx_engine.serve")
@@ -27,37 +27,67 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 Respond = Callable[[Response], Awaitable[None]]
 
 
-async def chat(service: Service, body: bytes, respond: Respond) -> None:
-    """Answer POST /v1/chat/completions."""
-    received, params = service.clock(), chat_request(body)
-    engine = _checked(service, params)
-    if engine.tokenizer.chat_template is None:
+class Form(NamedTuple):
+    """What differs between the two routes.
+
+    Attributes:
+        parse: parses and checks a body.
+        reply: the class of the replies.
+        prompt: the name of the parameter that has the prompt.
+    """
+
+    parse: Callable[[bytes], ChatRequest | CompletionRequest]
+    reply: type[Reply]
+    prompt: str
+
+
+CHAT = Form(chat_request, ChatReply, "messages")
+COMPLETION = Form(completion_request, CompletionReply, "prompt")
+
+
+async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
+    """Read a request, run it, and respond.
+
+    Its answers count against the slots and the queue from the beginning: first as one, and as many as they are when the
+    body has been parsed. While the request waits for its turn, there are only the bytes of its body.
+    """
+    received, is_large = service.clock(), len(body) > LARGE
+    _ = service.engine  # refuse at once what cannot be answered now
+    with service.worker.reserved() as reserve:
+        async with service.turns.turn(is_large=is_large) as turn:
+            read = partial(_parsed, service, body, form)
+            try:
+                params = await turn.run(read) if is_large else read()
+                reserve(params.n_answers)
+                given = params.options(service.sampling)
+                requests, echoes = await turn.run(partial(_requests, service, params, given, turn))
+            except Exception as error:
+                raise _logged(api_error(error, form.prompt), error) from error
+        del body, read
+        params.forget_prompt()
+        job = Job(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
+        reply = form.reply(job, service.engine.tokenizer, **_about(service, params))
+        if isinstance(reply, CompletionReply):
+            reply.echoes = echoes
+    # Nothing may be awaited here: the places are free until the job has them.
+    await _answer(service, params, job, reply, respond, form.prompt)
+
+
+def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | CompletionRequest:
+    """Return the checked parameters of a request; called in a thread if the body is large.
+
+    Raises:
+        ApiError: a parameter is invalid, or the model does not suit it.
+    """
+    params = form.parse(body)
+    service.check_model(params.model)
+    if isinstance(params, ChatRequest):
+        service.check_messages(len(params.messages))
+    params.check(service.worker.slots)
+    if isinstance(params, ChatRequest) and service.engine.tokenizer.chat_template is None:
         message = "messages: expected a model with a chat template, found one without; use /v1/completions"
         raise ApiError(400, message, param="messages", code="no_chat_template")
-    prompt = ChatPrompt(params.messages, variables=params.chat_template_kwargs or {})
-    read = partial(engine.chat_prompt, prompt)
-    job = await _job(service, params, [read], received, "messages")
-    reply = ChatReply(job, engine.tokenizer, **_about(service, params))
-    await _answer(service, params, job, reply, respond, "messages")
-
-
-async def completion(service: Service, body: bytes, respond: Respond) -> None:
-    """Answer POST /v1/completions."""
-    received, params = service.clock(), completion_request(body)
-    engine = _checked(service, params)
-    reads = [partial(engine.prompt_ids, prompt) for prompt in params.prompts]
-    job = await _job(service, params, reads, received, "prompt")
-    reply = CompletionReply(job, engine.tokenizer, **_about(service, params))
-    if params.echo:
-        reply.echoes = echoes_of(job.requests, params.prompts, engine.tokenizer)
-    await _answer(service, params, job, reply, respond, "prompt")
-
-
-def _checked(service: Service, params: ChatRequest | CompletionRequest) -> Engine:
-    engine = service.engine
-    service.check_model(params.model)
-    params.check(service.worker.slots)
-    return engine
+    return params
 
 
 def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[str, Any]:
@@ -72,34 +102,32 @@ def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[st
     }
 
 
-async def _job(
-    service: Service,
-    params: ChatRequest | CompletionRequest,
-    reads: Sequence[Callable[[], list[int]]],
-    received: float,
-    prompt: str,
-) -> Job:
-    """Make the requests of all prompts in another thread, so that long prompts do not hold up the event loop.
+def _requests(
+    service: Service, params: ChatRequest | CompletionRequest, given: dict[str, Any], turn: Turn
+) -> tuple[list[Request], list[str]]:
+    """Return the requests of all prompts, and the texts to repeat before the answers; called in a thread.
 
     Raises:
-        ApiError: a prompt or an option is invalid, or does not fit the context.
+        EngineError: a prompt or an option is invalid, or does not fit the context.
+        ClientGoneError: nobody waits for the answers any more.
     """
-    given = params.options(service.sampling)
+    engine, requests = service.engine, list[Request]()
 
-    def make() -> list[Request]:
-        requests = []
-        for read in reads:
-            ids = read()
-            limit = service.room(ids, params.n_choices) if params.limit is None else params.limit
-            options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
-            requests.append(service.engine.request(ids, options, n=params.n_choices))
-        return requests
+    def check(text: str) -> None:
+        turn.check()
+        service.check_length(text)
 
-    try:
-        requests = await to_thread.run_sync(make, abandon_on_cancel=True)
-    except Exception as error:
-        raise _logged(api_error(error, prompt), error) from error
-    return Job(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
+    for prompt in params.prompts:
+        if isinstance(prompt, ChatPrompt):
+            ids = engine.prompts.chat_ids(prompt, check=check)
+        else:
+            check(prompt if isinstance(prompt, str) else "")
+            ids = engine.prompt_ids(prompt)
+        limit = service.room(ids, params.n_choices) if params.limit is None else params.limit
+        options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
+        requests.append(engine.request(ids, options, n=params.n_choices))
+    is_echoed = isinstance(params, CompletionRequest) and params.echo
+    return requests, echoes_of(requests, params.prompts, engine.tokenizer) if is_echoed else []
 
 
 async def _answer(

@@ -63,11 +63,11 @@ ERRORS = {
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "The queue is full; the header Retry-After has the seconds to wait.",
+    429: "The queue is full, or too many large requests wait; the header Retry-After has the seconds to wait.",
     500: "The server has a fault.",
     503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
 }
-POST_ERRORS, GENERATION_ERRORS = (400, 401, 408, 413, 500, 503), (400, 401, 404, 408, 413, 429, 500, 503)
+POST_ERRORS, GENERATION_ERRORS = (400, 401, 408, 413, 429, 500, 503), (400, 401, 404, 408, 413, 429, 500, 503)
 
 
 class Operation(NamedTuple):
@@ -181,7 +181,8 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         }  # fmt: skip
         schema["properties"] |= known
         schema["allOf"] = [_needs("stream_options", {"type": "object"}, "stream", {"const": True})]
-    chat["properties"]["messages"] = {"type": "array", "minItems": 1, "items": _message()}
+    messages = {"type": "array", "minItems": 1, "maxItems": service.context, "items": _message()}
+    chat["properties"]["messages"] = messages
     chat["properties"]["top_logprobs"]["anyOf"][0].update(ALTERNATIVES)
     chat["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True}))
     completion["properties"]["logprobs"]["anyOf"][0].update(ALTERNATIVES)
@@ -191,7 +192,7 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
     completion["properties"]["prompt"] = {
         "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
     }
-    schemas["DetokenizeRequest"]["properties"]["tokens"]["items"] = token
+    schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, maxItems=service.most_ids)
 
 
 def _message() -> Schema:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
 from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 from mlx_engine.tokenizer.messages import ROLES
 
 # The default of OpenAI's /v1/completions.
@@ -62,6 +63,20 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def n_choices(self) -> int:
         """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    @property
+    def prompts(self) -> Sequence[Any]:
+        """The prompts, each with `n_choices` answers."""
+        raise NotImplementedError
+
+    @property
+    def n_answers(self) -> int:
+        """The number of answers to all prompts."""
+        return len(self.prompts) * self.n_choices
+
+    def forget_prompt(self) -> None:
+        """Drop the prompts when they have become tokens: parsed, they take several times the memory of their JSON."""
+        raise NotImplementedError
 
     @property
     def includes_usage(self) -> bool:
@@ -127,6 +142,15 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         """The largest number of new tokens; None for as many as fit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def prompts(self) -> list[ChatPrompt]:
+        """The conversation, as the only prompt."""
+        return [ChatPrompt(self.messages, variables=self.chat_template_kwargs or {})]
+
+    def forget_prompt(self) -> None:
+        """Drop the messages."""
+        self.messages, self.chat_template_kwargs = [], None
+
     def check(self, slots: int) -> None:
         """Check the parameters. The engine checks the messages, except their roles, which it would accept as given."""
         super().check(slots)
@@ -164,6 +188,10 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         """The prompts, each a text or token ids."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if is_one else list(self.prompt)
+
+    def forget_prompt(self) -> None:
+        """Drop the prompts."""
+        self.prompt = ""
 
     def check(self, slots: int) -> None:
         """Check the parameters."""
@@ -226,7 +254,11 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, noops.Schema] | None =
         raise ApiError(400, message, code="invalid_json")
     try:
         given = noops.without_noops(data, known or {})
-        return msgspec.convert({name: value if name in AS_IS else _whole(value) for name, value in given.items()}, kind)
+        try:
+            return msgspec.convert(given, kind)
+        except msgspec.ValidationError:  # whole numbers with a point are rare, and looking for them takes time
+            plain = {name: value if name in AS_IS else _whole(value) for name, value in given.items()}
+            return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _explained(str(error)) from None
 

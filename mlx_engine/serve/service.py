@@ -9,10 +9,12 @@ from typing import Any
 
 import mlx_engine
 from mlx_engine.engine import Engine
+from mlx_engine.errors import ContextLengthError, Words
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
 from mlx_engine.serve.recorder import Recorder
+from mlx_engine.serve.turns import Bodies, Turns
 from mlx_engine.serve.worker import Worker
 
 
@@ -35,6 +37,8 @@ class Service:
         context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
         sampling: options of sampling for requests that leave them out, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
+        bodies: the bodies of requests that are being read.
+        turns: the turns of requests that are parsed and encoded.
     """
 
     worker: Worker
@@ -51,6 +55,8 @@ class Service:
     context_len: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    bodies: Bodies = field(default_factory=Bodies)
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def engine(self) -> Engine:
@@ -73,8 +79,45 @@ class Service:
         Nothing is cut off: the engine refuses a prompt without room.
         """
         by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
+        return max(1, min(self.context, by_memory) - len(ids))
+
+    @property
+    def context(self) -> int:
+        """The largest number of tokens of a prompt and its answer."""
         context: int = self.engine.config.context_length
-        return max(1, min(context, self.context_len or context, by_memory) - len(ids))
+        return min(context, self.context_len or context)
+
+    @property
+    def most_ids(self) -> int:
+        """The largest number of ids that /detokenize takes: a whole context, or the usual one of large models.
+
+        It bounds the time of one request to about a tenth of a second.
+        """
+        context: int = self.engine.config.context_length
+        return max(context, 1 << 17)
+
+    def check_messages(self, n: int) -> None:
+        """Check the number of messages, each of which takes a template several tokens.
+
+        Raises:
+            ContextLengthError: the context has fewer tokens than there are messages.
+        """
+        if n > self.context:
+            expected, found = f"at most {self.context:,} tokens, the context", Words(f"{n:,} messages")
+            raise ContextLengthError(option="prompt and max_tokens", expected=expected, found=found)
+
+    def check_length(self, text: str) -> None:
+        """Check that a text is not too long for the context, whatever its tokens are; this takes no time.
+
+        Raises:
+            ContextLengthError: it is.
+        """
+        most = self.engine.tokenizer.most_bytes
+        n = len(text.encode(errors="surrogatepass")) if most is not None else 0
+        if most is not None and n > self.context * most:
+            found = Words(f"a text of {n:,} bytes, of which a token has at most {most:,}")
+            expected = f"at most {self.context:,} tokens, the context"
+            raise ContextLengthError(option="prompt and max_tokens", expected=expected, found=found)
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names; a request may also leave it out.

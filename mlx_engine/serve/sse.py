@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mlx_engine.serve.errors import ClientGoneError
+from mlx_engine.serve.errors import ClientGoneError, forget
 
 DONE = b"data: [DONE]\n\n"
 
@@ -63,7 +63,11 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     finally:
         for other in (task, gone):
             other.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        ends = await asyncio.gather(task, gone, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, asyncio.CancelledError):
+                forget(end)
+        del task, gone, other, ends, end  # an exception refers to this frame
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -10,8 +10,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,6 +110,7 @@ class Worker:
         self._wake, self._inbox, self._is_stopping = threading.Condition(), deque[Command](), False
         self._beat = clock()
         self._jobs: dict[Request, Job] = {}
+        self._n_reserved = 0
         self._latest: Any = None
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -180,12 +181,36 @@ class Worker:
         if n > most:
             message = f"prompt: expected at most {most} answers, the slots and the queue, found {n}; send fewer at once"
             raise ApiError(400, message, param="prompt", code="invalid_value")
-        others = self.n_unfinished  # a client that reads slowly takes no place of the queue
+        # A client that reads slowly takes no place of the queue.
+        others = self.n_unfinished + self._n_reserved
         if others + n > most:
             found = f"{others} answers of others"
             message = f"the queue: expected room for {n} in {most} places, found {found}; try again after Retry-After"
             seconds = self.rates.seconds_for(others + n - most)
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(seconds)})
+
+    @contextmanager
+    def reserved(self) -> Iterator[Callable[[int], None]]:
+        """Hold a place in the slots and the queue for a request that is not read yet, until the block ends.
+
+        The block gets a function to call with the number of answers, when that is known.
+
+        Raises:
+            ApiError: there is no room, also from this function.
+        """
+        held = 0
+
+        def reserve(n: int) -> None:
+            nonlocal held
+            self._n_reserved, held = self._n_reserved - held, 0
+            self.check_room(n)
+            self._n_reserved, held = self._n_reserved + n, n
+
+        try:
+            reserve(1)
+            yield reserve
+        finally:
+            self._n_reserved -= held
 
     @asynccontextmanager
     async def running(self, job: Job) -> AsyncIterator[Job]:

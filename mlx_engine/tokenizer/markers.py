@@ -7,15 +7,23 @@ MARK came from a message, and are encoded as plain text.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from mlx_engine.tokenizer.messages import ROLES
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 
 # A low surrogate: no text that UTF-8 can encode has one.
 MARK = "\udc00"
+
+# Called before each encoding with its text; it may raise, which ends the work.
+Check: TypeAlias = Callable[[str], None]
+
+
+def unchecked(text: str) -> None:
+    """Let every text be encoded."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Markers:
         """Return the ids that are markers."""
         return [i for i in ids if i in self.values]
 
-    def encode(self, marked: str) -> list[int]:
+    def encode(self, marked: str, check: Check = unchecked) -> list[int]:
         """Return the ids of a marked text.
 
         If no message spells a marker, the whole text is encoded at once: the same ids as transformers gives. If one
@@ -89,17 +97,21 @@ class Markers:
 
         Raises:
             TokenizerError: the vocabulary cannot encode the text.
+            Exception: what `check` raises.
         """
-        ids = self.tokenizer.encode(marked.replace(MARK, ""), special=True)
+        text = marked.replace(MARK, "")
+        check(text)
+        ids = self.tokenizer.encode(text, special=True)
         if self.among(ids) == self.written(marked):
             return ids
         ids, at = [], 0
         for match in self._written.finditer(marked):
-            ids += [*self._plain(marked[at : match.start()]), self.ids[match[1]]]
+            ids += [*self._plain(marked[at : match.start()], check), self.ids[match[1]]]
             at = match.end()
-        return ids + self._plain(marked[at:])
+        return ids + self._plain(marked[at:], check)
 
-    def _plain(self, text: str) -> list[int]:
+    def _plain(self, text: str, check: Check) -> list[int]:
+        check(text)
         forbidden = {self.ids[marker] for marker in self.always}
         return [i for piece in self._cuts.split(text) for i in _without(self.tokenizer, piece, forbidden)]
 

@@ -242,7 +242,10 @@ def _keeps_text(core: tokenizers.Tokenizer) -> bool:
         return False  # such a token takes the white space beside it along
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
-        or (step["type"] == "Replace" and len(step["content"]) >= len(step["pattern"].get("String", step["content"] * 2)))
+        or (
+            step["type"] == "Replace"
+            and len(step["content"]) >= len(step["pattern"].get("String", step["content"] * 2))
+        )
         for step in steps_of(core.normalizer)
     )
     return normal and all(

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from tests.load.faults import faults
+from tests.load.left import left
 from tests.load.load import load
 
 
@@ -16,7 +17,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, help="requests per second at random moments, however many are open")
     parser.add_argument("--seed", type=int, default=1, help="seed of all random choices")
     parser.add_argument("--faults", action="store_true", help="run faults in place of load")
+    parser.add_argument("--left", type=int, metavar="N", help="run N clients that ask for much and leave")
+    parser.add_argument("--seconds", type=float, default=60.0, help="with --left: for how long")
+    parser.add_argument("--no-length-check", action="store_true", help="with --left: encode what cannot fit, too")
+    parser.add_argument("--model", default="builtin", help="with --left: the model")
     given = parser.parse_args()
+    if given.left is not None:
+        return report(left(given.left, given.seconds, ["-m", given.model], checks_length=not given.no_length_check))
     if given.faults:
         return report(faults())
     return report(load(given.requests, given.clients, given.rate, given.seed))

@@ -69,12 +69,23 @@ def of_thread(error: BaseException) -> None:
     plant(Scheduler, "_admit", fault)
 
 
+NO_LENGTH_CHECK = "no length check"
+
+
+def no_length_check() -> None:
+    """Encode texts that cannot fit, as if the context were very long."""
+    from mlx_engine.serve.service import Service
+
+    Service.check_length = lambda self, text: None  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "sampling": in_sampling,
     "one pass": in_one_pass,
     "every pass": in_every_pass,
     "template": in_template,
     "exit": lambda: of_thread(SystemExit(0)),
+    NO_LENGTH_CHECK: no_length_check,
     "memory": lambda: of_thread(MemoryError("planted")),
 }
 

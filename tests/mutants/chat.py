@@ -79,7 +79,7 @@ MUTANTS = [
         "what a message hid stays hidden",
         CHAT,
         "_rendered",
-        "markers.mark(guarded).translate(show)",
+        "_replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])",
         "markers.mark(guarded)",
     ),
     Mutant(

@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant(
         "an answer of the server fills the model's context",
         "mlx_engine/serve/service.py",
-        "Service.room",
+        "Service.context",
         "self.context_len or context",
         "context",
     ),

@@ -98,8 +98,8 @@ class Served:
 
     async def _run(self, listener: socket.socket) -> None:
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
-        service = Service(self.worker, **{"model": "micro", **self._options})
-        self.server = QuickServer(create_app(service), self.worker, grace=self.grace, patience=self._patience)
+        self.service = Service(self.worker, **{"model": "micro", **self._options})
+        self.server = QuickServer(create_app(self.service), self.worker, grace=self.grace, patience=self._patience)
         await self.server.serve([listener])
         self.fault = self.worker.fault
         self.finished.set()

@@ -259,8 +259,11 @@ def test_what_a_client_still_sends_is_discarded_before_its_connection_is_closed(
     async def send(message: Any) -> None:
         order.append("end" if message.get("more_body") is False else "reply")
 
-    anyio.run(refuse, ApiError(408, "too slow", headers={"Connection": "close"}), receive, send)
-    assert order == ["reply", "reply", "read", "read", "read", "end"]
+    async def wait() -> None:
+        order.append("wait")
+
+    anyio.run(refuse, ApiError(408, "too slow", headers={"Connection": "close"}), receive, send, wait)
+    assert order == ["reply", "reply", *["wait", "read"] * 3, "end"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
