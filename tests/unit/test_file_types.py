@@ -56,7 +56,9 @@ def test_the_record_has_every_rule():
 
 def model(path: Path, *, scale: float = 1.0, strange: float | None = None) -> Path:
     rng = np.random.default_rng(3)
-    metadata = {"general.architecture": "llama", "llama.block_count": 4}
+    sizes = {"block_count": 4, "context_length": 64, "embedding_length": 256, "feed_forward_length": 64}
+    sizes |= {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}
+    metadata = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in sizes.items()}}
     tensors = []
     for i in range(4):
         for kind, columns in WIDTHS.items():
