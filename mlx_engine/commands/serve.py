@@ -141,7 +141,7 @@ def load_engine(
 
     with progress_bar("opening") as progress:
         opened = open_source(source, backend, progress=progress, **options)
-    _ = opened.prompts.tokenizer  # built first: it may be missing, and the first request need not wait
+    _ = opened.prompts.tokenizer.most_bytes  # built first: it may be missing, and the first request need not wait
     if suggested:
         checked(opened.path, opened.checkpoint.metadata)
     opened.check_memory(kv=capacity.kv_bytes)

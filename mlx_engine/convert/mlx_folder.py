@@ -30,7 +30,7 @@ from mlx_engine.convert.mlx_limits import check_loads, notes_on
 from mlx_engine.convert.mlx_names import mlx_form
 from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
-from mlx_engine.convert.requantize import Line
+from mlx_engine.convert.requantize import Line, check_finite
 from mlx_engine.errors import OptionError, SourceError, require
 from mlx_engine.models import model_file
 from mlx_engine.models.allowed import open_model
@@ -75,7 +75,7 @@ def to_mlx_folder(
     Raises:
         OptionError: a target or a layer is unknown, there is something at `target`, or most bytes cannot have the type.
         SourceError: the source cannot be read, or the target cannot be written.
-        FormatError, ModelError: the source is damaged, or not a model that can be written for MLX.
+        FormatError, ModelError: the source is damaged, has NaN or infinity, or cannot be written for MLX.
         TokenizerError: a GGUF file has no tokenizer, or one that is not implemented.
     """
     layers = dict(layers or {})
@@ -95,7 +95,7 @@ def to_mlx_folder(
     config |= dict.fromkeys(KEYS, _quantization(to, parts))
     try:
         with draft(target.absolute(), is_folder=True) as made:
-            lines = _write_tensors(made, parts, progress)
+            lines = _write_tensors(made, parts, progress, checkpoint.where)
             (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
             write_others(made)
             made.rename(target)
@@ -159,8 +159,10 @@ def settings_of(type_: GroupType) -> dict[str, object]:
     return {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
 
 
-def _write_tensors(folder: Path, parts: Sequence[Part], progress: Callable[[int, int], None] | None) -> list[Line]:
-    """Write the shards and their index."""
+def _write_tensors(
+    folder: Path, parts: Sequence[Part], progress: Callable[[int, int], None] | None, source: str
+) -> list[Line]:
+    """Write the shards and their index. `source` names the model in errors."""
     shards, lines = _shards(parts), dict[str, Line]()
     where: dict[str, str] = {}
     done = 0
@@ -169,8 +171,10 @@ def _write_tensors(folder: Path, parts: Sequence[Part], progress: Callable[[int,
         nonlocal done
         for part in shard:
             before = part.before()
+            if part.is_quantized and part.type != before.type:
+                check_finite(before, source)
             new = part.new(before)
-            lines.setdefault(part.kind, Line(part.kind)).add(before, new, str(folder))
+            lines.setdefault(part.kind, Line(part.kind)).add(before, new, source)
             tensors = (new.parts.quants, *new.parts.in_order[:-1]) if isinstance(new, GroupWeight) else (new.data,)
             yield from (np.ascontiguousarray(tensor) for tensor in tensors)
             done += 1

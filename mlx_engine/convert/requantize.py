@@ -99,14 +99,20 @@ class Pending:
             FormatError: a value is NaN, infinite or too large for the new type.
         """
         stored = self._make()
-        bad = not_finite(stored) if stored.type != self.type else None
-        if bad is not None:
-            found = f"{bad.count:,} values of {self.name!r} that are NaN or infinite"
-            raise FormatError(where=self._where, expected="finite values", found=found, hint="download the file again")
+        if stored.type != self.type:
+            check_finite(stored, self._where)
         new = stored.as_type(self.type, threads=usable_cores())
         self._line.add(stored, new, self._where)
         self._done()
         return new.data
+
+
+def check_finite(weight: Weight, where: str) -> None:
+    """Raise FormatError if a value is NaN or infinite; `where` names the model."""
+    bad = not_finite(weight)
+    if bad is not None:
+        found = f"NaN or infinity in {weight.name!r} ({bad.count:,} of {math.prod(weight.shape):,} values)"
+        raise FormatError(where=where, expected="finite values", found=found, hint="download the model again")
 
 
 def requantize(

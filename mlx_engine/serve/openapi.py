@@ -183,7 +183,8 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         }  # fmt: skip
         schema["properties"] |= known
         schema["allOf"] = [_needs("stream_options", {"type": "object"}, "stream", {"const": True})]
-    chat["properties"]["messages"] = {"type": "array", "minItems": 1, "items": _message()}
+    messages = {"type": "array", "minItems": 1, "maxItems": service.context, "items": _message()}
+    chat["properties"]["messages"] = messages
     chat["properties"]["top_logprobs"]["anyOf"][0].update(ALTERNATIVES)
     chat["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True}))
     completion["properties"]["logprobs"]["anyOf"][0].update(ALTERNATIVES)

@@ -116,7 +116,7 @@ class Service:
             ContextLengthError: it is.
         """
         most = self.engine.tokenizer.most_bytes
-        n = len(text.encode()) if most is not None else 0
+        n = len(text.encode(errors="surrogatepass")) if most is not None else 0
         if most is not None and n > self.context * most:
             found = Words(f"a text of {n:,} bytes, of which a token has at most {most:,}")
             expected = f"at most {self.context:,} tokens, the context"

@@ -7,7 +7,7 @@ The event loop, the engine thread and the threads that parse and encode share on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -42,24 +42,24 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the messages of one body. A body of one message does not wait.
 
-        It raises ApiError if all bodies that are being read have more than `most` bytes, beyond the first message of
-        each. It calls `check` before each further message; what that raises ends the reading.
+        It raises ApiError if the large bodies that are being read have more than `most` bytes together, without the
+        first bytes of each. It calls `check` before each further message; what that raises ends the reading.
         """
-        n_first = n_held = 0
+        n_read = n_held = 0
 
         async def paced() -> Message:
-            nonlocal n_first, n_held
-            if n_first:
+            nonlocal n_read, n_held
+            if n_read:
                 await self.wait()
                 check()
             message = await receive()
             n = len(message.get("body", b""))
-            if not n_first:
-                n_first = n
-                return message
-            self._n_bytes, n_held = self._n_bytes + n, n_held + n
-            if self._n_bytes > most:
-                raise _busy("the bodies of requests", f"{most:,} bytes together")
+            n_read += n
+            if n_read > LARGE:
+                self._n_bytes, n_held = self._n_bytes + n, n_held + n
+                if self._n_bytes > most:
+                    # The connection is closed, so that the rest of the body need not be read.
+                    raise _busy("large bodies", f"{most:,} bytes together", {"Connection": "close"})
             return message
 
         try:
@@ -73,11 +73,10 @@ class Bodies:
             await asyncio.sleep(SECONDS_PER_PIECE)
 
 
-def _busy(what: str, most: str) -> ApiError:
-    """Return the error for a client that has to wait. The connection is closed: the rest of a body need not be read."""
+def _busy(what: str, most: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    """Return the error for a client that has to wait."""
     message = f"{what}: expected at most {most}, found as many of others; try again after Retry-After"
-    headers = {"Retry-After": "1", "Connection": "close"}
-    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1", **(headers or {})})
 
 
 class Turn:

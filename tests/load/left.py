@@ -36,6 +36,8 @@ RSS_TOLERANCE = 64 << 20
 N_HONEST = 4
 # Seconds of hostile clients before memory is compared: arenas of the allocator grow until they have met every mix.
 WARM_UP = 10.0
+# Seconds after which all connections must be closed, and the descriptors of the template's process.
+SETTLE, CHILD_FDS = 60.0, 5
 
 
 def message(text: str) -> dict[str, str]:
@@ -222,8 +224,9 @@ def watched(server: ServerProcess, n_clients: int, seconds: float) -> Seen:
     ended = threading.Event()
     honest = [Honest(server.address, number, ended) for number in range(N_HONEST)]
     health, memory = Health(server.address, ended), Memory(server.popen.pid, ended)
+    n_fds = server.vitals().fds
     run_hostile(server, n_clients, WARM_UP)
-    server.settled()
+    wait_until_closed(server, n_fds)
     before = memory.now()
     threads = [*honest, health, memory]
     for thread in threads:
@@ -234,9 +237,18 @@ def watched(server: ServerProcess, n_clients: int, seconds: float) -> Seen:
     ended.set()
     for thread in threads:
         thread.join()
-    is_idle = server.settled().is_idle
+    is_idle = wait_until_closed(server, n_fds)
     found = (before, memory.most, memory.now())
     return Seen(health, honest, found, is_idle, list(server.lines), server.end())
+
+
+def wait_until_closed(server: ServerProcess, n_fds: int) -> bool:
+    """Wait until the server has read what clients sent before they left; return whether it is idle."""
+    end = time.monotonic() + SETTLE
+    while (vitals := server.settled()).fds > n_fds + CHILD_FDS and time.monotonic() < end:
+        time.sleep(0.2)
+    print(f"{vitals.fds} descriptors, {n_fds} at the start")
+    return vitals.is_idle
 
 
 def run_hostile(server: ServerProcess, n_clients: int, seconds: float) -> str:

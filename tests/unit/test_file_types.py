@@ -56,7 +56,9 @@ def test_the_record_has_every_rule():
 
 def model(path: Path, *, scale: float = 1.0, strange: float | None = None) -> Path:
     rng = np.random.default_rng(3)
-    metadata = {"general.architecture": "llama", "llama.block_count": 4}
+    sizes = {"block_count": 4, "context_length": 64, "embedding_length": 256, "feed_forward_length": 64}
+    sizes |= {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}
+    metadata = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in sizes.items()}}
     tensors = []
     for i in range(4):
         for kind, columns in WIDTHS.items():
@@ -142,9 +144,25 @@ def test_a_model_with_values_that_are_not_finite_is_refused(tmp_path, to, value)
     folder = tmp_path / f"{to}-{value}"
     folder.mkdir()
     source = model(folder / "in.gguf", strange=value)
-    with pytest.raises(FormatError, match=r"expected finite values, found 1 values of 'blk\.2\..*NaN or infinite"):
+    with pytest.raises(
+        FormatError, match=r"in\.gguf: expected finite values, found NaN or infinity in 'blk\.2\..* \(1 of"
+    ):
         requantize(source, folder / "out.gguf", FileConversion(to))
     assert [path.name for path in folder.iterdir()] == ["in.gguf"]
+
+
+def test_a_folder_is_not_written_with_values_that_are_not_finite(tmp_path):
+    source = tmp_path / "in.gguf"
+    with open_gguf(RECORD.parent / "qwen3-micro" / "model-f32.gguf") as file:
+        weights = [file.weight(name) for name in file.tensors]
+        values = file.weight("blk.1.attn_q.weight").dequantize().copy()
+        values[3, 4] = np.nan
+        strange = Weight.pack("blk.1.attn_q.weight", values, F32)
+        tensors = [strange if weight.name == strange.name else weight for weight in weights]
+        write_gguf(source, file.typed_metadata(), tensors)
+    with pytest.raises(FormatError, match=r"in\.gguf: expected finite values, found NaN or infinity in .* \(1 of"):
+        to_mlx_folder(source, tmp_path / "out", "mlx-4bit")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
 
 
 def test_values_that_are_too_large_for_the_new_type_are_refused(tmp_path):

@@ -132,10 +132,8 @@ def test_the_script_uses_ids_that_exist(tags: list[tuple[str, dict[str, str | No
     assert used <= ids
 
 
-def test_the_file_stays_readable():
-    lines = TEXT.splitlines()
-    assert len(lines) <= 660
-    assert max(map(len, lines)) <= 150
+def test_the_lines_stay_readable():
+    assert max(map(len, TEXT.splitlines())) <= 150
 
 
 async def collect(source: Source, n: int, *, pause: float = 0.0, heartbeat: float = 9.0) -> list[bytes]:

@@ -86,7 +86,7 @@ def test_the_parts_are_one_file_for_every_reader(parts, tmp_path):
         assert file.kinds == whole.kinds
         assert {n: t.shape for n, t in file.tensors.items()} == {n: t.shape for n, t in whole.tensors.items()}
         assert all((file.weight(n).data == whole.weight(n).data).all() for n in whole.tensors)
-    assert {finding.level for finding in verify(parts[0])} == {finding.level for finding in verify(WHOLE)}
+    assert {finding.check for finding in verify(parts[0])} == {finding.check for finding in verify(WHOLE)}
     assert not [finding for finding in verify(parts[0]) if finding.level is Level.FAIL]
     for source, name in ((parts[0], "a"), (WHOLE, "b")):
         requantize(source, tmp_path / name, Conversion("q4_0"))

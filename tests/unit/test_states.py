@@ -147,7 +147,7 @@ def test_states_count_in_every_report_of_memory():
     short, long = CacheSize(LAYERS, 10), CacheSize(LAYERS, 50)
     assert short.state == long.state == each
     assert long.whole - short.whole == 40 * 2 * 2 * 4
-    assert kv_cache(long).endswith("(1 layers x 1 head x 50 x 2 x f32 x 2); states of 2 layers: 0.000 MB, whatever "
+    assert kv_cache(long).endswith("(1 layers x 1 head x 50 x 2 x f32 x 2); states of 2 layers: 184 B, whatever "
                                    "the number of tokens")  # fmt: skip
     of = model("qwen35")
     traffic = Traffic.of(of, of.new_pool(8))
