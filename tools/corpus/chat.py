@@ -116,12 +116,15 @@ class Talk:
         self.request: Request | None = None
         self.asked = False
         self.story: Story | None = None
+        self.plots = {True: "", False: ""}  # the last plot of a short and of a long story
         self.user = ""
 
     def tell(self, request: Request, *, short: bool, again: bool = False) -> str:
         """Tell a story of the request's characters and remember it."""
-        make = stories.tell_brief if short or self.brief else stories.tell
-        self.story, self.request = make(self.rng, request, again=again), request
+        short = short or self.brief
+        make = stories.tell_brief if short else stories.tell
+        self.story, self.request = make(self.rng, request, again=again, after=self.plots[short]), request
+        self.plots[short] = self.story.plot
         return self.story.text
 
     def new_story(self) -> tuple[str, str]:
@@ -151,7 +154,7 @@ class Talk:
         """Ask for one more: of the same kind if one was asked for."""
         rng, request = self.rng, self.request
         assert request is not None
-        short = self.story is not None and self.story.plot == "brief"
+        short = self.story is not None and self.story.plot in stories.BRIEF
         if not self.asked:
             return rng.choice(ANOTHER), self.tell(Request("", stories.choose_main(rng)), short=short)
         main = request.main

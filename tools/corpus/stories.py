@@ -218,19 +218,19 @@ INTROS_ONCE = (
     "Once upon a time, {a.intro} lived {a.lives} and loved to {hobby}.",
 )
 INTROS = (
-    "There was a {a.adjective} {a.kind} named {a} who lived {a.lives}.",
-    "There was a {a.adjective} {a.kind} named {a} who loved to {hobby}.",
+    "There was {a.intro} who lived {a.lives}.",
+    "There was {a.intro} who loved to {hobby}.",
     "There was once {a.intro} who lived {a.lives}.",
     "Long ago, {a.intro} lived {a.lives}.",
     "Long ago, there was {a.intro} who loved to {hobby}.",
-    "{a} was a {a.adjective} {a.kind} who lived {a.lives}.",
-    "{a} was a {a.adjective} {a.kind} who loved to {hobby}.",
-    "{a} lived {a.lives}.|{a.he} was a {a.adjective} {a.kind} who loved to {hobby}.",
+    "{a} was {a.described} who lived {a.lives}.",
+    "{a} was {a.described} who loved to {hobby}.",
+    "{a} lived {a.lives}.|{a.he} was {a.described} who loved to {hobby}.",
     "Far away, {a.lives}, there lived {a.intro}.",
     "In a small village, there lived {a.intro} who loved to {hobby}.",
     "In a small village near {land}, there lived {a.intro}.",
     "In a quiet valley, there lived {a.intro}.",
-    "A {a.adjective} {a.kind} named {a} lived {a.lives}.",
+    "{a.intro} lived {a.lives}.",
 )
 TRAITS = (
     "{a.he} had bright eyes and a warm heart.",
@@ -252,20 +252,20 @@ BRIEF_INTROS = (
     "Once upon a time, there was {a.intro} who loved to {hobby}.",
     "There was once {a.intro} who lived {a.lives}.",
 )
-BRIEF = (
-    "{a} lost a {thing} {place.at}.|{a.full} looked everywhere and found the {thing_n} {spot}.",
-    "{a} lost a {thing}.|Then {b.intro} came by and found it {spot}.",
-    "{a} met {b.intro} {place.at}.|{a.full} and {b} played until the sun went down.",
-    "{a} found a {thing} {spot}.|{a.full} gave the {thing_n} back to {h}.",
-    "{a} wanted to {hobby}, but it rained.|So {a} stayed at home and shared {food} with {b.intro}.",
-    "{a} was hungry and found {food}.|{a.full} shared it with {b.intro}.",
-    "{a} walked to {place} to {hobby}.|There {a} met {b.intro}, and they became friends.",
-    "{a} got lost {place.at}.|{h} showed {a.him} the way, and {a} was home before dark.",
-    "{a} made a {thing} for {a.his} {g}.|It was the best gift of all.",
-    "{a} could not sleep.|{a.his} {g} told {a.him} a story about {b.intro}, and {a} fell asleep.",
-    "{a} heard a noise {spot}.|It was only {b.intro}, who was looking for a {thing}.",
-    "{a} wished for a {thing}.|{h} had one, and gave it to {a}.",
-)
+BRIEF = {
+    "brief a": "{a} lost a {thing} {place.at}.|{a.full} looked everywhere and found the {thing_n} {spot}.",
+    "brief b": "{a} lost a {thing}.|Then {b.intro} came by and found it {spot}.",
+    "brief c": "{a} met {b.intro} {place.at}.|{a.full} and {b} played until the sun went down.",
+    "brief d": "{a} found a {thing} {spot}.|{a.full} gave the {thing_n} back to {h}.",
+    "brief e": "{a} wanted to {hobby}, but it rained.|So {a} stayed at home and shared {food} with {b.intro}.",
+    "brief f": "{a} was hungry and found {food}.|{a.full} shared it with {b.intro}.",
+    "brief g": "{a} walked to {place} to {hobby}.|There {a} met {b.intro}, and they became friends.",
+    "brief h": "{a} got lost {place.at}.|{h} showed {a.him} the way, and {a} was home before dark.",
+    "brief i": "{a} made a {thing} for {a.his} {g}.|It was the best gift of all.",
+    "brief j": "{a} could not sleep.|{a.his} {g} told {a.him} a story about {b.intro}, and {a} fell asleep.",
+    "brief k": "{a} heard a noise {spot}.|It was only {b.intro}, who was looking for a {thing}.",
+    "brief l": "{a} wished for a {thing}.|{h} had one, and gave it to {a}.",
+}
 CLOSINGS = (
     "{a} was very happy.",
     "{a} smiled for a long time.",
@@ -304,7 +304,9 @@ def opening(rng: random.Random, plot: Plot, cast: dict[str, object], *, again: b
         yield f"{when} {first[0]}"
     else:
         cast["who"], cast["land"] = "{a}", rng.choice(LANDS)
-        intro = rng.choice(INTROS_ONCE if once else INTROS)
+        is_named = not str(cast["a"]).startswith("the ")
+        intros = INTROS_ONCE if once else INTROS
+        intro = rng.choice([line for line in intros if is_named or not line.startswith("{a} ")])
         yield from split_steps(intro)
         words_used = " ".join(option for step in plot.steps for option in step.options)
         knows_friend = "{b}" in words_used and "{b.intro}" not in words_used
@@ -344,48 +346,57 @@ def outline(rng: random.Random, plot: Plot, cast: dict[str, object], *, again: b
         yield rng.choice(CLOSINGS)
 
 
-def acceptable(sentences: list[str]) -> bool:
-    """Say whether a story has a good length and never repeats itself."""
-    length = sum(len(sentence.split()) for sentence in sentences)
+def acceptable(sentences: list[str], *, shorter: bool = False) -> bool:
+    """Say whether a story has a good length and never repeats itself; ``shorter``: it has no introduction."""
+    length = sum(len(sentence.split()) for sentence in sentences) + 15 * shorter
     return (
-        MIN_SENTENCES <= len(sentences) <= MAX_SENTENCES
+        MIN_SENTENCES <= len(sentences) + 2 * shorter <= MAX_SENTENCES
         and MIN_WORDS <= length <= MAX_WORDS
         and len(set(sentences)) == len(sentences)
     )
 
 
-def tell(rng: random.Random, request: Request | None = None, *, again: bool = False) -> Story:
-    """Tell one new story, of the request's characters; ``again``: go on with those of the story before."""
+def following(names: list[str], after: str) -> str:
+    """Return the name after ``after``, in a circle: a conversation takes the plots in turn, so none comes twice."""
+    return next((name for name in names if name > after), names[0])
+
+
+def tell(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
+    """Tell one new story.
+
+    ``request`` has the characters; ``again`` goes on with those of the story before; ``after`` is its plot.
+    """
     main, friend = (request.main, request.friend) if request else (None, None)
-    plots = [plot for plot in load_plots() if not ((again or friend) and plot.meets)]
+    plots = {plot.name: plot for plot in load_plots() if not ((again or friend) and plot.meets)}
     while True:
-        plot = rng.choice(plots)
+        plot = plots[following(list(plots), after) if after else rng.choice(list(plots))]
         cast = choose_cast(rng, plot, main, friend)
         cast["both"] = friend is not None
         templates = list(outline(rng, plot, cast, again=again))
         # The snowman is "he" as well, so that story keeps to the names.
         lines = polished(rng, templates, pronouns=plot.name != "snow")
         sentences = [fill(line, cast) for line in lines]
-        if acceptable(sentences):
+        if acceptable(sentences, shorter=again):
             return Story(plot.name, sentences, cast)
+        after = after and plot.name if rng.random() < 0.05 else after  # a plot may not suit these characters
 
 
-def tell_brief(rng: random.Random, request: Request | None = None, *, again: bool = False) -> Story:
+def tell_brief(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
     """Tell a story of three or four sentences."""
-    plot = load_plots()[0]
     main, friend = (request.main, request.friend) if request else (None, None)
-    cast = choose_cast(rng, plot, main, friend)
+    cast = choose_cast(rng, load_plots()[0], main, friend)
     cast["who"], cast["land"] = "{a}", rng.choice(LANDS)
+    name = following(list(BRIEF), after) if after else rng.choice(list(BRIEF))
     if again:
-        lines = [f"{rng.choice(LATER)} {rng.choice(BRIEF)}"]
+        lines = [f"{rng.choice(LATER)} {BRIEF[name]}"]
     else:
         with_friend = "Once upon a time, there were {a.intro} and {b.intro}."
         intro = with_friend if friend else rng.choice(BRIEF_INTROS)
-        lines = [intro, f"{rng.choice(WHENS)} {rng.choice(BRIEF)}"]
+        lines = [intro, f"{rng.choice(WHENS)} {BRIEF[name]}"]
     if rng.random() < 0.5:
         lines.append(rng.choice(CLOSINGS[:-1]))
     lines = [part for line in lines for part in split_steps(line)]
-    return Story("brief", [fill(line, cast) for line in lines], cast)
+    return Story(name, [fill(line, cast) for line in lines], cast)
 
 
 def topic(story: Story, request: Request) -> str:

@@ -175,8 +175,12 @@ class Character:
     @property
     def intro(self) -> str:
         """Give the words that bring someone new into the story."""
-        described = f"a {self.adjective} {self.kind}" if self.adjective else f"a {self.kind}"
-        return f"{described} named {self.name}" if self.name else described
+        return f"{self.described} named {self.name}" if self.name else self.described
+
+    @property
+    def described(self) -> str:
+        """Give the kind with its adjectives: "a little fox"."""
+        return f"a {self.adjective} {self.kind}" if self.adjective else f"a {self.kind}"
 
     @property
     def full(self) -> str:
