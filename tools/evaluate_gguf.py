@@ -143,7 +143,7 @@ def main() -> None:
         print(f"--- {len(made.token_ids)} tokens, {made.finish_reason}\n{prompt}{made.text}\n", flush=True)
     missed = follows(engine, args.subjects)
     for case, answer in missed:
-        print(f"MISSED {case.request}\n{answer}\n")
+        print(f"MISSED {case.request}\n{answer[:200]}\n")
     print(f"subject named in {args.subjects - len(missed)} of {args.subjects} stories about held-out subjects", flush=True)
     if args.conversations:
         args.conversations.write_text("\n\n".join(conversations(engine)) + "\n", encoding="utf-8")

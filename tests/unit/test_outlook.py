@@ -14,6 +14,7 @@ from mlx_engine.commands.outlook_rows import run_rows
 from mlx_engine.errors import ContextLengthError, EngineError
 from mlx_engine.quant.weight import Weight
 from mlx_engine.schedule.traffic import Traffic
+from tests.builtin import LONGEST
 from tests.unit.test_command_generate import cli
 
 DATA = Path(__file__).parents[1] / "data"
@@ -52,27 +53,20 @@ def test_the_errors_are_those_of_loading(tmp_path):
     assert str(found.value) == str(expected.value)
 
 
-@pytest.fixture(scope="module")
-def longest():
-    """Return the context of the built-in model, in tokens."""
-    with mlx_engine.open_gguf(BUILTIN) as file:
-        return file.metadata["qwen3.context_length"]
+def test_a_context_beyond_the_model_s_is_refused():
+    with pytest.raises(ContextLengthError, match=f"at most {LONGEST:,} tokens"):
+        outlook(BUILTIN, "simd", LONGEST + 1)
+    assert "runs here" in cli("inspect", "builtin", "--context", LONGEST + 1).out
 
 
-def test_a_context_beyond_the_model_s_is_refused(longest):
-    with pytest.raises(ContextLengthError, match=f"at most {longest:,} tokens"):
-        outlook(BUILTIN, "simd", longest + 1)
-    assert "runs here" in cli("inspect", "builtin", "--context", longest + 1).out
-
-
-def test_inspect_prints_memory_and_rate(monkeypatch, longest):
+def test_inspect_prints_memory_and_rate(monkeypatch):
     monkeypatch.setattr(module, "machine_bandwidth", lambda _: 1e9)
     run = json.loads(cli("inspect", "builtin", "--context", 100, "--backend", "parallel", "--json").out)["run"]
     assert run["context"] == 100
     assert run["decode_tokens_per_second"] == pytest.approx(1e9 / run["decode_bytes"])
     text = cli("inspect", "builtin", "--backend", "parallel").out
     assert "yes, on parallel" in text
-    assert f"of keys and values for {longest:,} tokens" in text
+    assert f"of keys and values for {LONGEST:,} tokens" in text
     assert "read per token at 1.0 GB/s, measured" in text
     assert "decode" not in cli("inspect", "builtin", "--backend", "scalar").out.split("metadata")[0]
 

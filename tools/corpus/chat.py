@@ -130,7 +130,7 @@ class Talk:
     def new_story(self) -> tuple[str, str]:
         """Ask for a story, nearly always for a particular one."""
         rng = self.rng
-        request, short = stories.ask(rng), rng.random() < 0.35
+        request, short = stories.ask(rng), rng.random() < 0.5
         self.asked = rng.random() > 0.15
         if not self.asked:
             request = Request("", stories.choose_main(rng))

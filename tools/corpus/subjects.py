@@ -109,11 +109,11 @@ def rare_name(rng: random.Random, *, held_out: bool = False) -> str:
 
 
 def any_noun(rng: random.Random) -> str:
-    """Choose what a story is about: usually an animal, now and then an invented one."""
+    """Choose what a story is about: half of them are invented, since a model completes nouns that it knows by heart."""
     pick = rng.random()
-    if pick < 0.2:
+    if pick < 0.5:
         return rare_noun(rng)
-    pool = ANIMALS if pick < 0.6 else TRAINED
+    pool = ANIMALS if pick < 0.75 else TRAINED
     while is_held_out(noun := rng.choice(pool)):
         pass
     return noun
