@@ -144,7 +144,9 @@ def main() -> None:
     missed = follows(engine, args.subjects)
     for case, answer in missed:
         print(f"MISSED {case.request}\n{answer[:200]}\n")
-    print(f"subject named in {args.subjects - len(missed)} of {args.subjects} stories about held-out subjects", flush=True)
+    print(
+        f"subject named in {args.subjects - len(missed)} of {args.subjects} stories about held-out subjects", flush=True
+    )
     if args.conversations:
         args.conversations.write_text("\n\n".join(conversations(engine)) + "\n", encoding="utf-8")
     if args.documents:

@@ -137,7 +137,8 @@ class Trainer:
         chosen = data[progress >= 1 - self.args.long_share]
         count = max(1, self.args.batch // (chosen.shape[1] - 1))
         index = self.step * count % (len(chosen) - count)
-        return chosen[index : index + count]
+        batch: NDArray[np.uint16] = chosen[index : index + count]
+        return batch
 
     def run(self, data: tuple[NDArray[np.uint16], ...], held_out: NDArray[np.uint16]) -> None:
         """Train to the end of the schedule."""
@@ -171,7 +172,10 @@ def main() -> None:
     data = training_rows(args, trainer.tokenizer, trainer.config.context)
     held_out = rows(trainer.tokenizer, HELD_OUT_SEED, 1000, trainer.config.context)
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{parameters} parameters, {sum(part.size for part in data)} training tokens, {len(held_out)} held-out rows", flush=True)
+    print(
+        f"{parameters} parameters, {sum(part.size for part in data)} training tokens, {len(held_out)} held-out rows",
+        flush=True,
+    )
     trainer.run(data, held_out)
 
 

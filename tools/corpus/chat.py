@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from tools.corpus import facts, markdown, stories, words
 from tools.corpus.stories import Request, Story, with_articles
@@ -40,8 +41,8 @@ UNKNOWN = (
     "What will the weather be like tomorrow?", "Who will win the game tomorrow?", "What am I thinking?",
     "What did I eat yesterday?", "How old am I?", "Where are my keys?", "What is my name?",
     "What is the meaning of life?", "Which numbers will win the lottery?", "What time is it?",
-    "How do I fix my computer?", "What is love?", "Who is the president?", "What is the news today?", "What is the stock price?",
-    "How many stars are there in the sky?", "What is quantum physics?",
+    "How do I fix my computer?", "What is love?", "Who is the president?", "What is the news today?",
+    "What is the stock price?", "How many stars are there in the sky?", "What is quantum physics?",
     "Explain the theory of relativity.", "Translate this into Chinese.", "Who wrote this book?",
     "What is my favorite color?", "How tall is my brother?",
 )  # fmt: skip
@@ -102,8 +103,6 @@ def fact_exchange(rng: random.Random) -> tuple[str, str]:
     return question, fact.statement
 
 
-
-
 class Talk:
     """A conversation as it is written: what was told so far decides what can be asked next."""
 
@@ -127,6 +126,12 @@ class Talk:
         self.plots[short] = self.story.plot
         return self.story.text
 
+    def last(self) -> Story:
+        """Return the last story that was told."""
+        if self.story is None:
+            raise ValueError("nothing was told yet")
+        return self.story
+
     def new_story(self) -> tuple[str, str]:
         """Ask for a story, nearly always for a particular one."""
         rng = self.rng
@@ -138,8 +143,7 @@ class Talk:
             return rng.choice(SHORT_REQUESTS if short else STORY_REQUESTS), text
         second = self.story is not None
         text = self.tell(request, short=short)
-        assert self.story is not None
-        phrase = stories.topic(self.story, request) if not short and rng.random() < 0.25 else request.phrase
+        phrase = stories.topic(self.last(), request) if not short and rng.random() < 0.25 else request.phrase
         pick = rng.random()
         if pick < 0.05:
             title = request.phrase.title()
@@ -152,9 +156,8 @@ class Talk:
 
     def another(self) -> tuple[str, str]:
         """Ask for one more: of the same kind if one was asked for."""
-        rng, request = self.rng, self.request
-        assert request is not None
-        short = self.story is not None and self.story.plot in stories.BRIEF
+        rng, request = self.rng, self.request or Request("", self.last().main)
+        short = self.last().plot in stories.BRIEF
         if not self.asked:
             return rng.choice(ANOTHER), self.tell(Request("", stories.choose_main(rng)), short=short)
         main = request.main
@@ -167,19 +170,14 @@ class Talk:
 
     def go_on(self) -> tuple[str, str]:
         """Ask how the story went on."""
-        assert self.story is not None
-        a, b = self.story.cast["a"], self.story.cast["b"]
-        assert isinstance(a, words.Character)
-        assert isinstance(b, words.Character)
-        told = b.name in self.story.text
+        a, b = self.last().main, self.last().friend
+        told = b.name in self.last().text
         request = Request(self.request.phrase if self.request else "", a, b if told else None)
         return self.rng.choice(NEXT), self.tell(request, short=self.rng.random() < 0.6, again=True)
 
     def about_the_story(self) -> tuple[str, str]:
         """Ask whom the story was about."""
-        assert self.story is not None
-        a = self.story.cast["a"]
-        assert isinstance(a, words.Character)
+        a = self.last().main
         one = with_articles(f"a {a.kind} named {a.name}" if a.name else f"a {a.kind}")
         if self.rng.random() < 0.5:
             asked = ("Who was the story about?", "What was the story about?", "Who was in the story?")
@@ -224,6 +222,7 @@ class Talk:
 
     def exchange(self) -> tuple[str, str]:
         """Write one question and its answer."""
+        kinds: tuple[Callable[[], tuple[str, str]], ...]
         if self.story:
             kinds = (self.new_story, self.another, self.go_on, self.about_the_story, self.small_talk, self.fact,
                      self.markdown, self.name, self.poem)  # fmt: skip

@@ -58,6 +58,14 @@ class Plot:
         return any("{b.intro}" in option for step in self.steps for option in step.options)
 
 
+def character(cast: dict[str, object], role: str) -> Character:
+    """Return the character in a role of the cast."""
+    found = cast[role]
+    if not isinstance(found, Character):
+        raise TypeError(f"{role} is no character: {found}")
+    return found
+
+
 @dataclass(frozen=True)
 class Story:
     """A finished story with its cast."""
@@ -65,6 +73,16 @@ class Story:
     plot: str
     sentences: list[str]
     cast: dict[str, object]
+
+    @property
+    def main(self) -> Character:
+        """Give the one it is about."""
+        return character(self.cast, "a")
+
+    @property
+    def friend(self) -> Character:
+        """Give the friend, who may not appear."""
+        return character(self.cast, "b")
 
     @property
     def text(self) -> str:
@@ -166,7 +184,7 @@ def ask(rng: random.Random) -> Request:
         name = words.any_name(rng)
         main = words.make_child(rng, she=rng.random() < 0.5)
         main = replace(main, name=name, kind="girl" if main.she else "boy", lives=rng.choice(words.CHILD_HOMES))
-        if name in words.GIRLS and not main.she or name in words.BOYS and main.she:
+        if (name in words.GIRLS and not main.she) or (name in words.BOYS and main.she):
             main = replace(main, she=not main.she, kind="boy" if main.she else "girl")
         return Request(name if rng.random() < 0.4 else f"a {main.kind} named {name}", main)
     own_name = name

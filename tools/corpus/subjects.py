@@ -10,63 +10,73 @@ import random
 import re
 import zlib
 
-ANIMALS = """
-alligator ant anteater antelope armadillo baboon badger bat bear beaver bee beetle bison boar buffalo bug bull bunny
-butterfly calf camel canary caterpillar cat cheetah chicken chipmunk cobra cockatoo cow coyote crab crane cricket
-crocodile crow cub deer dog dolphin donkey dove dragonfly duck duckling eagle eel elephant elk falcon ferret finch
-firefly fish flamingo fly foal fox frog gazelle gecko gerbil gibbon giraffe goat goldfish goose gopher gorilla
-grasshopper hamster hare hawk hedgehog hen heron hippo hornet horse hyena iguana jackal jaguar jay jellyfish kangaroo
-kid kitten kiwi koala ladybug lamb lark lemming lemur leopard lion lizard llama lobster lynx magpie mammoth marmot
-meerkat mole mongoose monkey moose mosquito moth mouse mule newt nightingale octopus opossum orangutan ostrich otter
-owl ox oyster panda panther parakeet parrot partridge peacock pelican penguin pheasant pig pigeon piglet pony
-porcupine possum puffin puma pup puppy quail rabbit raccoon ram rat raven reindeer rhino robin rooster salamander
-salmon scorpion seagull seahorse seal shark sheep shrew shrimp skunk sloth slug snail snake sparrow spider squid
-squirrel starfish stork swallow swan tadpole tiger toad tortoise toucan trout turkey turtle vole vulture walrus wasp
-weasel whale wolf wombat woodpecker worm yak zebra
-""".split()
-PEOPLE = """
-acrobat actor admiral artist astronaut baker barber beekeeper beggar blacksmith brewer builder butcher butler captain
-carpenter chef clockmaker clown cobbler cook cowboy dancer dentist detective diver doctor driver duke emperor engineer
-explorer farmer ferryman fiddler fireman fisherman florist gardener general guard hatter hermit hunter inventor
-jester judge juggler king knight lady librarian locksmith lord magician mailman mayor merchant miller miner minstrel
-monk musician nurse painter peasant pilot piper pirate plumber poet potter printer queen ranger sailor scholar
-scientist scout sculptor shepherd shoemaker singer smith soldier spy student surgeon tailor teacher thief toymaker
-traveler trumpeter waiter watchman weaver woodcutter writer
-""".split()
-CREATURES = """
-angel centaur cyclops demon dinosaur dragon dwarf elf fairy genie ghost giant gnome goblin griffin imp kraken leprechaun
-mermaid monster mummy ogre phantom phoenix pixie robot scarecrow snowman sorcerer spirit sprite titan troll unicorn
-vampire warlock werewolf witch wizard yeti zombie
-""".split()
-THINGS = """
-acorn airplane anchor apple balloon banana barrel basket bell bench boat book boot bottle box bread brick bridge broom
-brush bucket bus button cactus cake camera candle cannon car carpet carrot cart castle chair chimney clock cloud coat
-coin comet compass cookie crayon crown cucumber cup cupcake daisy dandelion desk doll door doughnut drum fern
-flag flower flute fork fountain gate glove guitar hammer harp hat helmet island jar kettle key kite ladder lamp
-lantern leaf lemon letter lighthouse lily locomotive mailbox map marble melon mirror mitten moon mountain muffin
-mushroom nail needle notebook nut onion pancake pear pebble pen pencil piano pie pillow planet plum pot potato pumpkin
-puppet puddle puzzle radish raindrop ribbon ring river rocket rose rug sandcastle sandwich satellite saucepan scarf scissor seed
-shadow shell shoe shovel skateboard sled snowflake soap sock spoon star stone stool strawberry submarine suitcase sun
-sunflower sweater sword table taxi teacup teapot telescope tent thimble thread tomato toothbrush tower tractor train
-tree truck trumpet tulip turnip tugboat umbrella vase violin volcano wagon walnut wave wheel whistle windmill window yoyo
-""".split()
-ADJECTIVES = """
-ancient angry bashful big blue bold brave bright brown busy calm careful cheerful clever clumsy cold cozy crooked curious
-dizzy dusty eager fancy fast fat fearless fluffy forgetful foolish friendly funny fuzzy gentle giant glad gloomy golden
-grand gray greedy green grumpy handsome happy huge hungry jolly kind lazy little lonely loud lucky mighty modest
-muddy naughty neat nervous noble noisy odd old orange patient pink playful polite poor proud purple quick quiet red
-restless rich round rude rusty sad scared shiny shy silent silly silver sleepy slow sly small smart sneaky spotted
-stormy strange striped strong stubborn sweet swift tall thin thirsty tidy timid tiny tired tough ugly unlucky warm weak
-weary white wild wise witty wooden yellow young
-""".split()
 
-ONSETS = "b br c ch cl d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn sp st t tr v w wh y z".split()
-VOWELS = "a a a e e e i i o o o u oo ee ai".split()
-CODAS = "b ck d ff g l ll m mp n nd ng nk p r rn sh sk st t x zz".split()
-NAME_ENDS = "a a o o i y ie us is in el an ar er en on ette ila ara ino".split()
+def words_of(text: str) -> list[str]:
+    """Return the words of a text."""
+    return text.split()
+
+
+ANIMALS = words_of("""
+alligator ant anteater antelope armadillo baboon badger bat bear beaver bee beetle bison boar buffalo bug bull
+bunny butterfly calf camel canary caterpillar cat cheetah chicken chipmunk cobra cockatoo cow coyote crab
+crane cricket crocodile crow cub deer dog dolphin donkey dove dragonfly duck duckling eagle eel elephant elk
+falcon ferret finch firefly fish flamingo fly foal fox frog gazelle gecko gerbil gibbon giraffe goat goldfish
+goose gopher gorilla grasshopper hamster hare hawk hedgehog hen heron hippo hornet horse hyena iguana jackal
+jaguar jay jellyfish kangaroo kid kitten kiwi koala ladybug lamb lark lemming lemur leopard lion lizard llama
+lobster lynx magpie mammoth marmot meerkat mole mongoose monkey moose mosquito moth mouse mule newt
+nightingale octopus opossum orangutan ostrich otter owl ox oyster panda panther parakeet parrot partridge
+peacock pelican penguin pheasant pig pigeon piglet pony porcupine possum puffin puma pup puppy quail rabbit
+raccoon ram rat raven reindeer rhino robin rooster salamander salmon scorpion seagull seahorse seal shark
+sheep shrew shrimp skunk sloth slug snail snake sparrow spider squid squirrel starfish stork swallow swan
+tadpole tiger toad tortoise toucan trout turkey turtle vole vulture walrus wasp weasel whale wolf wombat
+woodpecker worm yak zebra
+""")
+PEOPLE = words_of("""
+acrobat actor admiral artist astronaut baker barber beekeeper beggar blacksmith brewer builder butcher butler
+captain carpenter chef clockmaker clown cobbler cook cowboy dancer dentist detective diver doctor driver duke
+emperor engineer explorer farmer ferryman fiddler fireman fisherman florist gardener general guard hatter
+hermit hunter inventor jester judge juggler king knight lady librarian locksmith lord magician mailman mayor
+merchant miller miner minstrel monk musician nurse painter peasant pilot piper pirate plumber poet potter
+printer queen ranger sailor scholar scientist scout sculptor shepherd shoemaker singer smith soldier spy
+student surgeon tailor teacher thief toymaker traveler trumpeter waiter watchman weaver woodcutter writer
+""")
+CREATURES = words_of("""
+angel centaur cyclops demon dinosaur dragon dwarf elf fairy genie ghost giant gnome goblin griffin imp kraken
+leprechaun mermaid monster mummy ogre phantom phoenix pixie robot scarecrow snowman sorcerer spirit sprite
+titan troll unicorn vampire warlock werewolf witch wizard yeti zombie
+""")
+THINGS = words_of("""
+acorn airplane anchor apple balloon banana barrel basket bell bench boat book boot bottle box bread brick
+bridge broom brush bucket bus button cactus cake camera candle cannon car carpet carrot cart castle chair
+chimney clock cloud coat coin comet compass cookie crayon crown cucumber cup cupcake daisy dandelion desk doll
+door doughnut drum fern flag flower flute fork fountain gate glove guitar hammer harp hat helmet island jar
+kettle key kite ladder lamp lantern leaf lemon letter lighthouse lily locomotive mailbox map marble melon
+mirror mitten moon mountain muffin mushroom nail needle notebook nut onion pancake pear pebble pen pencil
+piano pie pillow planet plum pot potato pumpkin puppet puddle puzzle radish raindrop ribbon ring river rocket
+rose rug sandcastle sandwich satellite saucepan scarf scissor seed shadow shell shoe shovel skateboard sled
+snowflake soap sock spoon star stone stool strawberry submarine suitcase sun sunflower sweater sword table
+taxi teacup teapot telescope tent thimble thread tomato toothbrush tower tractor train tree truck trumpet
+tulip turnip tugboat umbrella vase violin volcano wagon walnut wave wheel whistle windmill window yoyo
+""")
+ADJECTIVES = words_of("""
+ancient angry bashful big blue bold brave bright brown busy calm careful cheerful clever clumsy cold cozy
+crooked curious dizzy dusty eager fancy fast fat fearless fluffy forgetful foolish friendly funny fuzzy gentle
+giant glad gloomy golden grand gray greedy green grumpy handsome happy huge hungry jolly kind lazy little
+lonely loud lucky mighty modest muddy naughty neat nervous noble noisy odd old orange patient pink playful
+polite poor proud purple quick quiet red restless rich round rude rusty sad scared shiny shy silent silly
+silver sleepy slow sly small smart sneaky spotted stormy strange striped strong stubborn sweet swift tall thin
+thirsty tidy timid tiny tired tough ugly unlucky warm weak weary white wild wise witty wooden yellow young
+""")
+
+ONSETS = words_of("b br c ch cl d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn sp st t tr v w wh y z")
+VOWELS = words_of("a a a e e e i i o o o u oo ee ai")
+CODAS = words_of("b ck d ff g l ll m mp n nd ng nk p r rn sh sk st t x zz")
+NAME_ENDS = words_of("a a o o i y ie us is in el an ar er en on ette ila ara ino")
 
 # An invented word must not be one of these by chance.
-RUDE = re.compile("fuck|shit|dick|cock|slut|tit|prick|spick|coon|cunt|piss|dyk|nig|kik|sex|rap|ass|poo|pee|bum|crap|hor|gook|damn|hell")
+RUDE = re.compile(
+    "fuck|shit|dick|cock|slut|tit|prick|spick|coon|cunt|piss|dyk|nig|kik|sex|rap|ass|poo|pee|bum|crap|hor|gook|damn|hell"
+)
 
 NOUNS = sorted({*ANIMALS, *PEOPLE, *CREATURES, *THINGS})
 # What people ask for first is never held out.
