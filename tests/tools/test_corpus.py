@@ -316,9 +316,9 @@ def test_the_mix_is_mostly_conversations() -> None:
         kind, text = document(rng)
         sizes[kind] += len(text)
     total = sum(sizes.values())
-    assert 0.15 < sizes["story"] / total < 0.3
-    assert 0.02 < sizes["facts"] / total < 0.1
-    assert 0.65 < sizes["chat"] / total < 0.85
+    assert 0.05 < sizes["story"] / total < 0.2
+    assert 0.01 < sizes["facts"] / total < 0.1
+    assert 0.75 < sizes["chat"] / total < 0.95
 
 
 def test_documents_end_with_their_mark() -> None:

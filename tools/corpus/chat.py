@@ -135,7 +135,7 @@ class Talk:
     def new_story(self) -> tuple[str, str]:
         """Ask for a story, nearly always for a particular one."""
         rng = self.rng
-        request, short = stories.ask(rng), rng.random() < 0.5
+        request, short = stories.ask(rng), rng.random() < 0.8
         self.asked = rng.random() > 0.15
         if not self.asked:
             request = Request("", stories.choose_main(rng))
@@ -226,9 +226,9 @@ class Talk:
         if self.story:
             kinds = (self.new_story, self.another, self.go_on, self.about_the_story, self.small_talk, self.fact,
                      self.markdown, self.name, self.poem)  # fmt: skip
-            return self.rng.choices(kinds, (9, 5, 5, 4, 4, 3, 1, 1, 1))[0]()
+            return self.rng.choices(kinds, (18, 5, 5, 4, 3, 2, 1, 1, 1))[0]()
         kinds = (self.new_story, self.small_talk, self.fact, self.markdown, self.name, self.poem)
-        return self.rng.choices(kinds, (12, 3, 5, 3, 1, 1))[0]()
+        return self.rng.choices(kinds, (20, 3, 4, 3, 1, 1))[0]()
 
 
 def document(rng: random.Random) -> str:
