@@ -76,9 +76,9 @@ def cases(count: int) -> Iterator[Case]:
     rng = random.Random(SUBJECT_SEED)
     nouns = rng.sample(subjects.HELD_OUT, len(subjects.HELD_OUT))
     for i in range(count):
-        noun = nouns[i % len(nouns)]
-        name = subjects.rare_name(rng, held_out=True) if i % 4 == 3 else ""
-        adjective = f"{rng.choice(subjects.ADJECTIVES)} " if i % 4 == 1 else ""
+        noun, form = nouns[i % len(nouns)], (i + i // len(nouns)) % 4  # another form when a noun comes again
+        name = subjects.rare_name(rng, held_out=True) if form == 3 else ""
+        adjective = f"{rng.choice(subjects.ADJECTIVES)} " if form == 1 else ""
         phrase = with_articles(f"a {adjective}{noun}{f' named {name}' if name else ''}")
         yield Case(f"Tell me a story about {phrase}.", noun, name)
 
