@@ -40,6 +40,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--short", type=int, default=512, help="length of the rows before the last part")
     parser.add_argument("--long-share", type=float, default=0.25, help="last part, on rows of the whole context")
     parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--spelling", type=float, default=1, help="weight of the tokens inside of words in the loss")
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
     return parser.parse_args()
 
@@ -64,11 +65,24 @@ def make_optimizer(model: Qwen3, rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
 
 
-def loss_of(model: Any, batch: NDArray[np.uint16]) -> torch.Tensor:
-    """Return the mean cross-entropy of next tokens."""
+def continues_word(tokenizer: Tokenizer) -> torch.Tensor:
+    """Say of every token whether it goes on with a word: "ary" in " can", "ary"; shape (V,)."""
+    tokens = (tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size()))
+    return torch.tensor([token[0].isascii() and token[0].isalpha() for token in tokens])
+
+
+def loss_of(model: Any, batch: NDArray[np.uint16], weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the mean cross-entropy of next tokens.
+
+    ``weights`` (V,) are those of tokens and of what follows them: the spelling of rare words is where copying is learnt.
+    """
     tokens = torch.from_numpy(batch.astype(np.int64))
     logits = model(tokens[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    losses = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    if weights is None:
+        return losses.mean()
+    weight = torch.maximum(weights[tokens[:, :-1]], weights[tokens[:, 1:]]).flatten()
+    return (losses * weight).sum() / weight.sum()
 
 
 def perplexity(model: Any, held_out: NDArray[np.uint16]) -> float:
@@ -88,6 +102,7 @@ class Trainer:
         self.tokenizer = Tokenizer.from_file(str(args.tokenizer))
         self.config = Config(vocab=self.tokenizer.get_vocab_size())
         self.model = Qwen3(self.config)
+        self.weights = 1 + (args.spelling - 1) * continues_word(self.tokenizer).float()
         self.optimizer = make_optimizer(self.model, args.rate)
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
         if args.out.exists():
@@ -117,7 +132,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(progress, self.step, self.args.rate)
         with torch.autocast("cpu", torch.bfloat16):  # twice as fast where the processor has it
-            loss = loss_of(self.forward, batch)
+            loss = loss_of(self.forward, batch, self.weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

@@ -28,7 +28,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     train_tokenizer(seed=2, count=60, size=300).save(str(path))
     return argparse.Namespace(
         tokenizer=path, out=tmp_path / "checkpoint.pt", seed=1, documents=120, long_share=0.25, short=48,
-        steps=30, minutes=math.inf, batch=384, rate=1e-2, compile=False,
+        steps=30, minutes=math.inf, batch=384, rate=1e-2, spelling=2.0, compile=False,
     )  # fmt: skip
 
 
