@@ -66,15 +66,16 @@ def make_optimizer(model: Qwen3, rate: float) -> torch.optim.AdamW:
 
 
 def continues_word(tokenizer: Tokenizer) -> torch.Tensor:
-    """Say of every token whether it goes on with a word: "ary" in " can", "ary"; shape (V,)."""
-    tokens = (tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size()))
+    """Say of every token whether it goes on with a word, as "ary" in " can", "ary"; shape (V,)."""
+    ids = tokenizer.get_vocab()
+    tokens = sorted(ids, key=lambda token: ids[token])
     return torch.tensor([token[0].isascii() and token[0].isalpha() for token in tokens])
 
 
 def loss_of(model: Any, batch: NDArray[np.uint16], weights: torch.Tensor | None = None) -> torch.Tensor:
     """Return the mean cross-entropy of next tokens.
 
-    ``weights`` (V,) are those of tokens and of what follows them: the spelling of rare words is where copying is learnt.
+    ``weights`` (V,) are those of tokens and of what follows them: rare words are spelled, which teaches to copy.
     """
     tokens = torch.from_numpy(batch.astype(np.int64))
     logits = model(tokens[:, :-1])
