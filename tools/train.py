@@ -34,7 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("build/checkpoint.pt"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--steps", type=float, default=4000)
+    parser.add_argument("--steps", type=float, default=5064)
     parser.add_argument("--minutes", type=float, default=math.inf, help="end the schedule by then")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a step")
     parser.add_argument("--short", type=int, default=512, help="length of the rows before the last part")
