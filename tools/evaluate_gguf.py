@@ -1,30 +1,107 @@
-"""Evaluate the exported file in PyTorch: perplexity and samples.
+"""Evaluate the exported file: perplexity in PyTorch, and with the engine whether answers follow the request.
 
-``python -m tools.evaluate_gguf --model build/storyteller-q8_0.gguf --tokenizer build/tokenizer.json``
+    python -m tools.evaluate_gguf --model build/storyteller-q8_0.gguf --tokenizer build/tokenizer.json
+
+All answers are greedy, as `chat` gives them by default.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import torch
 from tokenizers import Tokenizer
 
-from tools.corpus.chat import turn
+import mlx_engine
+from mlx_engine.conversation import Conversation
+from mlx_engine.decode.options import Options
+from tools.corpus import subjects
+from tools.corpus.stories import with_articles
 from tools.dataset import rows
 from tools.export_gguf import model_keys, tensor_name
 from tools.qwen3_torch import Config, Qwen3
-from tools.sample import greedy
 from tools.train import HELD_OUT_SEED, perplexity
 
 PROMPTS = (
     "Once upon a time", "One sunny morning,", "There was a little fox", "Tom", "In a small village",
-    "The capital of France is", turn("user", "What is the capital of France?") + "<|im_start|>assistant\n",
-    turn("user", "Tell me a story about a dragon.") + "<|im_start|>assistant\n",
-    turn("user", "Who are you?") + "<|im_start|>assistant\n",
+    "The capital of France is",
 )  # fmt: skip
+SUBJECT_SEED = 30
+# To be read by a person: every line is one conversation, "SYSTEM | first | second | third".
+CONVERSATIONS = """
+ | Tell me a story about a fox. | Tell me another one. | Thank you!
+ | Tell me a story about a cat named Momo. | What happened next? | What was the name of the cat?
+ | Hello! | Tell me a story about a dragon. | Now one about a rabbit.
+ | Tell me a story about a robot. | And then? | Tell me a story about a queen.
+Be brief. | Tell me a story about a dog. | Tell me another one. | Thanks!
+ | Tell me a short story about a pelican. | What happened next? | Who was the story about?
+ | Who are you? | Tell me a story. | Tell me another story.
+ | My name is Anna. | Tell me a story about a brave little horse. | What is my name?
+ | Tell me a story about a meerkat named Bibo. | Go on. | Now one about a thief.
+ | What is the capital of France? | Tell me a story about a bear. | Another one, please.
+You are a storyteller. | Tell me a story about a pirate. | Tell me more. | Thank you very much.
+ | List three animals. | Tell me a story about a lion. | What happened then?
+ | Write a Python program that says hello. | Thanks! | Tell me a story about a penguin.
+ | Tell me a story about a mouse who lost a ball. | What happened next? | Tell me one about a snail.
+ | Tell me a story about a fox and a crow. | Another one! | Goodbye!
+Be brief. | Hello! | Tell me a story about a coyote. | And then?
+ | Write a poem about a cat. | Tell me a story about a wizard named Tobo. | Who was the story about?
+You are a helpful assistant. | Tell me a story about a girl named Lina. | What happened next? | Tell me another one.
+ | How do I make tea? | Tell me a short story about a sloth. | Now tell me a story about a gecko.
+ | Tell me a bedtime story. | That was nice. | Tell me a story about a small red train.
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request for a story about a held-out noun, with a held-out name in every fourth."""
+
+    request: str
+    noun: str
+    name: str
+
+    def named_in(self, answer: str) -> bool:
+        """Say whether an answer names the noun, and the name that was asked for, as whole words."""
+        return all(re.search(rf"\b{word}\b", answer) for word in (self.noun, self.name) if word)
+
+
+def cases(count: int) -> Iterator[Case]:
+    """Yield requests about nouns that no training document has as a subject, the same every time."""
+    rng = random.Random(SUBJECT_SEED)
+    nouns = rng.sample(subjects.HELD_OUT, len(subjects.HELD_OUT))
+    for i in range(count):
+        noun, form = nouns[i % len(nouns)], (i + i // len(nouns)) % 4  # another form when a noun comes again
+        name = subjects.rare_name(rng, held_out=True) if form == 3 else ""
+        adjective = f"{rng.choice(subjects.ADJECTIVES)} " if form == 1 else ""
+        phrase = with_articles(f"a {adjective}{noun}{f' named {name}' if name else ''}")
+        yield Case(f"Tell me a story about {phrase}.", noun, name)
+
+
+def follows(engine: mlx_engine.Engine, count: int) -> list[tuple[Case, str]]:
+    """Return the requests and answers of which the subject is not named."""
+    missed = []
+    for case in cases(count):
+        answer = engine.generate([{"role": "user", "content": case.request}], max_tokens=400).text
+        if not case.named_in(answer):
+            missed.append((case, answer))
+    return missed
+
+
+def conversations(engine: mlx_engine.Engine, text: str = CONVERSATIONS) -> Iterator[str]:
+    """Yield the transcript of every conversation, for a person to read."""
+    for number, line in enumerate(text.strip("\n").splitlines(), 1):
+        system, *questions = (part.strip() for part in line.split("|"))
+        talk = Conversation(engine, Options.of(400), system=system or None)
+        parts = [f"=== {number}" + (f"\nsystem: {system}" if system else "")]
+        for question in questions:
+            parts.append(f"> {question}\n{''.join(talk.ask(question))}")
+        yield "\n".join(parts)
 
 
 def read_config(reader: gguf.GGUFReader) -> Config:
@@ -52,21 +129,31 @@ def read_model(path: Path) -> Qwen3:
 
 
 def main() -> None:
-    """Print the perplexity on fresh documents and some greedy continuations."""
+    """Print samples, how often the subject is named, and the perplexity on fresh documents."""
     parser = argparse.ArgumentParser(prog="tools.evaluate_gguf", description="Evaluate the built-in model.")
     parser.add_argument("--model", type=Path, default=Path("build/storyteller-q8_0.gguf"))
     parser.add_argument("--tokenizer", type=Path, default=Path("build/tokenizer.json"))
-    parser.add_argument("--documents", type=int, default=2000)
-    parser.add_argument("--prompt", action="append", help="prompts instead of the usual ones")
+    parser.add_argument("--documents", type=int, default=1000)
+    parser.add_argument("--subjects", type=int, default=100, help="stories about held-out subjects")
+    parser.add_argument("--conversations", type=Path, help="a file for the transcripts of 20 conversations")
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(args.tokenizer))
-    model = read_model(args.model)
-    for prompt in args.prompt or PROMPTS:
-        text = greedy(model, tokenizer, prompt)
-        length = len(tokenizer.encode(text).ids) - len(tokenizer.encode(prompt).ids)
-        print(f"--- {length} tokens\n{text}\n", flush=True)
-    held_out = rows(tokenizer, HELD_OUT_SEED, args.documents, model.config.context)
-    print(f"held-out perplexity {perplexity(model, held_out):.4f} on {len(held_out) * model.config.context} tokens")
+    engine = mlx_engine.load(args.model)
+    for prompt in PROMPTS:
+        made = engine.generate(prompt, max_tokens=300)
+        print(f"--- {len(made.token_ids)} tokens, {made.finish_reason}\n{prompt}{made.text}\n", flush=True)
+    missed = follows(engine, args.subjects)
+    for case, answer in missed:
+        print(f"MISSED {case.request}\n{answer[:200]}\n")
+    print(
+        f"subject named in {args.subjects - len(missed)} of {args.subjects} stories about held-out subjects", flush=True
+    )
+    if args.conversations:
+        args.conversations.write_text("\n\n".join(conversations(engine)) + "\n", encoding="utf-8")
+    if args.documents:
+        model = read_model(args.model)
+        held_out = rows(Tokenizer.from_file(str(args.tokenizer)), HELD_OUT_SEED, args.documents, model.config.context)
+        tokens = len(held_out) * model.config.context
+        print(f"held-out perplexity {perplexity(model, held_out):.4f} on {tokens} tokens")
 
 
 if __name__ == "__main__":

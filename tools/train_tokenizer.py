@@ -49,7 +49,7 @@ def main() -> None:
     """Read the options, train and save."""
     parser = argparse.ArgumentParser(prog="tools.train_tokenizer", description="Learn the vocabulary.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--documents", type=int, default=12_000)
     parser.add_argument("--size", type=int, default=2048)
     parser.add_argument("--out", type=Path, default=Path("build/tokenizer.json"))
     args = parser.parse_args()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BUILTIN = (
     "This is the small built-in model. It tells short stories for children, and answers greetings and a few simple "
     "questions. It knows English only, and is no assistant.\n"
-    "Try: Tell me a story. Or: What is the capital of France? With --temp 0.8 every story is another one."
+    "Try: Tell me a story about a fox. Or: What is the capital of France? With --temp 0.8 every story is another one."
 )
 
 

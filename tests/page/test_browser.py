@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import mlx_engine
+from tests.builtin import LONGEST
 from tests.page.app import app
 from tests.page.browser import SIZES, axe, chromium, opened, served, violations
 
@@ -177,11 +178,12 @@ def test_a_model_without_a_template_continues_the_text(browser: Any, address: st
 
 def test_an_error_is_shown_and_the_message_comes_back(browser: Any, address: str):
     with opened(browser, address) as page:
-        long = "fox " * 600
+        long = "fox " * LONGEST
         page.fill("#message", long)
         page.click("#send")
         page.wait_for_selector("#log .error")
-        assert "at most 512 tokens" in page.locator("#log .error").inner_text()
+        limit = f"at most {LONGEST:,} tokens"
+        assert limit in page.locator("#log .error").inner_text()
         assert page.input_value("#message") == long
         assert page.locator("#log .user").count() == 0
         assert page.locator("#said").text_content().startswith("Error: ")

@@ -27,6 +27,7 @@ from mlx_engine.commands.app import app
 from mlx_engine.commands.serve import served_name
 from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, bytes_of
 from mlx_engine.errors import OptionError
+from tests.builtin import LONGEST
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP
 
@@ -53,7 +54,7 @@ def process(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
 def test_what_it_prints_works_and_a_signal_ends_it():
     with process("--slots", "2", MLX_ENGINE_API_KEY="secret") as (run, lines):
         text = "\n".join(lines)
-        assert re.search(r"Keys and values: 1,024 tokens in [\d.]+ MiB, shared by 2 slots", text)
+        assert re.search(rf"Keys and values: {2 * LONGEST:,} tokens in [\d.]+ MiB, shared by 2 slots", text)
         url = re.search(r"Listening on (\S+)", text)
         assert url is not None
         assert HTTP.get(url[1] + "/health").json() == {"status": "ok"}
@@ -99,7 +100,7 @@ def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, ca
     capacity = CapacityOptions(slots=2, context_len=128)
     _, scheduler = serve.load_engine("builtin", "simd", capacity, {}, [])
     assert scheduler.pool.n_tokens == 256
-    assert "context is 512 tokens; a request may have 128 of them" in capsys.readouterr().err
+    assert f"context is {LONGEST:,} tokens; a request may have 128 of them" in capsys.readouterr().err
     given = CapacityOptions(slots=2, context_len=128, kv_memory="3MB")
     assert serve.load_engine("builtin", "simd", given, {}, [])[1].pool.n_tokens > 256
     service = serve.new_service(MagicMock(), "builtin", AddressOptions(), capacity, "127.0.0.1")

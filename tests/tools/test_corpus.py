@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tools.corpus import KINDS, SPECIAL_TOKENS, chat, document, documents, facts, stories, words
+from tools.corpus import KINDS, SPECIAL_TOKENS, chat, document, documents, facts, markdown, stories, subjects, words
 
 # Typed in again from an atlas, on purpose: the generator's own table cannot vouch for itself.
 ATLAS = """
@@ -83,7 +83,7 @@ def test_articles(told: list[stories.Story]) -> None:
     seen = 0
     for story in told:
         for article, word in re.findall(r"\b([Aa]n?) (\w+)", story.text):
-            vowel = word[0] in "aeiou" or word == "hour"  # the texts have no "useful" or "unicorn"
+            vowel = (word[0] in "aeiou" and word != "unicorn") or word == "hour"  # the texts have no "useful"
             assert article.lower() == ("an" if vowel else "a"), story.text
             seen += vowel
     assert seen > 300
@@ -92,8 +92,9 @@ def test_articles(told: list[stories.Story]) -> None:
 def test_only_the_cast_is_named(told: list[stories.Story]) -> None:
     for story in told:
         present = {word for word in tokens(story.text) if word in NAMES}
-        assert person(story, "a").name in present
-        assert present <= {person(story, "a").name, person(story, "b").name}, story.text
+        a, b = person(story, "a"), person(story, "b")
+        assert str(a).removeprefix("the ") in story.text
+        assert present <= {a.name, b.name}, story.text
         assert person(story, "a").she != person(story, "b").she
 
 
@@ -106,7 +107,7 @@ def test_pronouns_of_stories_with_one_character(told: list[stories.Story]) -> No
         right, wrong = (SHE, HE) if person(story, "a").she else (HE, SHE)
         assert not used & wrong, story.text
         checked += bool(used & right)
-    assert checked > 25
+    assert checked > 15
 
 
 def test_family_belongs_to_the_main_character(told: list[stories.Story]) -> None:
@@ -130,7 +131,7 @@ def test_the_object_stays_the_same(told: list[stories.Story]) -> None:
             found = {" ".join(match) for match in colored.findall(story.text)}
             assert found == {story.cast["thing"]}, story.text
             counts[story.plot] += 1
-    assert min(counts.values()) > 40
+    assert min(counts.values()) > 15
 
 
 def test_the_lost_object_is_found_where_nobody_had_looked(told: list[stories.Story]) -> None:
@@ -144,7 +145,7 @@ def test_the_lost_object_is_found_where_nobody_had_looked(told: list[stories.Sto
 
 def test_openings(told: list[stories.Story]) -> None:
     share = sum(story.text.startswith("Once upon a time, ") for story in told) / len(told)
-    assert 0.20 < share < 0.35
+    assert 0.35 < share < 0.55
     assert len({" ".join(story.text.split()[:2]) for story in told}) > 50
 
 
@@ -231,7 +232,7 @@ def test_conversations_have_the_chatml_layout() -> None:
         roles = [role for role, _ in messages]
         if roles[0] == "system":
             systems += 1
-            assert messages.pop(0)[1] == "You are a helpful assistant."
+            assert messages.pop(0)[1] in {chat.SYSTEM, *chat.BRIEF_SYSTEMS, *chat.OTHER_SYSTEMS}
             roles = roles[1:]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         several += len(roles) > 2
@@ -242,32 +243,82 @@ def test_conversations_have_the_chatml_layout() -> None:
 def test_a_story_is_the_one_that_was_asked_for() -> None:
     asked = 0
     for seed in range(400):
-        question, answer = chat.story_exchange(random.Random(seed))
-        match = re.search(r"about an? (.+)[.?]$", question)
-        if match:
+        question, answer = chat.Talk(random.Random(seed)).new_story()
+        match = re.search(r"about (?:an?|the) (.+?)(?: who .+)?(?: in a few sentences| with a title)?[.?]$", question)
+        if match and ", please" not in question:
             asked += 1
-            kind = match[1].split(" who ")[0].split(" named ")[0].split()[-1]
-            name = match[1].split(" named ")[1:]
-            assert kind in tokens(answer) or kind in kinds_by_pronoun(answer), f"{question} {answer}"
+            described, *name = re.split(" named | called ", match[1])
+            for noun in described.split(" and a "):
+                assert noun.removeprefix("n ").split()[-1] in tokens(answer), f"{question} {answer}"
             assert set(name) <= set(tokens(answer)), f"{question} {answer}"
     assert asked > 200
 
 
-def kinds_by_pronoun(answer: str) -> set[str]:
-    """A child whose story never says "girl" still shows it by the pronoun."""
-    used = set(tokens(answer.lower()))
-    return ({"girl", "princess"} if used & SHE else set()) | ({"boy", "prince"} if used & HE else set())
+def test_what_is_held_out_is_no_subject_of_the_training_text() -> None:
+    assert len(subjects.HELD_OUT) >= 80
+    assert not {"fox", "cat", "dragon"} & set(subjects.HELD_OUT)
+    rng, seen = random.Random(3), set[str]()
+    for _ in range(4000):
+        request = stories.ask(rng)
+        seen |= {someone.noun for someone in (request.main, request.friend) if someone}
+        name = request.main.name
+        assert name in {"", *NAMES} or not subjects.is_held_out(name.lower())
+    assert not seen & set(subjects.HELD_OUT)
+    assert len(set(subjects.TRAINED) - seen) < 20
+    assert len(seen) > len(subjects.TRAINED) + 500  # invented ones
+    assert subjects.is_held_out(subjects.rare_name(rng, held_out=True).lower())
 
 
-def test_the_mix_is_mostly_stories() -> None:
+def test_a_conversation_never_tells_the_same_plot_twice() -> None:
+    for seed in range(40):
+        talk, plots = chat.Talk(random.Random(seed)), list[str]()
+        for ask in (talk.new_story, talk.another, talk.go_on, talk.new_story, talk.another):
+            ask()
+            assert talk.story is not None
+            plots.append(talk.story.plot)
+        assert len(set(plots)) == 5, plots
+
+
+def test_a_story_goes_on_with_its_characters() -> None:
+    for seed in range(60):
+        talk = chat.Talk(random.Random(seed))
+        talk.new_story()
+        assert talk.story is not None
+        before = person(talk.story, "a")
+        question, answer = talk.go_on()
+        assert question in chat.NEXT
+        assert person(talk.story, "a") == before
+        assert str(before).removeprefix("the ") in answer
+        assert before.described.removeprefix("a ").split()[-1] in talk.about_the_story()[1]
+
+
+def test_markdown_is_well_formed() -> None:
+    rng, seen = random.Random(5), ""
+    for _ in range(500):
+        question, answer = markdown.exchange(rng)
+        seen += answer
+        assert answer.count("```") in (0, 2)
+        assert answer.count("**") in (0, 2)
+        rows = [line for line in answer.splitlines() if line.startswith("|")]
+        assert {row.count("|") for row in rows} <= {3}
+        asked = re.search(r"\b(three|four|five|six|[3-6])\b", question)
+        if asked and "count" not in question:
+            items = re.findall(r"^(?:-|\d\.) .+", answer, flags=re.MULTILINE)
+            assert len(items) == len(set(items)) == max(facts.NUMBERS.index(asked[1]) if asked[1] in facts.NUMBERS
+                                                        else int(asked[1]), 3)  # fmt: skip
+    for mark in ("\n- ", "\n1. ", "**", "```python", "| --- | --- |"):
+        assert mark in seen
+
+
+def test_the_mix_is_mostly_conversations() -> None:
     rng, sizes = random.Random(6), dict.fromkeys(KINDS, 0)
     for _ in range(1500):
         kind, text = document(rng)
         sizes[kind] += len(text)
     total = sum(sizes.values())
-    assert 0.62 < sizes["story"] / total < 0.78
-    assert 0.05 < sizes["facts"] / total < 0.15
-    assert 0.15 < sizes["chat"] / total < 0.28
+    assert 0.05 < sizes["story"] / total < 0.2
+    assert 0.01 < sizes["facts"] / total < 0.1
+    assert 0.75 < sizes["chat"] / total < 0.95
 
 
 def test_documents_end_with_their_mark() -> None:

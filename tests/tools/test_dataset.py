@@ -74,8 +74,8 @@ def test_packing_keeps_documents_whole() -> None:
 
 
 def test_rows_decode_to_the_documents(tokenizer: Tokenizer) -> None:
-    made = rows(tokenizer, seed=9, count=40, length=512)
-    assert made.shape[1] == 513
+    made = rows(tokenizer, seed=9, count=40, length=3000)
+    assert made.shape[1] == 3001
     text = "".join(tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in made)
     pieces = sorted(piece for piece in text.split(SPECIAL_TOKENS[0]) if piece)
     assert pieces == sorted(document.removesuffix(SPECIAL_TOKENS[0]) for document in documents(9, 40))

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch", reason="the training extra is not installed
 
 from tools import train as trainer  # noqa: E402
 from tools.dataset import rows  # noqa: E402
-from tools.qwen3_torch import Config, Qwen3  # noqa: E402
-from tools.sample import greedy_ids  # noqa: E402
+from tools.qwen3_torch import Config  # noqa: E402
 from tools.train_tokenizer import train as train_tokenizer  # noqa: E402
 
 
@@ -28,8 +27,8 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     path = tmp_path / "tokenizer.json"
     train_tokenizer(seed=2, count=60, size=300).save(str(path))
     return argparse.Namespace(
-        tokenizer=path, out=tmp_path / "checkpoint.pt", rows=tmp_path / "rows.npy", seed=1, documents=80,
-        steps=30, minutes=math.inf, batch=4, rate=1e-2, compile=False,
+        tokenizer=path, out=tmp_path / "checkpoint.pt", seed=1, documents=120, long_share=0.25, short=48,
+        steps=30, minutes=math.inf, batch=384, rate=1e-2, spelling=2.0, compile=False,
     )  # fmt: skip
 
 
@@ -41,6 +40,7 @@ def test_learning_rate_rises_and_falls() -> None:
     assert 0 < rates[-1] < 0.01
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of norms in float32, which are one operation less then
 def test_training_learns_and_resumes(options: argparse.Namespace) -> None:
     first = trainer.Trainer(options)
     data = trainer.training_rows(options, first.tokenizer, 96)
@@ -53,13 +53,6 @@ def test_training_learns_and_resumes(options: argparse.Namespace) -> None:
     again = trainer.Trainer(options)
     assert again.step == 30
     assert trainer.perplexity(again.model, held_out) == pytest.approx(after)
-    assert (trainer.training_rows(options, first.tokenizer, 96) == data).all()
-
-
-def test_greedy_stops_at_a_stop_token_and_at_the_context() -> None:
-    torch.manual_seed(0)
-    model = Qwen3(tiny(vocab=50))
-    free = greedy_ids(model, [1, 2], stops=set(), limit=20)
-    assert len(free) == 20
-    assert greedy_ids(model, [1, 2], stops={free[0]}, limit=20) == free[:1]
-    assert len(greedy_ids(model, [1] * 90, stops=set(), limit=20)) == 6
+    assert again.tokens == 30 * 384
+    assert [part.shape[1] for part in data] == [49, 97]
+    assert [first.batch(data, progress).shape for progress in (0, 0.74, 0.76)] == [(8, 49), (8, 49), (4, 97)]

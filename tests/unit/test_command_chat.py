@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.builtin import LONGEST
 from tests.patience import PATIENCE
 from tests.unit.test_command_generate import MODEL, ROOT, cli
 from tests.unit.test_generate_options import plain  # noqa: F401 - a fixture
@@ -28,9 +29,9 @@ def test_a_script_of_two_turns_is_answered():
     assert result.code == 0, result.err
     first, second = result.out.splitlines()
     assert "Paris" in first
-    assert "built-in model" in second
+    assert "model" in second
     lines = result.err.splitlines()
-    assert "context 512 tokens; /help" in lines[0]
+    assert f"context {LONGEST:,} tokens; /help" in lines[0]
     assert lines[1].startswith("This is the small built-in model. It tells short stories")
     assert [bool(TURN.fullmatch(line)) for line in lines[-2:]] == [True, True]
 
@@ -51,7 +52,7 @@ def test_the_second_turn_reads_the_first():
     lines = [line for line in chat(script, "-n", 24).err.splitlines() if line.startswith(("context", "last", "turns"))]
     assert lines[0].startswith("context: ")
     n_prompt, n_generated = map(int, re.findall(r"(\d+) prompt .* (\d+) generated", lines[2])[0])
-    assert f" {n_prompt + n_generated} of 512 tokens" in lines[0]
+    assert f" {n_prompt + n_generated} of {LONGEST:,} tokens" in lines[0]
     assert f"({n_prompt + n_generated - 1} of them cached)" in lines[6]
     assert lines[5].startswith("turns: 2")
 
@@ -194,11 +195,12 @@ def test_a_model_that_cannot_be_used_leaves_the_other_one_running(tmp_path):
 
 def test_a_full_context_is_said_and_clear_begins_anew():
     script = "Tell me a story.\n" * 4 + "/clear\nHello\n"
-    result = chat(script, "--context-len", 200)
+    options = ("--context-len", 200, "-n", -1, "--ignore-eos")
+    result = chat(script, *options)
     assert result.code == 0
     assert "context of 200 tokens is full; /clear" in result.err
     assert re.search("error: prompt and max_tokens: .* 200 tokens.*/clear begins a new conversation", result.err)
-    assert result.out.splitlines()[-1].startswith("Hello!")
+    assert result.out.endswith(chat("Hello\n", *options).out)
 
 
 def test_a_model_without_a_template_says_so_and_goes_on_with_the_text(plain):  # noqa: F811

@@ -15,23 +15,24 @@ from mlx_engine.commands.quantities import (
     seconds_of,
 )
 from mlx_engine.errors import OptionError
+from tests.builtin import LONGEST, N_LAYERS
 from tests.published import PUBLISHED
 from tests.unit.test_command_generate import cli, only_line
 
 DATA = Path(__file__).parents[1] / "data"
 SPEED = "--bandwidth", "10GB/s", "--compute", "100GFLOP/s"
 GOLDEN = """\
-weights  qwen3, 6 layers, 2.5 MiB on parallel
+weights  qwen3, 5 layers, 2.7 MiB on parallel
 ranks    2, each with 10.0 GB/s of memory, 100 GFLOP/s
 links    1 Gbit/s, 0.1 ms, and 0 ms for the software of a message
 
 rank  holds                  weights  KV of a token  KV of 2 x 256 tokens  activations                 left
-0     tables, layers 0 to 2  1.1 MiB        3.0 KiB               1.7 MiB      3.8 MiB  8.7 MiB of 15.3 MiB
-1     layers 3 to 5, head    1.4 MiB        3.0 KiB               1.7 MiB      3.8 MiB  8.4 MiB of 15.3 MiB
+0     tables, layers 0 to 2  1.4 MiB        3.0 KiB               1.7 MiB      4.1 MiB  8.1 MiB of 15.3 MiB
+1     layers 3 to 4, head    1.3 MiB        2.0 KiB               1.1 MiB      4.1 MiB  8.7 MiB of 15.3 MiB
 
-split    --split 3,3
-a token  640 bytes over each border, 8 bytes of logits from the last rank to the first
-a chunk  256 tokens of a prompt: 163,840 bytes over each border, 8 bytes of logits from the last rank to the first
+split    --split 3,2
+a token  768 bytes over each border, 8 bytes of logits from the last rank to the first
+a chunk  256 tokens of a prompt: 196,608 bytes over each border, 8 bytes of logits from the last rank to the first
 fits     yes; the smallest number of machines like the last one, as a pipeline: 1
 """
 
@@ -64,7 +65,7 @@ def test_the_numbers_as_json():
     found = facts("--hosts", "3x1GB", "--link", "10Gbit/s", "--latency", "1ms", "--overhead", "0")
     assert found["link"] == {"bits_per_second": 1e10, "latency_s": 1e-3, "overhead_s": 0.0}
     assert sum(rank["weights_bytes"] for rank in found["ranks"]) == found["weights_bytes"] + found["duplicated_bytes"]
-    assert sum(rank["n_layers"] for rank in found["ranks"]) == found["n_layers"] == 6
+    assert sum(rank["n_layers"] for rank in found["ranks"]) == found["n_layers"] == N_LAYERS
     assert [rank["has_tables"] for rank in found["ranks"]] == [True, False, False]
     assert [rank["has_head"] for rank in found["ranks"]] == [False, False, True]
     assert {rank["usable_bytes"] for rank in found["ranks"]} == {750_000_000}
@@ -76,7 +77,7 @@ def test_the_numbers_as_json():
 def test_what_does_not_fit_is_missing_and_the_exit_code_says_so():
     found = plan("--hosts", "2x10MB", "--context", 512)
     assert found.code == 1
-    assert "lacks 1.2 MiB of 7.2 MiB" in found.out
+    assert "lacks 1.5 MiB of 7.2 MiB" in found.out
     assert "fits     no: " in found.out
     assert "as a pipeline: 3" in found.out
     assert "decode" not in found.out
@@ -85,12 +86,12 @@ def test_what_does_not_fit_is_missing_and_the_exit_code_says_so():
 
 def test_slices_of_a_model():
     found = facts("--hosts", "2x1GB", "--shard", "tensor")
-    assert found["messages_per_token"]["n_hidden"] == 2 * 6
+    assert found["messages_per_token"]["n_hidden"] == 2 * N_LAYERS
     one = found["weights_bytes"]
     each = [rank["weights_bytes"] for rank in found["ranks"]]
     assert one <= sum(each) <= 1.01 * one
     assert max(each) < 0.6 * one
-    assert [rank["kv_bytes_per_token"] for rank in found["ranks"]] == [3072, 3072]
+    assert [rank["kv_bytes_per_token"] for rank in found["ranks"]] == [512 * N_LAYERS] * 2
     assert "1/2 of all layers" in plan("--hosts", "2x1GB", "--shard", "tensor").out
     found = plan("--hosts", "5x1GB", "--shard", "tensor")
     assert (found.code, "ranks" in only_line(found)) == (1, True)
@@ -108,11 +109,11 @@ def test_a_config_alone_is_planned(tmp_path):
 def test_the_speeds_of_hosts_differ():
     found = facts("--hosts", "1GB,2GB", "--bandwidth", "10GB/s,30GB/s", "--compute", "1TFLOP/s")
     assert [rank["bandwidth_bytes_per_second"] for rank in found["ranks"]] == [1e10, 3e10]
-    assert [rank["n_layers"] for rank in found["ranks"]] == [1, 5]
+    assert [rank["n_layers"] for rank in found["ranks"]] == [1, N_LAYERS - 1]
 
 
 def test_ranks_on_one_host_share_its_memory_and_cores():
-    ideal = "--link", "100Gbit/s", "--latency", "0", "--overhead", "0", "-t", 1, "--split", "2,2,1,1"
+    ideal = "--link", "100Gbit/s", "--latency", "0", "--overhead", "0", "-t", 1, "--split", f"{N_LAYERS - 3},1,1,1"
     found = facts("--hosts", "2GB", "--ranks-per-host", 4, "--cores", 2, *ideal)
     assert {rank["usable_bytes"] for rank in found["ranks"]} == {375_000_000}
     alone = facts("--hosts", "4x2GB", *ideal)
@@ -132,7 +133,7 @@ def test_what_is_not_given_is_measured_here(monkeypatch):
     [
         (["--hosts", "4y16GB"], "--hosts: expected machines such as 4x16GB or 16GB,64GB, found '4y16GB'"),
         (["--hosts", "0x16GB"], "--hosts: expected 1 to 1,024 machines of a kind, found '0x16GB'"),
-        (["--hosts", "9x16GB"], "--hosts: expected at most 6 ranks"),
+        (["--hosts", "9x16GB"], f"--hosts: expected at most {N_LAYERS} ranks"),
         (["--link", "10"], "--link: expected a rate such as 10Gbit/s or 1.25GB/s, found '10'"),
         (["--link", "0Gbit/s"], "--link: expected a rate"),
         (["--latency", "5"], "--latency: expected a time such as 0.1ms or 200us, found '5'"),
@@ -142,12 +143,12 @@ def test_what_is_not_given_is_measured_here(monkeypatch):
         (["--shard", "data"], "--shard: expected pipeline or tensor, found 'data'"),
         (
             ["--split", "3,4"],
-            "--split: expected 2 numbers of at least 1 that add up to the model's 6 layers, found 3,4",
+            f"--split: expected 2 numbers of at least 1 that add up to the model's {N_LAYERS} layers, found 3,4",
         ),
         (["--split", "a"], "--split: expected the number of layers of each rank, such as 20,8, found 'a'"),
         (["--split", "3,3", "--shard", "tensor"], "--split: expected --shard pipeline with it, found tensor"),
-        (["--context", "513"], "--context: expected at most 512 tokens, found 513"),
-        (["--prompt", "600"], "--prompt: expected at most 512 tokens, the context, found 600"),
+        (["--context", LONGEST + 1], f"--context: expected at most {LONGEST:,} tokens, found {LONGEST + 1}"),
+        (["--prompt", LONGEST + 1], f"--prompt: expected at most {LONGEST:,} tokens, the context, found {LONGEST + 1}"),
         (["-m", "org/repo"], "org/repo: expected a model on this machine, found a name on the hub"),
     ],
 )

@@ -21,6 +21,7 @@ from mlx_engine.distributed.stalls import Report, Stalls
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.errors import DistributedError
 from tests import ranks
+from tests.builtin import N_LAYERS
 from tests.patience import PATIENCE, wait_for
 from tests.unit.test_command_generate import generate
 
@@ -416,7 +417,7 @@ def test_a_time_line_shows_who_computed_when():
 def test_processes_generate_what_one_process_does(tmp_path):
     alone = generate("-p", "Once upon", "-n", "12", "--json", model="builtin")
     command = ["cli.py", "generate", "-p", "Once upon", "-n", "12", "-b", "simd", "--json"]
-    (code, out, err), other = ranks.run(tmp_path, 2, [*command, "--shard", "pipeline", "--split", "4,2"])
+    (code, out, err), other = ranks.run(tmp_path, 2, [*command, "--shard", "pipeline", "--split", f"{N_LAYERS - 2},2"])
     assert (code, err) == (0, "")
     assert other == (0, "", "")
     keys = "token_ids", "text", "prompt_ids", "finish_reason"

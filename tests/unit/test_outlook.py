@@ -14,6 +14,7 @@ from mlx_engine.commands.outlook_rows import run_rows
 from mlx_engine.errors import ContextLengthError, EngineError
 from mlx_engine.quant.weight import Weight
 from mlx_engine.schedule.traffic import Traffic
+from tests.builtin import LONGEST
 from tests.unit.test_command_generate import cli
 
 DATA = Path(__file__).parents[1] / "data"
@@ -53,9 +54,9 @@ def test_the_errors_are_those_of_loading(tmp_path):
 
 
 def test_a_context_beyond_the_model_s_is_refused():
-    with pytest.raises(ContextLengthError, match="at most 512 tokens"):
-        outlook(BUILTIN, "simd", 513)
-    assert "runs here" in cli("inspect", "builtin", "--context", 513).out
+    with pytest.raises(ContextLengthError, match=f"at most {LONGEST:,} tokens"):
+        outlook(BUILTIN, "simd", LONGEST + 1)
+    assert "runs here" in cli("inspect", "builtin", "--context", LONGEST + 1).out
 
 
 def test_inspect_prints_memory_and_rate(monkeypatch):
@@ -65,7 +66,7 @@ def test_inspect_prints_memory_and_rate(monkeypatch):
     assert run["decode_tokens_per_second"] == pytest.approx(1e9 / run["decode_bytes"])
     text = cli("inspect", "builtin", "--backend", "parallel").out
     assert "yes, on parallel" in text
-    assert "of keys and values for 512 tokens" in text
+    assert f"of keys and values for {LONGEST:,} tokens" in text
     assert "read per token at 1.0 GB/s, measured" in text
     assert "decode" not in cli("inspect", "builtin", "--backend", "scalar").out.split("metadata")[0]
 

@@ -21,6 +21,8 @@ def test_the_examples_run(capsys):
         exec(tools.replace(', variables={"enable_thinking": False}', ""), names)
     exec(several, names)
     assert len(capsys.readouterr().out) > 100
-    assert [len(found.token_ids) for found in (names["first"], names["second"])] == [20, 40]
+    made = [names["first"], names["second"]]
+    for found, limit in zip(made, (20, 40), strict=True):
+        assert len(found.token_ids) == limit or found.finish_reason == "stop"
     with pytest.raises(ClosedError):
         names["engine"].generate("Once")

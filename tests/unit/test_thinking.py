@@ -1,6 +1,7 @@
 """Reasoning, told from the answer: markers, any cutting of the text, and what `chat` and a conversation do with it."""
 
 import random
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +18,14 @@ from tests.unit.test_command_generate import cli
 from tests.unit.test_tokenizer import build, byte_level
 
 THINK = MARKERS[-1]
-STORY = ThinkMarkers("One", ".", "message")  # the built-in model's story has both
 THINKS = "{{ messages[0].content }}{% if enable_thinking %}<think>\n{% endif %}{# </think> #}"
+
+
+@cache
+def story() -> tuple[str, ThinkMarkers]:
+    """Return the beginning of the built-in model's story, and its first word and first comma or stop as markers."""
+    text = mlx_engine.load(backend="simd").generate([{"role": "user", "content": "Tell me a story."}], 24).text
+    return text, ThinkMarkers(text.split()[0], next(character for character in text if character in ",."), "message")
 
 
 def test_known_templates_have_their_markers():
@@ -95,8 +102,8 @@ def test_reasoning_that_is_held_back_at_the_end_of_an_answer_is_sent():
 
 @pytest.fixture
 def storyteller(monkeypatch):
-    """The built-in model, whose stories begin with reasoning: from "One" to the first full stop."""
-    monkeypatch.setattr(thinking, "MARKERS", (STORY,))
+    """The built-in model, whose stories begin with reasoning: from the first word to the first comma."""
+    monkeypatch.setattr(thinking, "MARKERS", (story()[1],))
     return mlx_engine.load(backend="simd")
 
 
@@ -107,25 +114,28 @@ def told(storyteller, **more):
 
 def test_a_template_that_reads_the_reasoning_gets_it_as_a_field(storyteller):
     conversation, text = told(storyteller)
-    assert text.lstrip().startswith("One")
-    assert "." in text
+    assert text == story()[0]
     assert conversation.messages[-1] == {"role": "assistant", "content": text}  # which this template does not read
     vocabulary = storyteller.tokenizer._vocabulary
     object.__setattr__(vocabulary, "chat_template", vocabulary.chat_template + "{# reasoning_content #}")
     conversation, _ = told(storyteller)
-    thought, _, said = text.lstrip().removeprefix("One").partition(".")
+    markers = story()[1]
+    thought, _, said = text.lstrip().removeprefix(markers.opening).partition(markers.closing)
     message = {"role": "assistant", "content": said.lstrip(), "reasoning_content": thought.strip()}
     assert conversation.messages[-1] == message
     assert list(conversation.ask("Thank you!"))
 
 
 def test_chat_prints_the_reasoning_on_stderr_and_quiet_drops_it(monkeypatch):
-    monkeypatch.setattr(thinking, "MARKERS", (STORY,))
+    text, markers = story()
+    monkeypatch.setattr(thinking, "MARKERS", (markers,))
     asked = ("chat", "--backend", "simd", "-n", 24)
     loud, quiet = (cli(*asked, *more, stdin="Tell me a story.\n") for more in ((), ("--quiet",)))
     assert loud.out == quiet.out
-    assert "One" not in loud.out
-    assert "sunny day" in loud.err
+    thought, _, said = text.lstrip().removeprefix(markers.opening).partition(markers.closing)
+    assert markers.opening not in loud.out
+    assert said.strip() in loud.out
+    assert thought.strip() in loud.err
     assert quiet.err == ""
 
 

@@ -13,7 +13,7 @@ SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
 # Shares of documents; a story is about six times as long as a list of facts, so that by tokens
 # some 70 % are stories, 10 % facts and 20 % conversations.
 KINDS = ("story", "facts", "chat")
-WEIGHTS = (0.40, 0.32, 0.28)
+WEIGHTS = (0.10, 0.20, 0.70)
 
 
 def document(rng: random.Random) -> tuple[str, str]:

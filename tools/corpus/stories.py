@@ -11,15 +11,16 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from tools.corpus import words
+from tools.corpus import subjects, words
 from tools.corpus.words import Character, Place
 
 OPTIONAL_SHARE = 0.55
-ONCE_SHARE = 0.36
+ONCE_SHARE = 0.5
+FULL_SHARE = 0.3
 MIN_SENTENCES, MAX_SENTENCES = 9, 15
 MIN_WORDS, MAX_WORDS = 100, 200
 
@@ -28,6 +29,9 @@ WHENS = (
     "One day,", "One quiet afternoon,", "One spring morning,", "One summer day,", "One cool morning,",
     "One Saturday morning,", "Early one morning,",
 )  # fmt: skip
+
+
+LATER = ("The next day,", "The next morning,", "A few days later,", "One week later,", "After that,")
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,37 @@ class Plot:
     cases: list[dict[str, str]]
     steps: list[Step]
 
+    @property
+    def meets(self) -> bool:
+        """Say whether the plot is about getting to know the friend."""
+        return any("{b.intro}" in option for step in self.steps for option in step.options)
+
+
+def character(cast: dict[str, object], role: str) -> Character:
+    """Return the character in a role of the cast."""
+    found = cast[role]
+    if not isinstance(found, Character):
+        raise TypeError(f"{role} is no character: {found}")
+    return found
+
 
 @dataclass(frozen=True)
 class Story:
-    """A finished story and what a reader could have asked for to get it."""
+    """A finished story with its cast."""
 
     plot: str
     sentences: list[str]
     cast: dict[str, object]
-    topics: list[str]
+
+    @property
+    def main(self) -> Character:
+        """Give the one it is about."""
+        return character(self.cast, "a")
+
+    @property
+    def friend(self) -> Character:
+        """Give the friend, who may not appear."""
+        return character(self.cast, "b")
 
     @property
     def text(self) -> str:
@@ -94,29 +120,94 @@ def load_plots() -> tuple[Plot, ...]:
     return tuple(parse_plot(path.stem, path.read_text("utf-8")) for path in sorted(folder.glob("*.txt")))
 
 
+def with_articles(text: str) -> str:
+    """Turn "a" into "an" where the next word begins with a vowel."""
+    return re.sub(r"\b([Aa]) (?=[aeiou](?!ne\b|seful|ni))", r"\1n ", text)
+
+
 def fill(template: str, cast: dict[str, object]) -> str:
     """Put the cast into a template, then mend the articles and the first letter."""
     text = template
     while "{" in text:
         text = text.format(**cast)
-    text = re.sub(r"\b([Aa]) (?=[aeiou](?!ne\b|seful))", r"\1n ", text)
+    text = with_articles(text)
+    # Someone without a name is spoken to as "fox", not as "the fox", and says who it is in other words.
+    text = text.replace("my name is the ", "I am the ").replace("dear the ", "dear ")
     start = re.search(r"[A-Za-z]", text)
     if start is None:
         return text
     return text[: start.start()] + text[start.start()].upper() + text[start.end() :]
 
 
-def choose_cast(rng: random.Random, plot: Plot) -> dict[str, object]:
-    """Choose who and what the story is about; friends differ in pronoun so that each "she" is plain."""
-    she = rng.random() < 0.5
-    if rng.random() < 0.5:
-        a = words.make_child(rng, she=she)
-        b = words.make_child(rng, she=not she, met=True)
-        helper = rng.choice(words.GROWN_UPS)
-    else:
-        a = words.make_animal(rng, she=she)
-        b = words.make_animal(rng, she=not she, avoid_kind=a.kind, met=True)
-        helper = rng.choice(words.WISE_ANIMALS)
+def choose_main(rng: random.Random) -> Character:
+    """Choose whom a story is about of which nobody asked for."""
+    pick, she = rng.random(), rng.random() < 0.5
+    if pick < 0.35:
+        return words.make_child(rng, she=she)
+    if pick < 0.5:
+        kept = [kind for kind in words.ANIMALS if not subjects.is_held_out(kind)]
+        return words.make_animal(rng, she=she, kinds=kept)
+    return ask(rng).main
+
+
+def choose_friend(rng: random.Random, a: Character, noun: str = "") -> Character:
+    """Choose a friend of another pronoun, so that each "she" is plain; ``noun`` is what was asked for."""
+    if a.home == "house" and not noun:
+        return words.make_child(rng, she=not a.she, met=True)
+    while not noun or noun == a.noun:
+        noun = subjects.any_noun(rng)
+    pools = (words.HE_ANIMALS, words.BOYS) if a.she else (words.SHE_ANIMALS, words.GIRLS)
+    name = rng.choice([name for name in rng.choice(pools) if name != a.name])
+    return words.make_anyone(rng, noun=noun, adjectives="", name=name, met=True)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asked a story to be about, and who it is about then."""
+
+    phrase: str
+    main: Character
+    friend: Character | None = None
+
+
+def ask(rng: random.Random) -> Request:
+    """Ask for a story about someone: "a brave fox named Momo"."""
+    noun, name, adjectives, friend = subjects.any_noun(rng), "", "", None
+    form = rng.choices(("noun", "adjective", "name", "both", "child", "the", "plural", "two"),
+                       (40, 20, 17, 6, 8, 3, 3, 5))[0]  # fmt: skip
+    if form in ("adjective", "both"):
+        count = 1 if rng.random() < 0.75 else 2
+        adjectives = " ".join(rng.sample(subjects.ADJECTIVES, count))
+    if form in ("name", "both"):
+        name = words.any_name(rng)
+    if form == "child":
+        name = words.any_name(rng)
+        main = words.make_child(rng, she=rng.random() < 0.5)
+        main = replace(main, name=name, kind="girl" if main.she else "boy", lives=rng.choice(words.CHILD_HOMES))
+        if (name in words.GIRLS and not main.she) or (name in words.BOYS and main.she):
+            main = replace(main, she=not main.she, kind="boy" if main.she else "girl")
+        return Request(name if rng.random() < 0.4 else f"a {main.kind} named {name}", main)
+    own_name = name
+    if not name and rng.random() < 0.45:
+        own_name = words.any_name(rng) if rng.random() < 0.3 else rng.choice(words.SHE_ANIMALS + words.HE_ANIMALS)
+    main = words.make_anyone(rng, noun=noun, adjectives=adjectives, name=own_name)
+    phrase = f"the {noun}" if form == "the" else f"{noun}s" if form == "plural" else f"a {main.kind}"
+    if name:
+        phrase += f" {rng.choice(('named', 'named', 'called'))} {name}"
+    if form == "two":
+        friend = choose_friend(rng, main, noun=rng.choice([n for n in subjects.TRAINED if n != noun]))
+        phrase += f" and a {friend.kind}"
+    return Request(with_articles(phrase), main, friend)
+
+
+def choose_cast(
+    rng: random.Random, plot: Plot, main: Character | None = None, friend: Character | None = None
+) -> dict[str, object]:
+    """Choose who and what the story is about, as far as nobody asked for it."""
+    a = main or choose_main(rng)
+    b = friend or choose_friend(rng, a)
+    she = a.she
+    helper = rng.choice(words.GROWN_UPS if a.home == "house" else words.WISE_ANIMALS)
     place_name = rng.choice(list(words.PLACES))
     preposition, spots = words.PLACES[place_name]
     spot, spot2, spot3 = rng.sample(spots, 3)
@@ -145,19 +236,19 @@ INTROS_ONCE = (
     "Once upon a time, {a.intro} lived {a.lives} and loved to {hobby}.",
 )
 INTROS = (
-    "There was a {a.adjective} {a.kind} named {a} who lived {a.lives}.",
-    "There was a {a.adjective} {a.kind} named {a} who loved to {hobby}.",
+    "There was {a.intro} who lived {a.lives}.",
+    "There was {a.intro} who loved to {hobby}.",
     "There was once {a.intro} who lived {a.lives}.",
     "Long ago, {a.intro} lived {a.lives}.",
     "Long ago, there was {a.intro} who loved to {hobby}.",
-    "{a} was a {a.adjective} {a.kind} who lived {a.lives}.",
-    "{a} was a {a.adjective} {a.kind} who loved to {hobby}.",
-    "{a} lived {a.lives}.|{a.he} was a {a.adjective} {a.kind} who loved to {hobby}.",
+    "{a} was {a.described} who lived {a.lives}.",
+    "{a} was {a.described} who loved to {hobby}.",
+    "{a} lived {a.lives}.|{a.he} was {a.described} who loved to {hobby}.",
     "Far away, {a.lives}, there lived {a.intro}.",
     "In a small village, there lived {a.intro} who loved to {hobby}.",
     "In a small village near {land}, there lived {a.intro}.",
     "In a quiet valley, there lived {a.intro}.",
-    "A {a.adjective} {a.kind} named {a} lived {a.lives}.",
+    "{a.intro} lived {a.lives}.",
 )
 TRAITS = (
     "{a.he} had bright eyes and a warm heart.",
@@ -172,6 +263,27 @@ HOBBY_TRAITS = (
     "Most of all, {a.he} liked to {hobby}.",
 )
 LANDS = ("the sea", "the forest", "the mountains", "a wide river", "a blue lake", "the hills")
+BRIEF_INTROS = (
+    "Once upon a time, there was {a.intro}.",
+    "Once upon a time, there was {a.intro}.",
+    "Once upon a time, {a.intro} lived {a.lives}.",
+    "Once upon a time, there was {a.intro} who loved to {hobby}.",
+    "There was once {a.intro} who lived {a.lives}.",
+)
+BRIEF = {
+    "brief a": "{a} lost a {thing} {place.at}.|{a.full} looked everywhere and found the {thing_n} {spot}.",
+    "brief b": "{a} lost a {thing}.|Then {b.intro} came by and found it {spot}.",
+    "brief c": "{a} met {b.intro} {place.at}.|{a.full} and {b} played until the sun went down.",
+    "brief d": "{a} found a {thing} {spot}.|{a.full} gave the {thing_n} back to {h}.",
+    "brief e": "{a} wanted to {hobby}, but it rained.|So {a} stayed at home and shared {food} with {b.intro}.",
+    "brief f": "{a} was hungry and found {food}.|{a.full} shared it with {b.intro}.",
+    "brief g": "{a} walked to {place} to {hobby}.|There {a} met {b.intro}, and they became friends.",
+    "brief h": "{a} got lost {place.at}.|{h} showed {a.him} the way, and {a} was home before dark.",
+    "brief i": "{a} made a {thing} for {a.his} {g}.|It was the best gift of all.",
+    "brief j": "{a} could not sleep.|{a.his} {g} told {a.him} a story about {b.intro}, and {a} fell asleep.",
+    "brief k": "{a} heard a noise {spot}.|It was only {b.intro}, who was looking for a {thing}.",
+    "brief l": "{a} wished for a {thing}.|{h} had one, and gave it to {a}.",
+}
 CLOSINGS = (
     "{a} was very happy.",
     "{a} smiled for a long time.",
@@ -188,17 +300,31 @@ def split_steps(option: str) -> list[str]:
     return [part.strip() for part in option.split("|")]
 
 
-def opening(rng: random.Random, plot: Plot, cast: dict[str, object]) -> Iterator[str]:
-    """Yield the templates that bring in the main character and begin the plot."""
+def opening(rng: random.Random, plot: Plot, cast: dict[str, object], *, again: bool) -> Iterator[str]:
+    """Yield the templates that bring in the main character and begin the plot; ``again``: it is known already."""
+    if again:
+        cast["who"] = "{a}"
+        first = split_steps(rng.choice(plot.steps[0].options))
+        yield f"{rng.choice(LATER)} {first[0]}"
+        yield from first[1:]
+        return
     when = rng.choice(plot.whens or list(WHENS))
     first = split_steps(rng.choice(plot.steps[0].options))
+    if cast["both"]:
+        cast["who"] = "{a}"
+        yield "Once upon a time, there were {a.intro} and {b.intro}."
+        yield f"{when} {first[0]}"
+        yield from first[1:]
+        return
     once = rng.random() < ONCE_SHARE
     if not once and rng.random() < 0.35:
         cast["who"] = "{a.intro}" if rng.random() < 0.7 else "{a.full}"
         yield f"{when} {first[0]}"
     else:
         cast["who"], cast["land"] = "{a}", rng.choice(LANDS)
-        intro = rng.choice(INTROS_ONCE if once else INTROS)
+        is_named = not str(cast["a"]).startswith("the ")
+        intros = INTROS_ONCE if once else INTROS
+        intro = rng.choice([line for line in intros if is_named or not line.startswith("{a} ")])
         yield from split_steps(intro)
         words_used = " ".join(option for step in plot.steps for option in step.options)
         knows_friend = "{b}" in words_used and "{b.intro}" not in words_used
@@ -222,13 +348,15 @@ def polished(rng: random.Random, templates: list[str], *, pronouns: bool) -> Ite
         named = "{a}" in previous or "{who}" in previous
         if pronouns and named and line.startswith("{a} ") and rng.random() < 0.5:
             line = "{a.he} " + line.removeprefix("{a} ")
+        elif line.startswith("{a} ") and rng.random() < FULL_SHARE:
+            line = "{a.full} " + line.removeprefix("{a} ")
         yield line
         previous = line
 
 
-def outline(rng: random.Random, plot: Plot, cast: dict[str, object]) -> Iterator[str]:
+def outline(rng: random.Random, plot: Plot, cast: dict[str, object], *, again: bool = False) -> Iterator[str]:
     """Yield the templates of a whole story in their order."""
-    yield from opening(rng, plot, cast)
+    yield from opening(rng, plot, cast, again=again)
     for step in plot.steps[1:]:
         if not step.optional or rng.random() < OPTIONAL_SHARE:
             yield from split_steps(rng.choice(step.options))
@@ -236,35 +364,63 @@ def outline(rng: random.Random, plot: Plot, cast: dict[str, object]) -> Iterator
         yield rng.choice(CLOSINGS)
 
 
-def acceptable(sentences: list[str]) -> bool:
-    """Say whether a story has a good length and never repeats itself."""
-    length = sum(len(sentence.split()) for sentence in sentences)
+def acceptable(sentences: list[str], *, shorter: bool = False) -> bool:
+    """Say whether a story has a good length and never repeats itself; ``shorter``: it has no introduction."""
+    length = sum(len(sentence.split()) for sentence in sentences) + 15 * shorter
     return (
-        MIN_SENTENCES <= len(sentences) <= MAX_SENTENCES
+        MIN_SENTENCES <= len(sentences) + 2 * shorter <= MAX_SENTENCES
         and MIN_WORDS <= length <= MAX_WORDS
         and len(set(sentences)) == len(sentences)
     )
 
 
-def tell(rng: random.Random) -> Story:
-    """Tell one new story."""
-    plot = rng.choice(load_plots())
+def following(names: list[str], after: str) -> str:
+    """Return the name after ``after``, in a circle: a conversation takes the plots in turn, so none comes twice."""
+    return next((name for name in names if name > after), names[0])
+
+
+def tell(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
+    """Tell one new story.
+
+    ``request`` has the characters; ``again`` goes on with those of the story before; ``after`` is its plot.
+    """
+    main, friend = (request.main, request.friend) if request else (None, None)
+    plots = {plot.name: plot for plot in load_plots() if not ((again or friend) and plot.meets)}
     while True:
-        cast = choose_cast(rng, plot)
-        templates = list(outline(rng, plot, cast))
+        plot = plots[following(list(plots), after) if after else rng.choice(list(plots))]
+        cast = choose_cast(rng, plot, main, friend)
+        cast["both"] = friend is not None
+        templates = list(outline(rng, plot, cast, again=again))
         # The snowman is "he" as well, so that story keeps to the names.
         lines = polished(rng, templates, pronouns=plot.name != "snow")
         sentences = [fill(line, cast) for line in lines]
-        if acceptable(sentences):
-            return Story(plot.name, sentences, cast, topics(plot, cast))
+        if acceptable(sentences, shorter=again):
+            return Story(plot.name, sentences, cast)
+        after = after and plot.name if rng.random() < 0.05 else after  # a plot may not suit these characters
 
 
-def topics(plot: Plot, cast: dict[str, object]) -> list[str]:
-    """List phrases that ask for just this story."""
-    a = cast["a"]
-    if not isinstance(a, Character):
-        raise TypeError("the main character is missing")
-    about = [f"a {a.kind}", f"a {a.adjective} {a.kind}", f"a {a.kind} named {a.name}"]
-    if plot.topic:
-        about += [f"a {a.kind} {plot.topic}"] * 3
-    return [re.sub(r"^A", "a", fill(phrase, cast)) for phrase in about]
+def tell_brief(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
+    """Tell a story of three or four sentences."""
+    main, friend = (request.main, request.friend) if request else (None, None)
+    cast = choose_cast(rng, load_plots()[0], main, friend)
+    cast["who"], cast["land"] = "{a}", rng.choice(LANDS)
+    name = following(list(BRIEF), after) if after else rng.choice(list(BRIEF))
+    if again:
+        lines = [f"{rng.choice(LATER)} {BRIEF[name]}"]
+    else:
+        with_friend = "Once upon a time, there were {a.intro} and {b.intro}."
+        intro = with_friend if friend else rng.choice(BRIEF_INTROS)
+        lines = [intro, f"{rng.choice(WHENS)} {BRIEF[name]}"]
+    if rng.random() < 0.5:
+        lines.append(rng.choice(CLOSINGS[:-1]))
+    lines = [part for line in lines for part in split_steps(line)]
+    return Story(name, [fill(line, cast) for line in lines], cast)
+
+
+def topic(story: Story, request: Request) -> str:
+    """Return the phrase that asks for just this story: "a fox who lost her ball"."""
+    plot = next((plot for plot in load_plots() if plot.name == story.plot), None)
+    if plot is None or not plot.topic or request.friend:
+        return request.phrase
+    phrase = fill(f"x {plot.topic}", story.cast).removeprefix("X ")
+    return f"{request.phrase} {phrase}"

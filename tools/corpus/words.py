@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tools.corpus import subjects
 
 GIRLS = [
     "Lily", "Mia", "Anna", "Rosa", "Ella", "Nora", "Zoe", "Ida", "Clara", "Lucy", "Amy", "Ruby", "Maya",
@@ -141,8 +144,13 @@ class Character:
     lives: str
 
     def __str__(self) -> str:
-        """Give the name, which is what a template's ``{a}`` prints."""
-        return self.name
+        """Give the name, or "the fox" without one, which is what a template's ``{a}`` prints."""
+        return self.name or f"the {self.noun}"
+
+    @property
+    def noun(self) -> str:
+        """Give the kind without its adjectives: "robot" for a "brave robot"."""
+        return self.kind.split(" ")[-1]
 
     @property
     def he(self) -> str:
@@ -167,12 +175,19 @@ class Character:
     @property
     def intro(self) -> str:
         """Give the words that bring someone new into the story."""
-        return f"a {self.adjective} {self.kind} named {self.name}"
+        return f"{self.described} named {self.name}" if self.name else self.described
+
+    @property
+    def described(self) -> str:
+        """Give the kind with its adjectives: "a little fox"."""
+        return f"a {self.adjective} {self.kind}" if self.adjective else f"a {self.kind}"
 
     @property
     def full(self) -> str:
         """Give the name and, for an animal, the kind."""
-        return self.name if self.home == "house" else f"{self.name} the {self.kind}"
+        if self.home == "house":
+            return str(self)
+        return f"{self.name} the {self.noun}" if self.name else f"the {self.noun}"
 
 
 @dataclass(frozen=True)
@@ -201,11 +216,34 @@ def make_child(rng: random.Random, *, she: bool, met: bool = False) -> Character
     return Character(name, kind, adjective, she, "house", rng.choice(CASTLES if royal else CHILD_HOMES))
 
 
-def make_animal(rng: random.Random, *, she: bool, avoid_kind: str = "", met: bool = False) -> Character:
-    """Make a named animal that is not of the kind ``avoid_kind``."""
-    kind = rng.choice([k for k in ANIMALS if k != avoid_kind])
+def make_animal(rng: random.Random, *, she: bool, kinds: Sequence[str], met: bool = False) -> Character:
+    """Make a named animal of one of the kinds."""
+    kind = rng.choice(kinds)
     home, lives = ANIMALS[kind]
     own, children = (SHE_ANIMALS, GIRLS) if she else (HE_ANIMALS, BOYS)
     name = rng.choice(own if rng.random() < 0.6 else children)
     adjective = rng.choice(MET_ADJECTIVES if met else KIND_ADJECTIVES)
     return Character(name, kind, adjective, she, home, rng.choice(lives))
+
+
+HOMES = (
+    *CHILD_HOMES, "in a quiet valley", "in the middle of a forest", "at the end of a long road", "by a blue lake",
+    "behind a green hill", "near an old mill", "in a garden full of flowers", "under a tall oak tree",
+    "in the attic of an old house", "at the edge of a meadow",
+)  # fmt: skip
+
+
+def make_anyone(rng: random.Random, *, noun: str, adjectives: str, name: str, met: bool = False) -> Character:
+    """Make a character of any kind: ``adjectives`` are those asked for ("" for none), ``name`` may be "", too."""
+    kind = f"{adjectives} {noun}" if adjectives else noun
+    adjective = "" if adjectives or rng.random() < 0.4 else rng.choice(MET_ADJECTIVES if met else KIND_ADJECTIVES)
+    home, lives = ANIMALS.get(noun, ("home", HOMES))
+    she = name in (*GIRLS, *SHE_ANIMALS) or (name not in (*BOYS, *HE_ANIMALS) and rng.random() < 0.5)
+    return Character(name, kind, adjective, she, home, rng.choice(lives))
+
+
+def any_name(rng: random.Random) -> str:
+    """Choose a name: half of them are invented."""
+    if rng.random() < 0.5:
+        return subjects.rare_name(rng)
+    return rng.choice(rng.choice((GIRLS, BOYS, SHE_ANIMALS, HE_ANIMALS)))
