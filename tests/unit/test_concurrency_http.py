@@ -150,7 +150,8 @@ def test_a_limit_of_time_ends_all_clients():
         found = target.run(2, [" a"] * 6, 50, seconds=0.1)
     assert found.was_cut
     assert found.seconds < 1.0
-    assert len(found.requests) == 2
+    # Both clients read the clock: one of them may reach the limit before the other has a token.
+    assert len(found.requests) in (1, 2)
     assert all(0 < one.n_tokens < 50 for one in found.requests)
 
 
