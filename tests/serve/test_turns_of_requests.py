@@ -16,6 +16,7 @@ import pytest
 from mlx_engine.serve import turns
 from mlx_engine.serve.errors import ApiError, ClientGoneError
 from mlx_engine.serve.parameters import Parameters
+from mlx_engine.serve.sse import unless_gone
 from mlx_engine.serve.turns import LARGE, Bodies, Turns
 from mlx_engine.tokenizer import Tokenizer
 from tests.load.left import bodies, hostile, message
@@ -279,6 +280,19 @@ def test_slow_bodies_and_small_ones_take_no_time_of_others():
                     await one()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
+
+
+def test_a_body_that_nobody_reads_takes_no_time_of_the_answer():
+    pieces = iter([{"type": "http.request", "body": b"x", "more_body": True}] * 1000)
+
+    async def receive() -> dict[str, Any]:
+        return next(pieces, {"type": "http.disconnect"})
+
+    async def answer() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    asyncio.run(unless_gone(receive, answer()))
 
 
 def test_a_large_body_arrives_whole(server: Served):
