@@ -40,21 +40,25 @@ class Bodies:
 
     @contextmanager
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
-        """Return a function that receives the messages of one body. A body of one message does not wait.
+        """Return a function that receives the messages of one body. It waits after each LARGE bytes at least.
+
+        A body that is not large does not wait, nor do the few bytes of a slow one: they would take the time of others.
 
         It raises ApiError if the large bodies that are being read have more than `most` bytes together, without the
         first bytes of each. It calls `check` before each further message; what that raises ends the reading.
         """
-        n_read = n_held = 0
+        n_read = n_held = n_since = 0
 
         async def paced() -> Message:
-            nonlocal n_read, n_held
-            if n_read:
+            nonlocal n_read, n_held, n_since
+            if n_since >= LARGE:
+                n_since = 0
                 await self.wait()
+            if n_read:
                 check()
             message = await receive()
             n = len(message.get("body", b""))
-            n_read += n
+            n_read, n_since = n_read + n, n_since + n
             if n_read > LARGE:
                 self._n_bytes, n_held = self._n_bytes + n, n_held + n
                 if self._n_bytes > most:

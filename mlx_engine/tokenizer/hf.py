@@ -162,6 +162,8 @@ class FileTokenizer:
             answer = self._process.exchange(request, first=None if request is self._load else self._load)
         except SandboxError as problem:
             answer = {"refused": problem.found}
+            if problem.__cause__ is not None:  # it says nothing about the file
+                hint = "the tokenizer needs a process of its own"
         if "refused" in answer:
             raise TokenizerError(f"{self._where}: {refused}, found {printable(answer['refused']):.300}; {hint}")
         return answer

@@ -139,7 +139,7 @@ class SandboxProcess:
         if self._process is not None and self._process.poll() is None:
             return self._process, False
         self._stop()
-        command, pipe = [sys.executable, *OPTIONS, str(Path(sandbox.__file__))], subprocess.PIPE
+        command, pipe = [sys.executable or "", *OPTIONS, str(Path(sandbox.__file__))], subprocess.PIPE
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
             # A session of its own: Ctrl-C in the terminal ends an answer, and must not end this process.

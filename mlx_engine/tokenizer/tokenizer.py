@@ -254,8 +254,8 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (
-            step["type"] == "Replace"
-            and len(step["content"]) >= len(step["pattern"].get("String", step["content"] * 2))
+            step["type"] == "Replace"  # of a text of this length, not of what an expression finds
+            and len(step["content"].encode()) >= len(step["pattern"].get("String", step["content"] + " ").encode())
         )
         for step in normalizer
     )

@@ -16,6 +16,7 @@ import pytest
 from mlx_engine.serve import turns
 from mlx_engine.serve.errors import ApiError, ClientGoneError
 from mlx_engine.serve.parameters import Parameters
+from mlx_engine.serve.sse import unless_gone
 from mlx_engine.serve.turns import LARGE, Bodies, Turns
 from mlx_engine.tokenizer import Tokenizer
 from tests.load.left import bodies, hostile, message
@@ -237,7 +238,9 @@ def test_bodies_that_are_being_read_are_bounded_together(monkeypatch: pytest.Mon
     asyncio.run(run())
 
 
-def test_the_pieces_of_bodies_are_read_one_after_the_other():
+def test_the_pieces_of_bodies_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(turns, "LARGE", 1)
+
     async def run() -> None:
         reader, left = Bodies(), iter(range(100))
 
@@ -257,6 +260,39 @@ def test_the_pieces_of_bodies_are_read_one_after_the_other():
             assert next(left) == 5
 
     asyncio.run(run())
+
+
+def test_slow_bodies_and_small_ones_take_no_time_of_others():
+    async def run() -> None:
+        reader, sizes = Bodies(), iter([1 << 14] * 4 + [1 << 16] + [1] * 1000)
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"x" * next(sizes), "more_body": True}
+
+        with reader.reading(receive, 1 << 20) as one:
+            async with reader._line:  # somebody else's piece
+                for _ in range(4):
+                    await one()
+            await one()
+            await one()
+            async with reader._line:
+                for _ in range(999):
+                    await one()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
+
+
+def test_a_body_that_nobody_reads_takes_no_time_of_the_answer():
+    pieces = iter([{"type": "http.request", "body": b"x", "more_body": True}] * 1000)
+
+    async def receive() -> dict[str, Any]:
+        return next(pieces, {"type": "http.disconnect"})
+
+    async def answer() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    asyncio.run(unless_gone(receive, answer()))
 
 
 def test_a_large_body_arrives_whole(server: Served):

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from mlx_engine.errors import ChatTemplateError
-from mlx_engine.tokenizer import sandbox, sandbox_process
+from mlx_engine.errors import ChatTemplateError, TokenizerError
+from mlx_engine.tokenizer import load_tokenizer, sandbox, sandbox_process
 from mlx_engine.tokenizer.chat import Limits, chat_ids
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, SandboxProcess
+from tests.golden.goldens import DATA
 from tests.patience import PATIENCE, wait_for
 from tests.unit.test_chat import chatml, user
 from tests.unit.test_tokenizer import build, byte_level
@@ -87,6 +88,13 @@ def test_a_template_that_takes_too_much_memory_is_ended(name):
 def test_a_sandbox_that_cannot_be_started_is_one_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert "/no/such/python" in refused("x")
+
+
+@pytest.mark.parametrize("executable", [None, "", "/no/such/python"])
+def test_without_python_a_tokenizer_file_is_not_blamed(monkeypatch, executable):
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(TokenizerError, match=r"no way to start .*; the tokenizer needs a process of its own"):
+        load_tokenizer(DATA / "gpt2-micro" / "hf")
 
 
 def test_a_sandbox_that_does_not_come_back_is_ended(monkeypatch, tmp_path):

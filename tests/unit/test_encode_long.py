@@ -102,6 +102,8 @@ def changed(change: object) -> Tokenizer:
         normalizers.StripAccents(),
         normalizers.Replace("  ", " "),
         normalizers.Replace(tokenizers.Regex(" +"), " "),
+        normalizers.Replace(tokenizers.Regex("x+"), ""),
+        normalizers.Replace("\u2026", "."),
         normalizers.Sequence([normalizers.NFC(), normalizers.Strip()]),
         pre_tokenizers.Whitespace(),
         pre_tokenizers.Split(" ", "removed"),
