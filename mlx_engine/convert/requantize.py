@@ -25,7 +25,7 @@ from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.convert.mixed import Matrix, check_mixed
-from mlx_engine.errors import FormatError, OptionError, require
+from mlx_engine.errors import FormatError, require
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import GGMLType
