@@ -183,7 +183,7 @@ class Conversation:
             EngineError: they are not messages, or the template cannot render them; the conversation is unchanged.
         """
         if messages:
-            self._prompt_ids(messages)
+            self._prompt_ids(asked(messages))
         self.clear()
         self.messages = list(messages)
 
@@ -270,6 +270,12 @@ class Conversation:
 def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of messages without the system message."""
     return len(messages) - (bool(messages) and messages[0]["role"] == SYSTEM)
+
+
+def asked(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return messages that a template renders: to a system message alone, which many refuse, a question is added."""
+    is_system_alone = len(messages) == 1 and isinstance(messages[0], dict) and messages[0].get("role") == SYSTEM
+    return [*messages, {"role": USER, "content": "a"}] if is_system_alone else messages
 
 
 def conversation_ids(

@@ -21,6 +21,8 @@ from kernels.emulator.signature import Parameter, Signature
 _POISON = 0xFF  # NaN in every floating type
 # Bytes of outputs that are checked for races; each takes 88 bytes of memory.
 _WATCHED = 8 << 20
+# The largest alignment of a type: of four 64-bit numbers.
+_WIDEST = 32
 # Bytes on each side of a traced one, of large outputs.
 _TRACED = 1024
 
@@ -116,6 +118,9 @@ def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignm
     needs: Alignments = {}
     for one in failed:
         wanted, address = one.report.count, one.report.address
+        if one.kind is Failure.FAULT and not wanted and not address:
+            # Copies of structures are not checked. x86 tells no address of one that is not at such a multiple.
+            needs |= {i: _WIDEST for i, buffer in buffers.items() if buffer.start % _WIDEST}
         if one.kind is not Failure.UNDEFINED or not wanted or not buffers:
             continue
         i = min(buffers, key=lambda i: _distance(buffers[i], address))

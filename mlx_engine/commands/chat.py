@@ -130,9 +130,9 @@ def check(prompts: Prompts, options: Options, messages: list[Any], variables: Ma
         ContextLengthError: the context is too short for an answer.
         ChatTemplateError: the template fails.
     """
-    from mlx_engine.conversation import conversation_ids
+    from mlx_engine.conversation import asked, conversation_ids
 
-    conversation_ids(prompts, messages, variables)
+    conversation_ids(prompts, asked(messages), variables)
     prompts.request("a", options)
 
 

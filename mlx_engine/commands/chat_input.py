@@ -85,8 +85,12 @@ def kept_history() -> History | None:
 
     file = history_file()
     try:
+        if not file.is_absolute():  # no HOME, and no such user: it would be in a folder "~" of the working directory
+            raise OSError("the user has no home")
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
+        if not file.is_file():  # a link to /dev/null, of which every user needs the permissions as they are
+            raise OSError("not a regular file")
         file.chmod(0o600)  # it may be older
         file.read_bytes()
     except OSError as error:

@@ -68,7 +68,7 @@ def quantize(
 
     to = to.lower()
     require(to in (*TARGETS, *MLX_TARGETS), option="--to", expected=" or ".join((*TARGETS, *MLX_TARGETS)), found=to)
-    layers = layers_of(layer)
+    layers = {name: type_.lower() for name, type_ in layers_of(layer).items()}
     if preserve_output:
         require(HEAD not in layers, option="--preserve-output", expected=f"no --layer {HEAD}=", found=layers.get(HEAD))
         layers[HEAD] = "keep"

@@ -25,7 +25,7 @@ from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.convert.mixed import Matrix, check_mixed
-from mlx_engine.errors import FormatError, OptionError, require
+from mlx_engine.errors import FormatError, require
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import GGMLType
@@ -157,11 +157,10 @@ def requantize(
         return _write(source, form, target, conversion, types, progress)
     expected = "a folder as IN, or no such option: all settings of a GGUF file are copied"
     require(not allow_settings, option="--allow-setting", expected=expected, found=allow_settings)
-    if target.exists() and source.samefile(target):
-        raise OptionError(
-            option="OUT", expected="another file than IN, which is read during writing", found=str(target)
-        )
     with open_gguf(source) as file:
+        is_read = target.exists() and any(Path(part).samefile(target) for part in (source, *file.files))
+        expected = "another file than IN, which is read during writing"
+        require(not is_read, option="OUT", expected=expected, found=str(target))
         parts = {n: Part(n, info.shape, info.type, partial(file.weight, n)) for n, info in file.tensors.items()}
         form = GGUFForm(file.typed_metadata(), parts)
         types = _types(source, form, conversion, note, allow_mixed=allow_mixed)

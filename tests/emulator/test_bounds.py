@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -28,6 +31,7 @@ from tests.emulator.test_emulator import X, call, simple
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
+ROOT = Path(__file__).parents[2]
 LENGTHS = range(1, 41)
 # Bytes of an element: its type in Metal, and the dtype of an array of which one element or several make it.
 TYPES = {
@@ -177,6 +181,22 @@ def test_a_structure_that_is_copied_is_one_access():
         copy([blocks, 2, Unwritten((19,), np.float32)], **how)
 
 
+@pytest.mark.parametrize("wide", ["float4", "ulong4"])
+def test_buffers_of_other_sizes_than_those_of_a_structure_are_where_its_copies_can_be(wide: str):
+    text = f"""#include <metal_stdlib>
+using namespace metal;
+struct block {{ {wide} all; }};
+kernel void copy(device const block* x [[buffer(0)]], device block* y [[buffer(1)]], uint i [[thread_position_in_grid]])
+{{ block copied = x[i]; y[i] = copied; }}
+"""
+    x = np.arange(17, dtype=np.float32)
+    for build in ("spaces", "undefined", "races"):
+        buffers = [x, Unwritten((19,), np.float32)]
+        how: Mapping[str, Any] = {"grid": (2, 1, 1), "threadgroup": (1, 1, 1), "build": build}
+        copied = library(text).function("copy")(buffers, **how)[1]
+        assert np.array_equal(copied[:8], x[:8])
+
+
 # ---- all that is no plain load or store of an element ----
 
 KERNELS = {
@@ -289,3 +309,22 @@ def test_elements_that_are_not_written_are_counted():
 def test_what_is_written_in_part_on_purpose_is_no_note():
     assert not noted("y[i] = x[i];", (13,), init_value=0)
     assert not noted("y[i] = as_type<float>(0xFFFFFFFFu);", (5,))  # as if nobody had
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
+def test_kernels_run_where_addresses_are_few():
+    program = """
+import resource
+import mlx.core as mx
+from kernels.emulator import metal_kernel
+sums = metal_kernel("sums", ["x"], ["y"], "threadgroup float held[4]; const int i = thread_position_in_grid.x;"
+    "held[i] = x[i]; threadgroup_barrier(mem_flags::mem_threadgroup); y[i] = held[3 - i];")
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
+for build in ("spaces", "races"):
+    how = {"grid": (4, 1, 1), "threadgroup": (4, 1, 1), "build": build}
+    print(sums(inputs=[mx.arange(4).astype(mx.float32)], output_shapes=[(4,)], output_dtypes=[mx.float32], **how))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "[array([3, 2, 1, 0], dtype=float32)]\n" * 2

@@ -14,7 +14,7 @@ MUTANTS = [
         "a conversation is rendered after loading only",
         "mlx_engine/commands/chat.py",
         "check",
-        "conversation_ids(prompts, messages, variables)",
+        "conversation_ids(prompts, asked(messages), variables)",
         "None",
     ),
     Mutant(

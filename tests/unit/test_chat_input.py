@@ -119,3 +119,23 @@ def test_without_a_place_for_the_history_a_line_says_so(tmp_path, monkeypatch, c
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert kept_history() is None
     assert "messages are not kept for later runs" in capsys.readouterr().err
+
+
+def test_a_history_that_is_no_file_is_left_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    history_file().parent.mkdir(parents=True)
+    other = tmp_path / "other"  # in place of /dev/null, whose permissions every user needs
+    other.mkdir(mode=0o755)
+    history_file().symlink_to(other)
+    assert kept_history() is None
+    assert "not kept" in capsys.readouterr().err
+    assert other.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_user_without_a_home_has_no_history(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it does without HOME and without such a user
+    assert kept_history() is None
+    assert "no home" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

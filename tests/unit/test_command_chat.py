@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
+from mlx_engine.checkpoint.gguf import open_gguf
+from mlx_engine.checkpoint.gguf_writer import write_gguf
 from tests.builtin import LONGEST
 from tests.patience import PATIENCE
 from tests.unit.test_command_generate import MODEL, ROOT, cli
@@ -211,6 +214,21 @@ def test_a_model_without_a_template_says_so_and_goes_on_with_the_text(plain):  #
     follow = f"s\n\na{text[:-1]}\nb"
     more = cli("generate", follow, "-m", plain, "-b", "simd", "-n", 3, "--no-echo", "-q", "--ignore-eos").out
     assert result.out == text + more
+
+
+def test_a_system_message_alone_is_not_rendered_for_another_model(tmp_path):
+    refuses = "{% if messages[-1].role != 'user' %}{{ raise_exception('no question') }}{% endif %}"
+    path = tmp_path / "strict.gguf"
+    with open_gguf(MODEL) as file:
+        metadata = file.typed_metadata()
+        template = f"{refuses}{{% for message in messages %}}{{{{ message.content }}}}{{% endfor %}}"
+        metadata["tokenizer.chat_template"] = replace(metadata["tokenizer.chat_template"], value=template)
+        write_gguf(path, metadata, [file.weight(name) for name in file.tensors])
+    saved_to = tmp_path / "saved.json"
+    script = f"/system a\n/model {path}\n/save {saved_to}\n/load {saved_to}\na\n"
+    result = chat(script, "-q", "-n", 2, "--ignore-eos")
+    assert "error" not in result.err
+    assert "1 messages loaded" in result.err
 
 
 def test_a_template_that_refuses_ends_the_turn_alone():

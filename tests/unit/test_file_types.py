@@ -229,6 +229,12 @@ def test_the_command_writes_the_mixes(tmp_path, to):
     }[to]  # fmt: skip
 
 
+def test_types_of_layers_are_written_in_either_case_too(tmp_path):
+    out = tmp_path / "out.gguf"
+    assert run("builtin", out, "--to", "q8_0", "--layer", "attn_v=Q4_0").exit_code == 0
+    assert types_in(out)["blk.0.attn_v.weight"] == "Q4_0"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mix", list(MIXES))
 def test_types_and_errors_are_at_least_those_of_a_file_that_llama_cpp_writes(tmp_path, mix):

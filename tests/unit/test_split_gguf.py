@@ -16,7 +16,7 @@ from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.convert.verify import Level, verify
-from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.errors import FormatError, OptionError, SourceError
 from mlx_engine.models.conversion import Conversion
 
 WHOLE = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -155,3 +155,11 @@ def test_names_of_parts():
     for name in ("b.gguf", "b-00004-of-00003.gguf", "b-00000-of-00003.gguf", "b-1-of-3.gguf"):
         assert part_names(name) == [name]
     assert part_files(Path("b-00001-of-00003.gguf")) == [Path("b-00001-of-00003.gguf")]
+
+
+def test_no_part_is_written_over_while_it_is_read(copies):
+    before = [part.read_bytes() for part in copies]
+    for target in copies:
+        with pytest.raises(OptionError, match="another file than IN"):
+            requantize(copies[0], target, Conversion("q4_0"))
+    assert [part.read_bytes() for part in copies] == before

@@ -6,25 +6,34 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// Far more than all arrays together may have: an index that is wrong does not reach the next one.
-#define GUARD_BYTES (16ul << 20)
-#define PLACE_BYTES (MSL_MAX_THREADGROUP_BYTES + 2 * GUARD_BYTES)
+// Far more than all arrays together may have: an index that is wrong does not reach the next one. Where addresses are
+// few, at least a page, which has 4 or 16 KiB.
+#define LARGE_GUARD (16ul << 20)
+#define SMALL_GUARD 16384ul
 #define ALIGNMENT 16ul
 
 static char* places;
+static unsigned long guard_bytes, place_bytes;
 static int ends_at_guard, watched;
 static msl_array arrays[MSL_MAX_THREADGROUP_ARRAYS];
 static unsigned used;
 
+static void* reserved(unsigned long guard) {
+  guard_bytes = guard;
+  place_bytes = MSL_MAX_THREADGROUP_BYTES + 2 * guard;
+  return mmap(NULL, place_bytes * MSL_MAX_THREADGROUP_ARRAYS, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+              -1, 0);
+}
+
 void threadgroup_prepare(int at_end, int races) {
   watched = races;
   if (!places) {
-    void* memory = mmap(NULL, PLACE_BYTES * MSL_MAX_THREADGROUP_ARRAYS, PROT_NONE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = reserved(LARGE_GUARD);
+    if (memory == MAP_FAILED) memory = reserved(SMALL_GUARD);
     if (memory == MAP_FAILED) abort();
     places = memory;
     for (unsigned i = 0; i < MSL_MAX_THREADGROUP_ARRAYS; i++)
-      mprotect(places + PLACE_BYTES * i + GUARD_BYTES, MSL_MAX_THREADGROUP_BYTES, PROT_READ | PROT_WRITE);
+      mprotect(places + place_bytes * i + guard_bytes, MSL_MAX_THREADGROUP_BYTES, PROT_READ | PROT_WRITE);
   }
   memset(arrays, 0, sizeof arrays);
   used = 0;
@@ -43,7 +52,7 @@ void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, 
     msl_site site = {name, NULL, line, 0};
     if (counted.threadgroup_bytes > MSL_MAX_THREADGROUP_BYTES)
       fail(MSL_THREADGROUP_BYTES, site, (unsigned)counted.threadgroup_bytes);
-    char* first = places + PLACE_BYTES * ordinal + GUARD_BYTES;
+    char* first = places + place_bytes * ordinal + guard_bytes;
     array->name = name;
     array->bytes = bytes;
     array->start = (unsigned long)first;
