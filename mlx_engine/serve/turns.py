@@ -99,6 +99,8 @@ class Turn:
     async def run(self, work: Callable[[], T]) -> T:
         """Return what `work` returns. If the caller is cancelled, the thread goes on until it calls `check`."""
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
+        # Who is cancelled when the work has just failed asks no more for its error, which asyncio would log.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
             return future.result()

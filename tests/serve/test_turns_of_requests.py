@@ -17,7 +17,7 @@ from mlx_engine.serve import turns
 from mlx_engine.serve.errors import ApiError, ClientGoneError
 from mlx_engine.serve.parameters import Parameters
 from mlx_engine.serve.sse import unless_gone
-from mlx_engine.serve.turns import LARGE, Bodies, Turns
+from mlx_engine.serve.turns import LARGE, Bodies, Turn, Turns
 from mlx_engine.tokenizer import Tokenizer
 from tests.load.left import bodies, hostile, message
 from tests.patience import PATIENCE
@@ -359,6 +359,26 @@ def test_a_request_that_was_refused_or_left_is_freed_without_the_garbage_collect
             wait_for(lambda: not any(issubclass(type(one), Parameters) for one in gc.get_objects()))
         finally:
             gc.enable()
+
+
+def test_an_error_that_nobody_waits_for_is_not_logged():
+    """The client leaves when the work for it has just failed."""
+    logged: list[dict[str, Any]] = []
+
+    async def left() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
+        turn = Turn(is_large=False)
+        task = asyncio.create_task(turn.run(lambda: 1 // 0))
+        while turn.running is None or not turn.running.done():
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del turn, task
+        gc.collect()
+
+    asyncio.run(left())
+    assert not logged
 
 
 def test_clients_that_ask_for_much_and_leave_change_nothing_for_others(monkeypatch: pytest.MonkeyPatch):
