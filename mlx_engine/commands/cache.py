@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import notice, reports_errors
-from mlx_engine.commands.values import columns, exact, plain, print_json, size
-from mlx_engine.errors import OptionError, Words, require
+from mlx_engine.commands.values import columns, exact, plain, print_json
+from mlx_engine.errors import OptionError, Words, require, size
 
 if TYPE_CHECKING:
     from mlx_engine.checkpoint.on_disk import Kept

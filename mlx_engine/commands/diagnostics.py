@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlx_engine.cache.pool import kv_layers
 from mlx_engine.cache.size import CacheSize
-from mlx_engine.commands.values import size as size_of
+from mlx_engine.errors import size as size_of
 
 if TYPE_CHECKING:
     from mlx_engine.decode.metrics import Metrics

@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mlx_engine.commands.console import safe_for
 from mlx_engine.commands.outlook_rows import run_rows
 from mlx_engine.commands.tensor_list import tensor_lines
-from mlx_engine.commands.values import (
-    columns,
-    exact,
-    plain,
-    print_json,
-    shown,
-    size,
-)
+from mlx_engine.commands.values import columns, exact, plain, print_json, shown
+from mlx_engine.errors import size
 
 if TYPE_CHECKING:
     from mlx_engine.checkpoint.listing import Listing

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_engine.commands.values import plain, size
-from mlx_engine.errors import EngineError
+from mlx_engine.commands.values import plain
+from mlx_engine.errors import EngineError, size
 
 
 def run_facts(path: Path, backend: str, context: int | None) -> dict[str, Any]:

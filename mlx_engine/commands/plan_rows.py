@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mlx_engine.commands.values import columns, plain, size
+from mlx_engine.commands.values import columns, plain
+from mlx_engine.errors import size
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.summary import Summary

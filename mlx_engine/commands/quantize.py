@@ -9,8 +9,8 @@ import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.options import AllowSetting, layers_of, min_dim_of
-from mlx_engine.commands.values import columns, size
-from mlx_engine.errors import OptionError, require
+from mlx_engine.commands.values import columns
+from mlx_engine.errors import OptionError, require, size
 
 if TYPE_CHECKING:
     from mlx_engine.convert.requantize import Line

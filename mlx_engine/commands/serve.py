@@ -20,8 +20,7 @@ from mlx_engine.commands.options import SUGGESTED, Backend, EngineOptions, Model
 from mlx_engine.commands.serve_journal import opened_journal, recorder_of
 from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions
 from mlx_engine.commands.shard_options import ShardOptions, follow
-from mlx_engine.commands.values import size
-from mlx_engine.errors import EngineError
+from mlx_engine.errors import EngineError, size
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.commands.console import progress_bar
-from mlx_engine.commands.values import columns, exact, plain, print_json, size
-from mlx_engine.errors import UnsupportedTypeError
+from mlx_engine.commands.values import columns, exact, plain, print_json
+from mlx_engine.errors import UnsupportedTypeError, size
 
 if TYPE_CHECKING:
     from mlx_engine.checkpoint.listing import Listing, TensorRow

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.errors import size as size
-
 # Longer strings are cut to this length, followed by their full length.
 SHOWN_CHARACTERS = 200
 

@@ -169,16 +169,23 @@ def test_a_short_request_overtakes_a_large_one_that_waits():
     assert asyncio.run(run()) == ["first large", "short", "second large"]
 
 
+async def three_large(line: Turns, ended: asyncio.Event) -> list[asyncio.Task[None]]:
+    """Return three large requests that have asked for a turn, which each keeps until `ended`."""
+
+    async def one() -> None:
+        async with line.turn(is_large=True):
+            await ended.wait()
+
+    tasks = [asyncio.ensure_future(one()) for _ in range(3)]
+    await asyncio.sleep(0)
+    return tasks
+
+
 def test_a_cancelled_wait_gives_no_turn_away():
     async def run() -> None:
         line, ended = Turns(), asyncio.Event()
 
-        async def one() -> None:
-            async with line.turn(is_large=True):
-                await ended.wait()
-
-        tasks = [asyncio.ensure_future(one()) for _ in range(3)]
-        await asyncio.sleep(0)
+        tasks = await three_large(line, ended)
         ended.set()
         await asyncio.sleep(0)  # the first ends, and the second has got its turn and not run
         tasks[1].cancel()
@@ -194,12 +201,7 @@ def test_large_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch):
     async def run() -> None:
         line, ended = Turns(), asyncio.Event()
 
-        async def one() -> None:
-            async with line.turn(is_large=True):
-                await ended.wait()
-
-        tasks = [asyncio.ensure_future(one()) for _ in range(3)]
-        await asyncio.sleep(0)
+        tasks = await three_large(line, ended)
         with pytest.raises(ApiError) as refused:
             await tasks[2]
         assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
