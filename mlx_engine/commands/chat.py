@@ -178,7 +178,7 @@ def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -
         notice("(stopped)")
     last = conversation.generation
     if last is not None and last is not before and not quiet:
-        notice(f"[{len(last.token_ids):,} tokens: {rates(last.metrics)}]")
+        notice(f"[{len(last.token_ids):,} tokens: {rates(last)}]")
         for line in limits_reached(conversation):
             notice(line)
 

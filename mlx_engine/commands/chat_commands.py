@@ -281,7 +281,7 @@ def _stats(chat: Chat, _: str) -> None:
         f"last turn: {last.n_prompt:,} prompt tokens ({last.n_cached:,} of them cached), "
         f"{last.n_generated:,} generated tokens, ended by {last.generation.finish_reason or 'Ctrl-C'}"
     )
-    notice(f"last turn: {rates(last.generation.metrics)}")
+    notice(f"last turn: {rates(last.generation)}")
 
 
 def _help(_: Chat, __: str) -> None:

@@ -11,7 +11,6 @@ from mlx_engine.cache.size import CacheSize
 from mlx_engine.errors import size as size_of
 
 if TYPE_CHECKING:
-    from mlx_engine.decode.metrics import Metrics
     from mlx_engine.engine import Engine
     from mlx_engine.schedule.stream import Generation, Stream
 
@@ -73,13 +72,13 @@ def kv_cache(size: CacheSize) -> str:
 
 def in_short(generation: Generation, engine: Engine) -> str:
     """Return the one line about a finished run: tokens, backend, how it ended, and its two rates."""
-    return f"{_tokens(generation, engine)}: {rates(generation.metrics)}"
+    return f"{_tokens(generation, engine)}: {rates(generation)}"
 
 
-def rates(metrics: Metrics) -> str:
+def rates(generation: Generation) -> str:
     """Return the time to the first token, and the decode rate: further tokens, divided by the time of their passes."""
-    first, rate = metrics.time_to_first_token_ms, metrics.decode_tokens_per_second
-    if first is None:
+    first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
+    if first is None or not generation.token_ids:
         return "no token"
     return f"first token after {first:,.1f} ms" + ("" if rate is None else f", then {rate:,.1f} tokens/s")
 
@@ -98,7 +97,7 @@ def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
     """Return the lines about the duration of runs: in all, and of the forward passes; of one run, also its rates."""
     passes = sum(sum(generation.metrics.shares) for generation in generations)
     n_tokens = _count([i for generation in generations for i in generation.token_ids], "token")
-    alone = f": {rates(generations[0].metrics)}" if len(generations) == 1 else ", prompts included"
+    alone = f": {rates(generations[0])}" if len(generations) == 1 else ", prompts included"
     return [f"Generated in {seconds:.2f} s", f"{n_tokens} in {passes:.2f} s of forward passes{alone}"]
 
 

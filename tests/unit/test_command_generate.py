@@ -68,6 +68,12 @@ def test_no_echo_prints_the_generated_text_alone():
     assert generate("Once upon a time", "-n", 8, "--no-echo").out == text + "\n"
 
 
+def test_a_run_without_a_new_token_has_no_time_to_the_first_one():
+    result = generate("Once", "-n", 0)
+    assert result.out == "Once\n"
+    assert result.err.splitlines()[-1].endswith("ended by length: no token")
+
+
 def test_a_prompt_is_printed_as_it_was_read(tmp_path):
     prompt = "Über\n  zwei Zeilen "
     (tmp_path / "prompt.txt").write_bytes(f"{prompt}\n".encode())
