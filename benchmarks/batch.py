@@ -19,7 +19,7 @@ from pathlib import Path
 import mlx_engine
 from benchmarks.log import Log
 from benchmarks.text import Row
-from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.model_memory import matrices
 from mlx_engine.bench.roofline import Limits

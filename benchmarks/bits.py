@@ -19,9 +19,9 @@ import numpy as np
 import mlx_engine
 from benchmarks.log import Log
 from benchmarks.text import Row, source, table
-from mlx_engine.backends.cores import usable_cores
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward_logits
+from mlx_engine.machine.cores import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "bits.jsonl"
 

@@ -3,7 +3,7 @@
     python -m benchmarks.chunks              appends to benchmarks/results/chunks.jsonl, every sample kept
 
 One vector is multiplied with a Q8_0 matrix of 1,024 columns, by one thread and by all threads, interleaved. Each call
-takes another matrix, so that weights are read from memory as in a model. The constant in `kernels/cpu/layout.py` was
+takes another matrix, so that weights are read from memory as in a model. The constant in `layout.py` was
 chosen from this table.
 """
 
@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.log import Log
 from benchmarks.text import Row
 from kernels import blocks
-from kernels.cpu import layout
+from kernels.cpu.build import layout
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.compiled import CompiledBackend
-from mlx_engine.backends.host_memory import address
-from mlx_engine.backends.matrices import Block
+from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.host_memory import address
+from mlx_engine.backends.cpu.matrices import Block
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight

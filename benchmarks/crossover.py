@@ -4,7 +4,7 @@
 
 One vector is multiplied with square matrices in F32 and in block formats, interleaved, on one thread and on all.
 Each call takes another matrix, so that weights are read from memory as in a model; of the narrowest matrices there are
-fewer bytes. The constant in `mlx_engine/models/conversion.py` was chosen from this table.
+fewer bytes. The constant in `mlx_engine/weights/conversion.py` was chosen from this table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.sizes import bytes_per_weight
 from mlx_engine.quant.types import F32, Q4_0, Q4_1, Q8_0, GGMLType

@@ -27,7 +27,6 @@ import numpy as np
 from benchmarks.links import LINKS, links_of
 from benchmarks.relayed import ranks, urgent
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.cores import usable_cores
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
 from mlx_engine.distributed.hosts import Host, Link
@@ -35,9 +34,10 @@ from mlx_engine.distributed.model_parts import ModelParts, Pass, Work, model_par
 from mlx_engine.distributed.plan import Asked, pipeline, tensor
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.times import ShardKind, Timing
-from mlx_engine.models import plan_model
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.outline import outlined
+from mlx_engine.machine.cores import usable_cores
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import plan_model
+from mlx_engine.weights.outline import outlined
 
 BACKEND, MEMORY = "parallel", 1 << 40
 # Tokens of a prompt, prompts, and tokens that are generated. Passes are short, so that some meet no other program; the

@@ -23,11 +23,11 @@ from benchmarks.peers.plan import Contestant
 from benchmarks.peers.process import Process
 from benchmarks.peers.processes import SPARE, asked
 from benchmarks.text import Row
-from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench.origin import describe
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.machine.cores import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "states.jsonl"
 MODEL = "shape:qwen3.5-0.8b"

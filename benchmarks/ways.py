@@ -3,7 +3,7 @@
     python -m benchmarks.ways                appends to benchmarks/results/ways.jsonl, every sample kept
 
 A plain read, and gemv with a matrix in Q8_0 and in float32, on all threads. Each thread has its own matrix, larger than
-the processor's cache. The two ways are interleaved. The constant is in `kernels/cpu/layout.py`.
+the processor's cache. The two ways are interleaved. The constant is in `kernels/cpu/build/layout.py`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import numpy as np
 
 from benchmarks.log import Log
 from kernels import blocks
-from kernels.cpu import float32, q8_0, roofline
-from kernels.cpu.jit import jit
-from kernels.cpu.layout import LANES, LINE_BYTES, MAX_WAYS
-from kernels.cpu.memory import raw
-from kernels.cpu.vectors import add as add_vectors
-from kernels.cpu.vectors import fma, load, total, zeros
-from mlx_engine.backends.cores import usable_cores
+from kernels.cpu import roofline
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.layout import LANES, LINE_BYTES, MAX_WAYS
+from kernels.cpu.build.memory import raw
+from kernels.cpu.build.vectors import add as add_vectors
+from kernels.cpu.build.vectors import fma, load, total, zeros
+from kernels.cpu.formats import float32, q8_0
+from mlx_engine.machine.cores import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "ways.jsonl"
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import check_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.cores import bounded_threads
 from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.config.context import context_notes
 from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.options import Options, names_options
@@ -22,10 +22,7 @@ from mlx_engine.decode.step import forward_logits
 from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import require
 from mlx_engine.loaded import LoadedModel
-from mlx_engine.models import plan_model
-from mlx_engine.models.allowed import check_allowed, open_model
-from mlx_engine.models.context import context_notes
-from mlx_engine.models.conversion import AUTO, KEEP, check_load_options
+from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.observe import log
 from mlx_engine.opened import Opened
 from mlx_engine.prompts import Prompt, Prompts
@@ -35,6 +32,9 @@ from mlx_engine.schedule.scheduler import Scheduler
 from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream, drained, outcome
 from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.schedule.uncached import Uncached
+from mlx_engine.weights.allowed import check_allowed, open_model
+from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
+from mlx_engine.weights.model import plan_model
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -310,7 +310,7 @@ def load(
         threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
             number than that is reduced, with a warning.
         quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
-            which on quantising is faster, see `mlx_engine.models.conversion`.
+            which on quantising is faster, see `mlx_engine.weights.conversion`.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention" and "ffn".
         allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from mlx_engine.errors import ClosedError, NotCopyableError
-from mlx_engine.models import Model
+from mlx_engine.weights.model import Model
 
 Self = TypeVar("Self", bound="LoadedModel")
 

@@ -11,19 +11,19 @@ from typing import Any
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.memory import available_memory, give_back_freed
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import out_of_memory
-from mlx_engine.models import Loaded, Planned
-from mlx_engine.models.need import expansions, need_of
-from mlx_engine.models.outline import outlined
-from mlx_engine.models.parameters import Progress
+from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.prompts import Prompts
+from mlx_engine.weights.model import Loaded, Planned
+from mlx_engine.weights.need import expansions, need_of
+from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.parameters import Progress
 
 # A model with fewer parameters is loaded without a look at the memory.
 FEW_PARAMETERS = 1 << 26

@@ -14,7 +14,7 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
 from mlx_engine.decode.output import Output
 from mlx_engine.errors import ContextLengthError, OptionError, Words, require
-from mlx_engine.forks import kept_over_forks
+from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.schedule.request import Request
 
 if TYPE_CHECKING:

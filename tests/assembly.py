@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kernels.cpu.library import FORMATS
+from kernels.cpu.build.library import FORMATS
 
 # Triple, processor, features.
 ARM64 = ("aarch64-unknown-linux-gnu", "cortex-a72", "+neon")
@@ -49,7 +49,7 @@ def assembly(target: tuple[str, str, str], name: str) -> str:
 @cache
 def _assembly(target: tuple[str, str, str], part: str) -> dict[str, str]:
     """Return the text of each kernel, made by a process of its own, once for these sources and this compiler."""
-    from kernels.cpu.library import folder
+    from kernels.cpu.build.library import folder
 
     made_from = Path(__file__).read_bytes() + repr((target, part, version("numba"), version("llvmlite"))).encode()
     kept = folder() / f"assembly-{hashlib.sha256(made_from).hexdigest()[:16]}.json"
@@ -77,11 +77,12 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Functions by name, and the types of their arguments."""
     from numba import types
 
-    from kernels.cpu import attention_block, norms, sum_exp, tile
-    from kernels.cpu.activations import gated
-    from kernels.cpu.exponentials import exp
-    from kernels.cpu.formats import kernels_of
-    from kernels.cpu.vectors import LANES, load, store
+    from kernels.cpu.attention.attention import attention_block
+    from kernels.cpu.build.exponentials import exp
+    from kernels.cpu.build.vectors import LANES, load, store
+    from kernels.cpu.formats.format import kernels_of
+    from kernels.cpu.products import norms, sum_exp, tile
+    from kernels.cpu.products.activations import gated
 
     floats, raw = types.Array(types.float32, 1, "C"), types.Array(types.uint8, 1, "C")
     n, f = types.int64, types.float32
@@ -144,7 +145,7 @@ def _compiled(target: tuple[str, str, str], part: str) -> dict[str, str]:
     from llvmlite import binding
     from numba.core.registry import cpu_target
 
-    from kernels.cpu import exports, jit
+    from kernels.cpu.build import exports, jit
 
     jit.for_export()
     context = cpu_target.target_context

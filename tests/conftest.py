@@ -10,7 +10,7 @@ import typer.main
 from hypothesis import HealthCheck, Phase, settings
 
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED
-from mlx_engine.backends import cores
+from mlx_engine.machine import cores
 from mlx_engine.observe import log
 
 # Emulated kernels have the same bits without optimisation, and clang takes a seventh of the time, which is most of what

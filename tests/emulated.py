@@ -6,16 +6,16 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-from kernels.cpu.compile_lock import locked
+from kernels.cpu.build.compile_lock import locked
 from kernels.folder import cache_folder
 from kernels.lab.run import prepare
 from kernels.launch import Launch, planned
-from mlx_engine.backends.metal import MetalBackend
+from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.step import forward
-from mlx_engine.models import load_model
+from mlx_engine.weights.model import load_model
 from tests.contract.cases import CASES
 
 DATA = Path(__file__).parent / "data"

@@ -151,7 +151,7 @@ def print_registers(part: str) -> None:
 
     Run in a process of its own: Numba compiles nothing else there afterwards.
     """
-    from kernels.cpu import exports
+    from kernels.cpu.build import exports
 
     texts: list[str] = []
 
@@ -177,7 +177,7 @@ def compiled_registers(environment: dict[str, str]) -> Counter[str]:
     Raises:
         RuntimeError: with the last line that the compiling process has said.
     """
-    from kernels.cpu import library
+    from kernels.cpu.build import library
 
     total: Counter[str] = Counter()
     for part in (*library.BASE, *library.FORMATS, *AFFINE):

@@ -17,8 +17,8 @@ import numpy as np
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
-from mlx_engine.models import model_file
 from mlx_engine.quant.types import F32
+from mlx_engine.weights.model import model_file
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "published-configs.json").read_text())
 LAYERS, HEAD_DIM, VOCAB, WINDOW, EXPERTS = 2, 16, 160, 6, 4

@@ -12,9 +12,9 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models import Model, load_model, model_file
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.model import Model, load_model, model_file
 from tests.random_blocks import random_blocks
 
 CONTEXT, VOCAB, LAYERS, WINDOW = 640, 300, 2, 40

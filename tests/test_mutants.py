@@ -126,18 +126,18 @@ def test_each_test_function_that_executes_a_line_is_run_before_its_other_paramet
 def test_tests_near_a_module_are_in_files_that_name_it_or_listed(tmp_path: Path):
     """The file of the module's name is first, then the shortest. `test_mutants.py` would catch every bug."""
     tests = {
-        "unit/test_long.py": "import kernels.cpu.tile",
+        "unit/test_long.py": "import kernels.cpu.products.tile",
         "unit/test_short.py": "from kernels.cpu import tile",
         "unit/test_other.py": "from kernels.cpu import rows",
-        "golden/test_tile.py": "import kernels.cpu.tile",
-        "test_mutants.py": "import kernels.cpu.tile",
+        "golden/test_tile.py": "import kernels.cpu.products.tile",
+        "test_mutants.py": "import kernels.cpu.products.tile",
     }
     for name, text in tests.items():
         path = tmp_path / "tests" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     seconds = {"tests/unit/test_long.py": 9.0, "tests/unit/test_short.py": 1.0, "tests/golden/test_tile.py": 99.0}
-    naming, *listed = near(tmp_path, "kernels/cpu/tile.py", seconds)
+    naming, *listed = near(tmp_path, "kernels/cpu/products/tile.py", seconds)
     assert naming == ["tests/golden/test_tile.py", "tests/unit/test_short.py", "tests/unit/test_long.py"]
     assert listed[0] == ["tests/unit/test_cpu_gemm.py"]
     assert listed[1] == ["tests/contract/test_ops.py", "-k", "project_add or norm_gate_up or norm_up or norm_head"]
@@ -167,18 +167,18 @@ def test_code_that_a_bug_does_not_change_is_kept(tmp_path: Path, monkeypatch: py
 
     copy, cache, own = tmp_path / "copy", tmp_path / "cache", tmp_path / "0123"
     shutil.copytree(ROOT / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    with (copy / "kernels/cpu/attention.py").open("a") as file:
+    with (copy / "kernels/cpu/attention/attention.py").open("a") as file:
         file.write("# a bug\n")
     own.mkdir()
     for part in ("steps", "products", "q8_0", "affine4_g64_bf16"):
         (own / f"a-processor-4567-{part}.code").write_text(part)
     digest = compiled.library.folder().name
     monkeypatch.setattr(compiled.library, "folder", lambda: own)
-    compiled.keep(copy, "kernels/cpu/attention.py", cache)
+    compiled.keep(copy, "kernels/cpu/attention/attention.py", cache)
     (found,) = cache.iterdir()
     assert found.name != digest
     kept = {file.name.rpartition("-")[2]: file.read_text() for file in found.iterdir()}
     assert kept == {f"{part}.code": part for part in ("products", "q8_0", "affine4_g64_bf16")}
-    (copy / "kernels/cpu/library.py").write_text("1 / 0")
-    compiled.keep(copy, "kernels/cpu/library.py", cache)
+    (copy / "kernels/cpu/build/library.py").write_text("1 / 0")
+    compiled.keep(copy, "kernels/cpu/build/library.py", cache)
     assert list(cache.iterdir()) == [found]

@@ -21,7 +21,7 @@ from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
 
 # Samples of the memory bandwidth per request.
 SAMPLES = 3

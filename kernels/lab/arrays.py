@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks
-from kernels.cpu import blocks_numpy
+from kernels.cpu.formats import blocks_numpy
 from kernels.metal import q4_0, q4_k, q6_k, q8_0
 from kernels.metal.affine import DTYPES, GROUPS, KINDS, affine_layout
 from kernels.metal.layout import BLOCK, StoredMatrix, expanded, in_device_memory

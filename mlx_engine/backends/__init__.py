@@ -95,38 +95,38 @@ def _entry(name: str) -> Entry:
 
 
 def _scalar(settings: Settings) -> Backend:
-    from mlx_engine.backends.scalar import ScalarBackend
+    from mlx_engine.backends.numpy.scalar import ScalarBackend
 
     return ScalarBackend()
 
 
 def _simd(settings: Settings) -> Backend:
-    from mlx_engine.backends.simd import SimdBackend
+    from mlx_engine.backends.numpy.simd import SimdBackend
 
     return (_compiled("simd", 1) if settings.jit else None) or SimdBackend()
 
 
 def _parallel(settings: Settings) -> Backend:
-    from mlx_engine.backends.cores import usable_cores
-    from mlx_engine.backends.parallel import ParallelBackend
+    from mlx_engine.backends.numpy.parallel import ParallelBackend
+    from mlx_engine.machine.cores import usable_cores
 
     threads = settings.threads or usable_cores()
     return (_compiled("parallel", threads) if settings.jit else None) or ParallelBackend(threads)
 
 
 def _compiled(name: str, threads: int) -> Backend | None:
-    from mlx_engine.backends.kernels import load_kernels
+    from mlx_engine.backends.cpu.kernels import load_kernels
 
     library = load_kernels()
     if library is None:
         return None
-    from mlx_engine.backends.compiled import CompiledBackend
+    from mlx_engine.backends.cpu.backend import CompiledBackend
 
     return CompiledBackend(library, name, threads)
 
 
 def _mlx(settings: Settings) -> Backend:
-    from mlx_engine.backends.mlx import MlxBackend
+    from mlx_engine.backends.mlx.backend import MlxBackend
 
     return MlxBackend()
 
@@ -140,13 +140,13 @@ def _needs_mlx() -> str | None:
 
 
 def _metal(settings: Settings) -> Backend:
-    from mlx_engine.backends.metal import MetalBackend
+    from mlx_engine.backends.metal.backend import MetalBackend
 
     return MetalBackend("emulator" if _emulated() else "metal")
 
 
 def _cuda(settings: Settings) -> Backend:
-    from mlx_engine.backends.metal import MetalBackend
+    from mlx_engine.backends.metal.backend import MetalBackend
 
     return MetalBackend("cuda")
 

@@ -17,7 +17,7 @@ from typing import cast
 
 import numpy as np
 
-from kernels.cpu.sum_exp_numpy import sum_exp
+from kernels.cpu.products.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
 from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.experts import Experts, SharedExpert
@@ -93,7 +93,7 @@ class Backend(Primitives):
     def sum_exp(self, row: np.ndarray, top: float) -> float:
         """Return `sum(exp(row - top))` of a host row of logits (V,), whose largest is `top`.
 
-        Every implementation gives the same bits: `kernels/cpu/sum_exp.py` defines the order of the float64 sum.
+        Every implementation gives the same bits: `sum_exp.py` of kernels defines the order of the float64 sum.
         """
         return sum_exp(row, top)
 

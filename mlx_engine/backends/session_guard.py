@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from mlx_engine.errors import BackendUnavailableError, ClosedError
-from mlx_engine.forks import is_abandoned, kept_over_forks
+from mlx_engine.machine.forks import is_abandoned, kept_over_forks
 
 
 class SessionGuard:

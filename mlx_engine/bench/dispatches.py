@@ -13,7 +13,7 @@ from typing import Any
 
 from kernels.launch import counted
 from mlx_engine.backends.batch import Batch
-from mlx_engine.backends.mlx import MlxBackend
+from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.stock_dispatches import STOCK, TWO_PASSES
@@ -21,8 +21,8 @@ from mlx_engine.bench.work import work
 from mlx_engine.cache import New, begin
 from mlx_engine.decode.step import wanted_logits
 from mlx_engine.engine import Engine, load
-from mlx_engine.models import Model
-from mlx_engine.models.allowed import open_model
+from mlx_engine.weights.allowed import open_model
+from mlx_engine.weights.model import Model
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.checkpoint.sources import PREFIX, resolve
-from mlx_engine.models import model_file
+from mlx_engine.weights.model import model_file
 
 if TYPE_CHECKING:
     from kernels.launch import ExecutorName

@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from mlx_engine.backends.cores import usable_cores
+from mlx_engine.machine.cores import usable_cores
 
 
 def machine() -> dict[str, object]:

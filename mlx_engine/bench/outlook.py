@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends import auto, create_backend
-from mlx_engine.backends.memory import available_memory
 from mlx_engine.bench.bandwidth import MOST_BYTES, bandwidth_of
 from mlx_engine.bench.machine import cache_bytes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import ContextLengthError
-from mlx_engine.models import plan_model
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.need import need_of
-from mlx_engine.models.outline import outlined
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import plan_model
+from mlx_engine.weights.need import need_of
+from mlx_engine.weights.outline import outlined
 
 # A context that most conversations stay within; the sizes are for this many tokens if the user gives no number.
 USUAL_CONTEXT = 4096

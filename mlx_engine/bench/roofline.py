@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends.blas import one_blas_thread
+from mlx_engine.backends.numpy.blas import one_blas_thread
 from mlx_engine.bench.model_memory import in_words, side_by_side
 
 # Minimum seconds of a sample, so that the start of threads does not matter.
@@ -26,7 +26,8 @@ def kernels(*, jit: bool) -> ModuleType:
     """Return the compiled kernels, or their NumPy versions without `jit` or a compiler."""
     if jit:
         try:
-            from kernels.cpu import library, roofline
+            from kernels.cpu import roofline
+            from kernels.cpu.build import library
 
             if library.lacking() is None:
                 return roofline

@@ -20,10 +20,10 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
-from mlx_engine.models import Staged
-from mlx_engine.models.allowed import open_model
-from mlx_engine.models.conversion import STORED, Conversion
 from mlx_engine.quant.types import F32, GGMLType
+from mlx_engine.weights.allowed import open_model
+from mlx_engine.weights.conversion import STORED, Conversion
+from mlx_engine.weights.model import Staged
 
 Row = dict[str, Any]
 # Seconds for the profile of a cell without a budget.

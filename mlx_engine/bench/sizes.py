@@ -12,12 +12,12 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models import model_file
-from mlx_engine.models.conversion import STORED, Conversion
-from mlx_engine.models.layer_types import layer_type
-from mlx_engine.models.plan import check
+from mlx_engine.config.layer_types import layer_type
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import STORED, Conversion
+from mlx_engine.weights.model import model_file
+from mlx_engine.weights.plan import check
 
 # Tables with a row per token id or position; every other tensor of two axes is a matrix of a product.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")

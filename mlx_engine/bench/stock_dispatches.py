@@ -9,8 +9,8 @@ from kernels.metal.attention import WIDEST_HEAD
 from kernels.metal.dense import NARROWEST
 from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import KVView
-from mlx_engine.backends.metal_weights import SplitMatrix, joined
-from mlx_engine.backends.mlx_weights import GroupMatrix
+from mlx_engine.backends.metal.weights import SplitMatrix, joined
+from mlx_engine.backends.mlx.weights import GroupMatrix
 from mlx_engine.backends.parameters import Linear, Scores
 
 # From this number of keys on, MLX splits attention into two dispatches on large GPUs; later on other GPUs.

@@ -15,7 +15,6 @@ import numpy as np
 
 from mlx_engine.backends import create_backend, unavailable
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.cores import bounded_threads
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench import machine
 from mlx_engine.bench.ladder import NO_CACHE, Rung, measured
@@ -27,11 +26,12 @@ from mlx_engine.bench.sweep_plan import Plan
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
-from mlx_engine.models import model_file
-from mlx_engine.models.allowed import open_model
-from mlx_engine.models.conversion import F32_LAYERS, STORED, Conversion
+from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.allowed import open_model
+from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
+from mlx_engine.weights.model import model_file
 
 # The largest share of the machine's memory for a rung's weights.
 MEMORY = 0.5

@@ -9,7 +9,7 @@ from mlx_engine.backends import check_backend
 from mlx_engine.bench.ladder import RUNGS, Rung
 from mlx_engine.bench.samples import Test
 from mlx_engine.errors import Words, require
-from mlx_engine.models.conversion import STORED, Conversion
+from mlx_engine.weights.conversion import STORED, Conversion
 
 # Seconds per cell: all rungs of the built-in model then take two to three minutes.
 BUDGET = 10.0

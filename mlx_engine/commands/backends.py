@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mlx_engine.commands.console import reports_errors
-from mlx_engine.commands.options import AllowSetting
+from mlx_engine.commands.options.model import AllowSetting
 
 # Backends whose dispatches are counted.
 ON_GPU = ("mlx", "metal", "cuda")

@@ -11,9 +11,9 @@ from mlx_engine.commands.bench_options import MeasureOptions, ModeOptions, Outpu
 from mlx_engine.commands.bench_plan import check_values, names_of, plan_of, refuse_ignored, refuse_sharing
 from mlx_engine.commands.concurrency_options import ConcurrencyOptions
 from mlx_engine.commands.console import notice, reports_errors, still_bar
-from mlx_engine.commands.groups import flags_given, takes_groups
-from mlx_engine.commands.options import ComputeOptions
-from mlx_engine.commands.shard_options import ShardOptions, follow
+from mlx_engine.commands.options.groups import flags_given, takes_groups
+from mlx_engine.commands.options.model import ComputeOptions
+from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import SourceError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlx_engine.commands.options import Model
+from mlx_engine.commands.options.model import Model
 
 # The default of --out.
 SWEEPS_OUT = "none; with --sweep and --concurrency bench-results/MODEL-TIME"

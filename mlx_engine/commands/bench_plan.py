@@ -11,8 +11,8 @@ from mlx_engine.errors import OptionError, is_number, require
 if TYPE_CHECKING:
     from mlx_engine.bench.sweep_plan import Plan
     from mlx_engine.commands.concurrency_options import ConcurrencyOptions
-    from mlx_engine.commands.options import ComputeOptions
-    from mlx_engine.models.conversion import Conversion
+    from mlx_engine.commands.options.model import ComputeOptions
+    from mlx_engine.weights.conversion import Conversion
 
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 

@@ -17,8 +17,8 @@ from mlx_engine.commands.answer_printer import AnswerPrinter
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.diagnostics import rates
 from mlx_engine.commands.generate import choose_backend
-from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import (
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.model import (
     SUGGESTED,
     Backend,
     EngineOptions,
@@ -26,12 +26,12 @@ from mlx_engine.commands.options import (
     Strict,
     Think,
 )
+from mlx_engine.commands.options.run import RunOptions, SamplingOptions, options_of
 from mlx_engine.commands.prompts import NO_TEMPLATE
-from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
 from mlx_engine.errors import ContextLengthError, EngineError
 
 if TYPE_CHECKING:
-    from mlx_engine.commands.suggested import Chosen
+    from mlx_engine.commands.options.suggested import Chosen
     from mlx_engine.conversation import Conversation
     from mlx_engine.decode.options import Options
     from mlx_engine.prompts import Prompts
@@ -69,7 +69,7 @@ def chat(
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
-    from mlx_engine.commands.suggested import choose_sampling
+    from mlx_engine.commands.options.suggested import choose_sampling
     from mlx_engine.conversation import Conversation
     from mlx_engine.tokenizer.chat_prompt import thinking
 

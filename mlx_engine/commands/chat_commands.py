@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 from mlx_engine.checkpoint.hf_folder import parse_json
 from mlx_engine.commands.console import notice, read_text
 from mlx_engine.commands.diagnostics import rates
-from mlx_engine.commands.run_options import RunOptions, SamplingOptions, biases_of
-from mlx_engine.commands.suggested import IDLE_IF_GREEDY, described
+from mlx_engine.commands.options.run import RunOptions, SamplingOptions, biases_of
+from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import EngineError, OptionError, SourceError, Words, require
 
 if TYPE_CHECKING:

@@ -14,18 +14,18 @@ import typer
 
 from mlx_engine.commands.answer_printer import TextWriter
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
-from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
-from mlx_engine.commands.options import (
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.model import (
     SUGGESTED,
     Backend,
     EngineOptions,
     Model,
     Strict,
 )
+from mlx_engine.commands.options.run import RunOptions, SamplingOptions, options_of
+from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.commands.prompts import PromptOptions, longest_of, requests_for
-from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
-from mlx_engine.commands.shard_options import ShardOptions, follow
 from mlx_engine.errors import BackendUnavailableError, NotFiniteError, require
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def generate(
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
-    from mlx_engine.commands.suggested import choose_sampling, offered
+    from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
     how = {**compute.machine(), **compute.changes()}

@@ -11,7 +11,7 @@ import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.model_overview import print_all, print_value
-from mlx_engine.commands.options import AllowSetting
+from mlx_engine.commands.options.model import AllowSetting
 from mlx_engine.commands.outlook_rows import run_facts
 from mlx_engine.commands.tensor_list import print_tensors
 from mlx_engine.commands.values import plain, print_json

@@ -13,7 +13,7 @@ from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import require
 
 if TYPE_CHECKING:
-    from mlx_engine.models.catalog import Keys
+    from mlx_engine.config.catalog import Keys
 
 
 @reports_errors
@@ -25,7 +25,7 @@ def models(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the supported architectures, and the types of weights that each backend multiplies as they are stored."""
-    from mlx_engine.models.catalog import architectures, keys_of
+    from mlx_engine.config.catalog import architectures, keys_of
 
     found = architectures()
     if keys is not None:

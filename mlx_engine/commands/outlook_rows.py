@@ -12,8 +12,8 @@ from mlx_engine.errors import EngineError, size
 
 def run_facts(path: Path, backend: str, context: int | None) -> dict[str, Any]:
     """Return what would happen if the model were loaded: `supported`, and the reason or the sizes and the rate."""
-    from mlx_engine.backends.cores import usable_cores
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
+    from mlx_engine.machine.cores import usable_cores
 
     if path.suffix == ".safetensors" and path.is_file():
         return {"supported": False, "reason": "a file of tensors without a config.json; name the folder of the model"}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, reports_errors
-from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import Backend, LoadOptions, Model
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.model import Backend, LoadOptions, Model
 from mlx_engine.commands.plan_options import HostOptions, LinkOptions
 from mlx_engine.commands.plan_rows import print_plan
 from mlx_engine.commands.values import print_json
@@ -104,10 +104,10 @@ def planned(
     from mlx_engine.distributed.split import parsed
     from mlx_engine.distributed.summary import Summary
     from mlx_engine.distributed.tensor import sliced
-    from mlx_engine.models import plan_model
-    from mlx_engine.models.need import expansions
-    from mlx_engine.models.outline import outlined
     from mlx_engine.observe import log
+    from mlx_engine.weights.model import plan_model
+    from mlx_engine.weights.need import expansions
+    from mlx_engine.weights.outline import outlined
 
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend
@@ -138,8 +138,8 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
         EngineError: it cannot be opened, or the types of its weights are known only when they are read.
     """
     from mlx_engine.checkpoint.sources import is_cached, resolve
-    from mlx_engine.models.allowed import allow, open_model
-    from mlx_engine.models.from_config import is_config_alone, open_config
+    from mlx_engine.weights.allowed import allow, open_model
+    from mlx_engine.weights.from_config import is_config_alone, open_config
 
     if is_cached(model) is False:
         raise SourceError(

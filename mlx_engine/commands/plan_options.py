@@ -20,7 +20,7 @@ from mlx_engine.errors import OptionError, Words
 if TYPE_CHECKING:
     from mlx_engine.backends.base import Backend
     from mlx_engine.distributed.hosts import Host, Link
-    from mlx_engine.models.outline import Outlined
+    from mlx_engine.weights.outline import Outlined
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import BOM, checked_text, notice, read_text
-from mlx_engine.commands.options import Think
+from mlx_engine.commands.options.model import Think
 from mlx_engine.errors import EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
-from mlx_engine.commands.options import AllowSetting, layers_of, min_dim_of
+from mlx_engine.commands.options.model import AllowSetting, layers_of, min_dim_of
 from mlx_engine.commands.values import columns
 from mlx_engine.errors import OptionError, require, size
 
@@ -61,10 +61,10 @@ def quantize(
 ) -> None:
     """Quantise a model and write it as a GGUF file or a folder. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.config.layer_types import HEAD
     from mlx_engine.convert.file_types import FileConversion
     from mlx_engine.convert.mlx_targets import TARGETS as MLX_TARGETS
     from mlx_engine.convert.requantize import requantize
-    from mlx_engine.models.layer_types import HEAD
 
     to = to.lower()
     require(to in (*TARGETS, *MLX_TARGETS), option="--to", expected=" or ".join((*TARGETS, *MLX_TARGETS)), found=to)

@@ -10,7 +10,7 @@ import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
-from mlx_engine.commands.options import Backend
+from mlx_engine.commands.options.model import Backend
 from mlx_engine.errors import EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from mlx_engine.commands.console import notice, reports_errors, still_bar
-from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import Backend, LoadOptions, Model
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.model import Backend, LoadOptions, Model
 from mlx_engine.errors import is_number, require
 
 

@@ -15,11 +15,11 @@ import typer
 from mlx_engine.checkpoint.hub_names import hub_name
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
-from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import SUGGESTED, Backend, EngineOptions, Model
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.model import SUGGESTED, Backend, EngineOptions, Model
+from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.commands.serve_journal import opened_journal, recorder_of
 from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions
-from mlx_engine.commands.shard_options import ShardOptions, follow
 from mlx_engine.errors import EngineError, size
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def load_engine(
 
     With `suggested`, the sampling that the model's files suggest is checked before the weights are loaded.
     """
-    from mlx_engine.commands.suggested import checked
+    from mlx_engine.commands.options.suggested import checked
     from mlx_engine.engine import Engine, open_source
     from mlx_engine.schedule.memory import map_pages
 
@@ -210,7 +210,7 @@ def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
     """
-    from mlx_engine.commands.suggested import checked, named
+    from mlx_engine.commands.options.suggested import checked, named
 
     found = checked(engine.path)
     text = named(found.values) or "nothing"
@@ -242,7 +242,7 @@ def served_name(source: str) -> str:
 def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:
     """Return the lines about the loaded model and the memory for keys and values."""
     from mlx_engine.commands.diagnostics import notes
-    from mlx_engine.models import Staged
+    from mlx_engine.weights.model import Staged
 
     pool, slots = scheduler.pool, scheduler.slots
     context = engine.config.context_length

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_engine.commands.run_options import CONTEXT_LEN
+from mlx_engine.commands.options.run import CONTEXT_LEN
 from mlx_engine.errors import OptionError, require
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)

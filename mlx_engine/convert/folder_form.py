@@ -16,10 +16,10 @@ import numpy as np
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.convert.tokenizer_to_json import to_json
 from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.models import model_file
-from mlx_engine.models.divisors import rule_of
-from mlx_engine.models.plan import Plan
 from mlx_engine.tokenizer.gguf import from_gguf as read_tokenizer
+from mlx_engine.weights.divisors import rule_of
+from mlx_engine.weights.model import model_file
+from mlx_engine.weights.plan import Plan
 
 # `model_type` of the text models whose GGUF architecture has another name, and that are not the first of their file.
 TEXT_MODELS = {

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.models import model_file
-from mlx_engine.models.allowed import open_model
-from mlx_engine.models.plan import Plan, Tensor, check
-from mlx_engine.models.stored import Stored
 from mlx_engine.quant import mxfp4
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.allowed import open_model
+from mlx_engine.weights.model import model_file
+from mlx_engine.weights.plan import Plan, Tensor, check
+from mlx_engine.weights.stored import Stored
 
 # Matrices that are no factors of products: llama.cpp requires floats.
 FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".bias")

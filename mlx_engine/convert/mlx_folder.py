@@ -23,6 +23,7 @@ from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors_writer import write_safetensors
+from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES
 from mlx_engine.convert.folder_form import from_gguf
 from mlx_engine.convert.mixed import Matrix, check_mixed
 from mlx_engine.convert.mlx_config import INNER, config_for_mlx
@@ -32,13 +33,12 @@ from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import Line, check_finite
 from mlx_engine.errors import OptionError, SourceError, require
-from mlx_engine.models import model_file
-from mlx_engine.models.allowed import open_model
-from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES
-from mlx_engine.models.plan import Plan, Tensor, check
-from mlx_engine.models.stored import Stored
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
+from mlx_engine.weights.allowed import open_model
+from mlx_engine.weights.model import model_file
+from mlx_engine.weights.plan import Plan, Tensor, check
+from mlx_engine.weights.stored import Stored
 
 # Bytes of tensors per file, as mlx-lm has it.
 SHARD_BYTES = 5 << 30

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from mlx_engine.models.plan import Tensor
-from mlx_engine.models.stored import Stored
+from mlx_engine.weights.plan import Tensor
+from mlx_engine.weights.stored import Stored
 
 # A part of one expert, and the module of a layer that has the experts.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")

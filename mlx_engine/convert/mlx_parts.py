@@ -14,19 +14,19 @@ from typing import TypeAlias
 from mlx_engine.checkpoint.mlx_quantization import BIASES, SCALES, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors_writer import Entry
+from mlx_engine.config.layer_types import GROUPS, HEAD
 from mlx_engine.convert.file_types import kind_of
 from mlx_engine.convert.mlx_quantize import quantize
 from mlx_engine.convert.mlx_targets import target_type
 from mlx_engine.errors import OptionError
-from mlx_engine.models.layer_types import GROUPS, HEAD
-from mlx_engine.models.plan import Tensor
-from mlx_engine.models.stored import Stored
 from mlx_engine.quant import mxfp4
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight, split
 from mlx_engine.quant.regroup import EXACT, in_groups
 from mlx_engine.quant.types import BY_NAME, F32, GGMLType
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.plan import Tensor
+from mlx_engine.weights.stored import Stored
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 # The types of quants and of scales in safetensors, beside the floats.

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine import quant
-from mlx_engine.backends.cores import usable_cores
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
@@ -26,10 +25,11 @@ from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.convert.mixed import Matrix, check_mixed
 from mlx_engine.errors import FormatError, require
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.machine.cores import usable_cores
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import Conversion
 
 # `general.quantization_version`: the version of the block formats since 2023.
 QUANTIZATION_VERSION = 2

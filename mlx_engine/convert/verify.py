@@ -14,12 +14,12 @@ import numpy as np
 from mlx_engine.checkpoint.listing import Listing, open_listing
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismatchError
-from mlx_engine.models import model_file
-from mlx_engine.models.allowed import allow
-from mlx_engine.models.plan import Plan, check
 from mlx_engine.quant import readable_types
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.statistics import not_finite
+from mlx_engine.weights.allowed import allow
+from mlx_engine.weights.model import model_file
+from mlx_engine.weights.plan import Plan, check
 
 Progress = Callable[[int, int], None]
 

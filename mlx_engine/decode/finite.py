@@ -20,7 +20,7 @@ from mlx_engine.cache import New
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.decode.step import forward
 from mlx_engine.errors import DistributedError, NotFiniteError
-from mlx_engine.models import FirstFault, Model, Staged
+from mlx_engine.weights.model import FirstFault, Model, Staged
 
 # The names of intermediate values that belong to a layer.
 _LAYER = re.compile(r"blk\.(\d+)\.")

@@ -1,6 +1,6 @@
 """Log-probabilities of tokens by the model alone, before any sampling option, exact to the float32.
 
-The sum is float64 in one fixed order (`kernels/cpu/sum_exp.py`), and the logarithm is computed here, because the C
+The sum is float64 in one fixed order (`sum_exp.py` of kernels), and the logarithm is computed here, because the C
 libraries of two systems may round it differently. So equal logits give equal bits on every processor.
 """
 

@@ -15,7 +15,7 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward, forward_logits, wanted_logits
-from mlx_engine.models import Model
+from mlx_engine.weights.model import Model
 
 # Tokens per prefill pass. Larger chunks make more efficient products, but attention scores take chunk x context floats
 # per head.

@@ -26,8 +26,8 @@ from mlx_engine.decode.finite import FiniteCheck, not_finite
 from mlx_engine.decode.sampler import Choice, Sampler, best_of
 from mlx_engine.decode.timing import PassTimer
 from mlx_engine.errors import NotFiniteError
-from mlx_engine.models import Model, Staged
 from mlx_engine.observe.log import event
+from mlx_engine.weights.model import Model, Staged
 
 
 @dataclass(eq=False)

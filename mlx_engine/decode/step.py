@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import New, begin
-from mlx_engine.models import Model
+from mlx_engine.weights.model import Model
 
 
 def forward(model: Model, *parts: New) -> Array | None:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlx_engine.backends.batch import Batch
-from mlx_engine.backends.memory import available_memory
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.cache.size import pool_nbytes
@@ -21,8 +20,9 @@ from mlx_engine.distributed.room import Room, least_room
 from mlx_engine.distributed.search import FOUND, SEARCH, Search
 from mlx_engine.distributed.timeline import Span
 from mlx_engine.errors import DistributedError
-from mlx_engine.models import FirstFault
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.weights.model import FirstFault
 
 # Messages without a pass: the run ends, or nothing is to be done for a while.
 END, REST = "end", "rest"

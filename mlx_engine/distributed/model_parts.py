@@ -10,7 +10,7 @@ from typing import Any
 from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Layer, Linear
 from mlx_engine.cache import CacheLayer, KVLayer, StateLayer
-from mlx_engine.models.outline import Outline, Outlined
+from mlx_engine.weights.outline import Outline, Outlined
 
 # Attributes of a model that are neither embedding tables nor what computes them.
 NOT_TABLES = ("config", "layers", "program", "output", "output_norm", "_backend")

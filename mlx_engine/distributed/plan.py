@@ -17,7 +17,7 @@ from mlx_engine.distributed.balance import balanced
 from mlx_engine.distributed.hosts import Host
 from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, held
 from mlx_engine.errors import Words, require
-from mlx_engine.models.need import ACTIVATIONS
+from mlx_engine.weights.need import ACTIVATIONS
 
 FLOAT_BYTES = 4
 

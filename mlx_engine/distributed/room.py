@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlx_engine.backends.memory import available_memory
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.agreement import gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.split import this_computer
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.memory import available_memory
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.distributed.agreement import agree, gather_values, version
 from mlx_engine.distributed.connecting import connected
@@ -34,9 +33,10 @@ from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.distributed.timeline import drawing
 from mlx_engine.errors import OptionError, Words
-from mlx_engine.models import Model, Planned
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.outline import outlined
+from mlx_engine.weights.model import Model, Planned
+from mlx_engine.weights.outline import outlined
 
 
 class Shard(ABC):

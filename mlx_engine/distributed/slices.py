@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from mlx_engine.distributed.deals import Deal, Heads, OfHeads, Pieces, Ranges, Vocabulary, by_blocks
 from mlx_engine.errors import NotShardableError
-from mlx_engine.models import Planned
-from mlx_engine.models.plan import Tensor
 from mlx_engine.quant.types import F32, GGMLType
+from mlx_engine.weights.model import Planned
+from mlx_engine.weights.plan import Tensor
 
 ROWS, COLUMNS = 0, 1
 # What is cut, by the name of the tensor without its layer and ending: the deal of its axis, and the axis.

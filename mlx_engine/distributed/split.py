@@ -22,9 +22,9 @@ from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.balance import balanced
 from mlx_engine.distributed.model_parts import ModelParts, held
 from mlx_engine.errors import NotEnoughMemoryError, OptionError, Words, require
-from mlx_engine.models.stage import Stage
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.stage import Stage
 
 OPTION = "--split"
 # The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine. It is repeated for some

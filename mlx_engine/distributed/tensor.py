@@ -15,8 +15,8 @@ from mlx_engine.backends.mixers import DeltaNet, Mixer, ShortConv
 from mlx_engine.backends.parameters import Columns, Layer
 from mlx_engine.distributed.deals import Ranges
 from mlx_engine.distributed.slices import Slices
-from mlx_engine.models import Planned
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.model import Planned
 
 
 def sliced(planned: Planned, rank: int, size: int) -> Planned:

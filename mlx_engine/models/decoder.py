@@ -18,8 +18,8 @@ from mlx_engine.backends.mixers import Mixer, ShortConv
 from mlx_engine.backends.parameters import Array, Columns, Layer, Linear, Norm, PerLayer, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.stage import Stage
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.stage import Stage
 
 
 def decoder_layer(

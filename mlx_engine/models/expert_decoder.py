@@ -8,9 +8,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.parameters import ExpertLayer, Scores
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.experts import experts
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.table import parts
+from mlx_engine.weights.experts import experts
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.table import parts
 
 
 class ExpertDecoder(Decoder):

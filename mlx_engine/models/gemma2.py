@@ -14,16 +14,16 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.conditions import n_embeddings
+from mlx_engine.config.declared import Expected, Naming, declared, whole
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3
-from mlx_engine.models.conditions import n_embeddings
-from mlx_engine.models.config import Expected, Naming, declared, whole
 from mlx_engine.models.gemma3 import AttentionScale, Layer, LocalLayers, ScaledEmbeddings, Sizes, scale_factor
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import parts, tensors
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import parts, tensors
 
 ARCHITECTURES = ("gemma2",)
 GGUF_ARCHITECTURE = "gemma2"

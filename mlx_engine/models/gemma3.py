@@ -17,16 +17,16 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head
-from mlx_engine.models.config import CLOSE, Declared, Expected, Naming, declared, number, whole
+from mlx_engine.config.conditions import believable, divides, halves, n_embeddings, one_per_head
+from mlx_engine.config.declared import CLOSE, Declared, Expected, Naming, declared, number, whole
+from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.harmless import HARMLESS
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import EMBEDDINGS, Row, padded, parts, stem_of, tensors
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import EMBEDDINGS, Row, padded, parts, stem_of, tensors
 
 ARCHITECTURES = ("gemma3", "gemma3_text")
 GGUF_ARCHITECTURE = "gemma3"

@@ -22,21 +22,22 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Experts, Routing
 from mlx_engine.backends.parameters import Array, PerLayer, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.conditions import believable, divides, halves, n_embeddings
+from mlx_engine.config.declared import Declared, Expected, Key, Naming, declared, number, whole
+from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import LAYER_KINDS, rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3, llama
-from mlx_engine.models.conditions import believable, divides, halves, n_embeddings
-from mlx_engine.models.config import Declared, Expected, Key, Naming, declared, number, whole
-from mlx_engine.models.experts import Names, experts, with_experts
 from mlx_engine.models.gemma3 import Layer, ScaledEmbeddings
 from mlx_engine.models.gemma4_gguf import FFN, GLOBAL_KV_HEADS, IS_WIDE, K_IS_V, KV_HEADS, SHARED, arrays, flat
 from mlx_engine.models.gemma4_settings import KEY_LENGTHS, ExpertSize, GlobalSize, Kinds, count, flag
 from mlx_engine.models.gemma4_tensors import planned, table
-from mlx_engine.models.harmless import HARMLESS
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan, Tensor
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import LAYER_KINDS, rotation
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import padded, parts, stem_of
+from mlx_engine.weights.divisors import FREQUENCIES
+from mlx_engine.weights.experts import Names, experts, with_experts
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.table import padded, parts, stem_of
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
 GGUF_ARCHITECTURE = "gemma4"
@@ -213,7 +214,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     """
     if checkpoint.naming == "gguf":
         config = read(flat(checkpoint), "gguf", checkpoint.n_embeddings)
-        factors = Tensor(f"{llama.FREQUENCIES}.weight", "", (config.global_head_dim // 2,), required=False)
+        factors = Tensor(f"{FREQUENCIES}.weight", "", (config.global_head_dim // 2,), required=False)
         return with_mixture(checkpoint, planned(config, table(config), (), factors))
     settings = Settings(checkpoint.settings, where=checkpoint.where)
     text = settings.mapping("text_config") or settings
@@ -230,7 +231,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     rope = config.rope.for_heads(config.global_head_dim)
     plain = Rope.plain(config.global_head_dim, config.rope.theta)
     divisors = [f / slow if slow else NOT_ROTATED for f, slow in zip(plain.frequencies, rope.frequencies, strict=True)]
-    return replace(made, in_tensors=("rope",), gguf_only={f"{llama.FREQUENCIES}.weight": divisors})
+    return replace(made, in_tensors=("rope",), gguf_only={f"{FREQUENCIES}.weight": divisors})
 
 
 def with_mixture(checkpoint: Checkpoint, made: Plan, stem: str = gemma3.STEMS[0]) -> Plan:

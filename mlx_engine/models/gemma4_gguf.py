@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.settings import MOST_LAYERS, Settings
+from mlx_engine.config.settings import MOST_LAYERS, Settings
 
 if TYPE_CHECKING:
     from mlx_engine.models.gemma4 import Config

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_engine.models.config import Key, Naming, declared
-from mlx_engine.models.experts import most_experts
+from mlx_engine.config.declared import Key, Naming, declared
+from mlx_engine.config.settings import Settings
 from mlx_engine.models.gemma3 import LocalLayers
 from mlx_engine.models.gemma4_gguf import PATTERN as LAYERS
-from mlx_engine.models.settings import Settings
+from mlx_engine.weights.experts import most_experts
 
 KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 

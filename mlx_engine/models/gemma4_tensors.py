@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlx_engine.models import gemma3
-from mlx_engine.models.plan import Plan, Tensor
-from mlx_engine.models.table import Row, Table, layer_tensors, tensors
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.table import Row, Table, layer_tensors, tensors
 
 if TYPE_CHECKING:
     from mlx_engine.models.gemma4 import Config

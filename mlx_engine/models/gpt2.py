@@ -14,14 +14,14 @@ from functools import partial
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Layer, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.conditions import believable, divides, n_embeddings
-from mlx_engine.models.config import Declared, Expected, number, whole
+from mlx_engine.config.conditions import believable, divides, n_embeddings
+from mlx_engine.config.declared import Declared, Expected, number, whole
+from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan, Tensor
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.stored import Stored
-from mlx_engine.models.table import Head, head_of, padded, parts
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.table import Head, head_of, padded, parts
 
 ARCHITECTURES = ("gpt2",)
 STEMS = ("transformer.", "", "model.")

@@ -16,16 +16,16 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, Key, Naming, declared, number, whole
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen2
-from mlx_engine.models.config import Expected, Key, Naming, declared, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.experts import Count, Names, experts, of_all, with_experts
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import Row, decoder_plan, parts
+from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import Row, decoder_plan, parts
 
 ARCHITECTURES = ("gpt_oss", "gpt-oss")
 GGUF_ARCHITECTURE = "gpt-oss"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, LlamaLayer, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.conditions import each_layer, stated
+from mlx_engine.config.declared import Expected, number, whole
 from mlx_engine.models import llama
-from mlx_engine.models.conditions import each_layer, stated
-from mlx_engine.models.config import Expected, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.table import Row, parts
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import Row, parts
 
 ARCHITECTURES = ("granite", "granitemoehybrid")
 GGUF_ARCHITECTURE = "granite"

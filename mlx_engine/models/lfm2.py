@@ -15,16 +15,16 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.mixers import Convolution, ShortConv
 from mlx_engine.backends.parameters import Layer, LlamaLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.conditions import believable, convolves, halves, n_embeddings, per_head
-from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
+from mlx_engine.config.conditions import believable, convolves, halves, n_embeddings, per_head
+from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.stored import Stored
-from mlx_engine.models.table import Row, Table, head_of, parts, tensors
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.table import Row, Table, head_of, parts, tensors
 
 ARCHITECTURES = ("lfm2",)
 GGUF_ARCHITECTURE = "lfm2"

@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
+from mlx_engine.config.declared import Declared, Expected, number, whole
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import EVERY_RULE, rotation
 from mlx_engine.errors import ModelError
-from mlx_engine.models.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
-from mlx_engine.models.config import Declared, Expected, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.longrope import with_divisors
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan, Tensor
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import EVERY_RULE, rotation
-from mlx_engine.models.table import Row, Table, decoder_plan, parts
+from mlx_engine.weights.divisors import FREQUENCIES
+from mlx_engine.weights.longrope import with_divisors
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.table import Row, Table, decoder_plan, parts
 
 ARCHITECTURES = ("llama",)
 GGUF_ARCHITECTURE = "llama"
@@ -82,7 +83,6 @@ DEALT = {
     name: replace(TENSORS[name], heads=heads)
     for name, heads in (("blk.*.attn_q.weight", "H"), ("blk.*.attn_k.weight", "G"))
 }
-FREQUENCIES = "rope_freqs"
 
 
 class Model(Decoder):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, whole_or_none
 from mlx_engine.models import llama
-from mlx_engine.models.config import Expected, whole_or_none
-from mlx_engine.models.plan import Plan
+from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("mistral",)
 GGUF_ARCHITECTURE = "llama"

@@ -2,7 +2,7 @@
 
 Paper: "Mixtral of Experts", arXiv 2401.04088. Reference: Hugging Face transformers, models/mixtral.
 Difference from Mistral: every FFN is a mixture of experts. GGUF files have the architecture "llama" and a number of
-experts (`models/__init__.py` tells them apart).
+experts (`weights/model.py` tells them apart).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, declared, whole, whole_or_none
 from mlx_engine.models import llama, mistral
-from mlx_engine.models.config import Expected, declared, whole, whole_or_none
 from mlx_engine.models.expert_decoder import ExpertDecoder
-from mlx_engine.models.experts import Count, Names, of_all, with_experts
-from mlx_engine.models.plan import Plan
+from mlx_engine.weights.experts import Count, Names, of_all, with_experts
+from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("mixtral",)
 GGUF_ARCHITECTURE = "llama"

@@ -15,16 +15,16 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.conditions import each_layer
+from mlx_engine.config.declared import Expected, Key, Naming, declared
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
-from mlx_engine.models.conditions import each_layer
-from mlx_engine.models.config import Expected, Key, Naming, declared
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import Row, decoder_plan, parts
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import Row, decoder_plan, parts
 
 ARCHITECTURES = ("olmo2", "olmo3")
 GGUF_ARCHITECTURE = "olmo2"

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.conditions import halves, per_head
+from mlx_engine.config.declared import Expected, Key, declared, whole
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
-from mlx_engine.models.conditions import halves, per_head
-from mlx_engine.models.config import Expected, Key, declared, whole
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import Row
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("phi3",)
 GGUF_ARCHITECTURE = "phi3"

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.conditions import divides, each_layer, halves, one_per_head, per_head
+from mlx_engine.config.declared import Expected, number, whole
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.models import llama
-from mlx_engine.models.conditions import divides, each_layer, halves, one_per_head, per_head
-from mlx_engine.models.config import Expected, number, whole
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.table import Row, decoder_plan
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import Row, decoder_plan
 
 ARCHITECTURES = ("qwen3",)
 GGUF_ARCHITECTURE = "qwen3"

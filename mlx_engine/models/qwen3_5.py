@@ -17,16 +17,16 @@ from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
 from mlx_engine.backends.parameters import Layer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.conditions import believable, convolves, divides, halves, n_embeddings
-from mlx_engine.models.config import Declared, Expected, declared, number, whole
+from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
+from mlx_engine.config.declared import Declared, Expected, declared, number, whole
+from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.harmless import HARMLESS
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
 from mlx_engine.models.qwen3_5_settings import Kinds, RotaryBase, RotaryDim, ValueDim
 from mlx_engine.models.qwen3_5_tensors import DELTA, STEMS, table
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import Head, parts, tensors
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import Head, parts, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from mlx_engine.backends.experts import Experts, Routing
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, declared, whole
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import qwen3_5
-from mlx_engine.models.config import Expected, declared, whole
-from mlx_engine.models.experts import Count, Names, experts, of_all, with_experts, with_shared_expert
-from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
 from mlx_engine.models.qwen3_5_tensors import STEMS
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import stem_of
+from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import stem_of
 
 ARCHITECTURES = ("qwen35moe", "qwen3_5_moe", "qwen3_5_moe_text")
 GGUF_ARCHITECTURE = "qwen35moe"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlx_engine.models.config import Naming
+from mlx_engine.config.declared import Naming
+from mlx_engine.config.settings import Settings
 from mlx_engine.models.qwen3_5_tensors import ATTENTION, DELTA
-from mlx_engine.models.settings import Settings
 
 INTERVAL = 4
 # Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.stored import Stored
-from mlx_engine.models.table import Row, Table, stem_of
+from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.table import Row, Table, stem_of
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, declared, whole
 from mlx_engine.models import qwen3
-from mlx_engine.models.config import Expected, declared, whole
 from mlx_engine.models.expert_decoder import ExpertDecoder
-from mlx_engine.models.experts import Count, Names, Normalize, of_all, with_experts
-from mlx_engine.models.plan import Plan
-from mlx_engine.models.table import decoder_plan
+from mlx_engine.weights.experts import Count, Names, Normalize, of_all, with_experts
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import decoder_plan
 
 ARCHITECTURES = ("qwen3_moe", "qwen3moe")
 GGUF_ARCHITECTURE = "qwen3moe"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mlx_engine.backends.memory import available_memory
 from mlx_engine.cache import KVPool, New
 from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import require
-from mlx_engine.models import Model, Staged
+from mlx_engine.machine.memory import available_memory
+from mlx_engine.weights.model import Model, Staged
 
 # The part of the available memory that a pool takes if the user gives no size.
 SPARE_SHARE = 0.5

@@ -24,11 +24,11 @@ from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
 from mlx_engine.errors import CacheFullError, ContextLengthError, DistributedError, Words
-from mlx_engine.models import Model
 from mlx_engine.schedule.accounting import account
 from mlx_engine.schedule.answer import Answer, answer_of
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.weights.model import Model
 
 # Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
 # more tokens compute prompts equally fast.

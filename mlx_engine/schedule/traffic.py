@@ -11,7 +11,7 @@ from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import KVPool
 from mlx_engine.decode.passes import Part
-from mlx_engine.models import Model
+from mlx_engine.weights.model import Model
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from mlx_engine.decode.loop import decode_without_cache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.models import Model
 from mlx_engine.schedule.request import Request
+from mlx_engine.weights.model import Model
 
 
 class Uncached:

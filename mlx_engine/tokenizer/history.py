@@ -12,7 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from mlx_engine.forks import kept_over_forks
+from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.tokenizer.markers import MARK, Markers
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ import mlx_engine
 from kernels import emulator
 from mlx_engine.backends import VARIABLE, backend_names, create_backend, unavailable
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.scalar import ScalarBackend
+from mlx_engine.backends.numpy.scalar import ScalarBackend
 from tests.contract.cases import OpCase
 
 # The names come from the registry, so that no new backend is forgotten here. Backends with compiled kernels are also

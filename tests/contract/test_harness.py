@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.primitives import OPERATIONS, Primitives
-from mlx_engine.backends.simd import SimdBackend
 from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.numpy.scalar import ScalarBackend
 from mlx_engine.backends.parameters import Linear, Rope, Scores
-from mlx_engine.backends.scalar import ScalarBackend
 from tests.contract import formulas
 
 be = ScalarBackend()

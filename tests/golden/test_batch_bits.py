@@ -24,7 +24,7 @@ pytest.importorskip("numba")
 from mlx_engine.backends import create_backend
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
-from mlx_engine.models import Model
+from mlx_engine.weights.model import Model
 from tests.random_models import SETTINGS, VOCAB, random_model
 
 TYPES = ("F32", "Q8_0", "Q4_K")

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
+from mlx_engine.config.declared import is_same
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rotation_setting import EVERY_RULE, RotationSetting
+from mlx_engine.config.settings import Settings
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import ContextLengthError, OptionError
-from mlx_engine.models.config import is_same
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import EVERY_RULE, RotationSetting
-from mlx_engine.models.settings import Settings
+from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
 from tests.unit.test_gguf_form import bytes_only

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.cache import KVLayer, New
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.decode.step import forward
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
 from tests.golden.test_dense import with_tokenizer

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.compiled_program import CompiledProgram
-from mlx_engine.backends.matrices import Matrix
+from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import FormatError, UnsupportedConfigError
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED
 from tests.golden.convert import read_safetensors, write_safetensors
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks

@@ -12,7 +12,7 @@ import pytest
 
 from kernels import emulator
 from kernels.launch import counted
-from mlx_engine.backends.metal_weights import SplitMatrix
+from mlx_engine.backends.metal.weights import SplitMatrix
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.dispatches import dispatches

@@ -12,10 +12,10 @@ pytest.importorskip("numba")
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.metal import MetalBackend
+from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.cache import KVSequence, New, PrefixCache
 from mlx_engine.decode.step import forward
-from mlx_engine.models import Model
+from mlx_engine.weights.model import Model
 from tests.random_models import VOCAB, WINDOW, random_model
 
 # Longer than a page of 64 tokens, and than two windows.

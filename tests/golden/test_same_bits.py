@@ -1,7 +1,7 @@
 """Logits are bit-identical for any chunking, batch, page layout, number of threads and processor.
 
-`simd` and `parallel` with compiled kernels. The order of summation that gives this is in `kernels/cpu/tile.py` and
-`kernels/cpu/attention_block.py`.
+`simd` and `parallel` with compiled kernels. The order of summation that gives this is in `tile.py` and
+`attention_block.py` of kernels/cpu.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ pytest.importorskip("numba")
 import mlx_engine
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
-from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Scores
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
 from tests.golden.goldens import DATA

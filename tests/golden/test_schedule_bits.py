@@ -25,8 +25,8 @@ from mlx_engine.backends import create_backend
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.logprobs import digest
 from mlx_engine.decode.options import Options
-from mlx_engine.models import Model
 from mlx_engine.schedule import Request, Scheduler
+from mlx_engine.weights.model import Model
 from tests.random_models import SETTINGS, VOCAB, random_model
 from tests.streams import request_of
 

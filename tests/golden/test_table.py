@@ -24,9 +24,9 @@ from mlx_engine.convert import mlx_limits, mlx_targets
 from mlx_engine.convert.gguf_form import from_folder
 from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.requantize import kind_of
-from mlx_engine.models import model_file
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.model import model_file
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, check_close, engine, in_chunks
 from tests.published import weights

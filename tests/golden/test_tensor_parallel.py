@@ -18,7 +18,7 @@ pytest.importorskip("numba")
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
@@ -29,8 +29,8 @@ from mlx_engine.decode.step import forward
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.local import run_ranks
 from mlx_engine.distributed.tensor import sliced
-from mlx_engine.models import Model, plan_model
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import Model, plan_model
 from tests.contract.check import EMULATED, named
 from tests.golden.goldens import DATA, Golden, check_close, relative_errors, variant
 from tests.golden.test_same_bits import cut

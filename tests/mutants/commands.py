@@ -2,7 +2,7 @@
 
 from tests.mutants.plant import Mutant
 
-NAMES, SUGGESTED = "mlx_engine/checkpoint/hub_names.py", "mlx_engine/commands/suggested.py"
+NAMES, SUGGESTED = "mlx_engine/checkpoint/hub_names.py", "mlx_engine/commands/options/suggested.py"
 
 MUTANTS = [
     Mutant(

@@ -1,6 +1,6 @@
 """Machine code that a bug in one kernel does not change: the tests of this bug need not compile it again.
 
-The cache of compiled code (`kernels/cpu/library.py`) has one digest for the source of all kernels.
+The cache of compiled code (`kernels/cpu/build/library.py`) has one digest for the source of all kernels.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from kernels.cpu import library
+from kernels.cpu.build import library
 
 # The variable of the folder for compiled code.
 VARIABLE = "NUMBA_CACHE_DIR"
-_PRINT_FOLDER = "from kernels.cpu.library import folder; print(folder())"
+_PRINT_FOLDER = "from kernels.cpu.build.library import folder; print(folder())"
 
 
 def keep(root: Path, file: str, folder: Path) -> None:

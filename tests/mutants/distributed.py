@@ -7,7 +7,7 @@ SPLIT, AGREEMENT, LIVENESS = (f"mlx_engine/distributed/{name}.py" for name in ("
 ROOM, SEARCH, STALLS = (f"mlx_engine/distributed/{name}.py" for name in ("room", "search", "stalls"))
 WATCHER = "mlx_engine/distributed/watcher.py"
 STAGE, PASSES, SCHEDULER = (
-    "mlx_engine/models/stage.py",
+    "mlx_engine/weights/stage.py",
     "mlx_engine/decode/passes.py",
     "mlx_engine/schedule/scheduler.py",
 )
@@ -44,7 +44,7 @@ MUTANTS = [
     Mutant("memory is not looked at", SPLIT, "best_split", "nbytes <= machines[rank].memory", "True"),
     Mutant("memory that is not zero is given back", "mlx_engine/distributed/ring_buffers.py", "released",
            "np.ctypeslib.as_array((ctypes.c_uint64 * (NBYTES // 8)).from_address(first)).any()", "False"),
-    Mutant("every rank prepares the embedding table", "mlx_engine/models/parameters.py", "Parameters.table",
+    Mutant("every rank prepares the embedding table", "mlx_engine/weights/parameters.py", "Parameters.table",
            "self._slices is None and (self.stage is None or self.stage.is_last)", "True"),
     Mutant("every rank takes a computer's memory", SPLIT, "machines_of", "memory // len(speeds)", "memory"),
     Mutant("keys and values take no bytes", SPLIT, "layer_bytes", "pool_nbytes([part.kept], n_tokens)", "0"),

@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "frequencies of a narrower head",
-        "mlx_engine/models/rotation.py",
+        "mlx_engine/config/rotation.py",
         "proportional",
         "(0.0,) * (len(frequencies) - n)",
         "frequencies[n:]",

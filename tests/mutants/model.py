@@ -62,28 +62,28 @@ MUTANTS = [
     ),
     Mutant(
         "a scale without a key is lost",
-        "mlx_engine/models/stored.py",
+        "mlx_engine/weights/stored.py",
         "Stored.put",
         "(v - plus) * times",
         "v - plus",
     ),
     Mutant(
         "the head is no layer",
-        "mlx_engine/models/layer_types.py",
+        "mlx_engine/config/layer_types.py",
         "layer_type",
         'return HEAD if stem == "token_embd" else stem',
         "return stem",
     ),
     Mutant(
         "a group goes before its layer",
-        "mlx_engine/models/conversion.py",
+        "mlx_engine/weights/conversion.py",
         "Conversion.given",
         "self.layers.get(kind, groups[0] if groups else None)",
         "groups[0] if groups else self.layers.get(kind)",
     ),
     Mutant(
         "the narrowest side counts",
-        "mlx_engine/models/conversion.py",
+        "mlx_engine/weights/conversion.py",
         "Conversion.type_of",
         "max(shape) < least",
         "min(shape) < least",
@@ -135,21 +135,21 @@ MUTANTS = [
     ),
     Mutant(
         "unrotated elements are longer too",
-        "mlx_engine/models/rotation.py",
+        "mlx_engine/config/rotation.py",
         "Rotation.for_heads",
         "(1.0,) * rest",
         "(self.attention_factor,) * rest",
     ),
     Mutant(
         "YaRN's limits exchanged",
-        "mlx_engine/models/rotation.py",
+        "mlx_engine/config/rotation.py",
         "yarn",
         "pair(r.high), pair(r.low)",
         "pair(r.low), pair(r.high)",
     ),
     Mutant(
         "LongRoPE's divisors exchanged",
-        "mlx_engine/models/rotation.py",
+        "mlx_engine/config/rotation.py",
         "longrope",
         "r.long if r.is_long else r.short",
         "r.short if r.is_long else r.long",
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         "rotated rows stay in the first half",
-        "mlx_engine/models/stored.py",
+        "mlx_engine/weights/stored.py",
         "Stored._order",
         "(turned, rest)",
         "(rest, turned)",
@@ -227,14 +227,14 @@ MUTANTS = [
         "enumerate([None] * config.n_layers)",
     ),
     Mutant(
-        "what repeats a setting is not compared", "mlx_engine/models/config.py", "", "s.expect(again, value)", "pass"
+        "what repeats a setting is not compared", "mlx_engine/config/declared.py", "", "s.expect(again, value)", "pass"
     ),
     Mutant(
-        "conditions of settings are not checked", "mlx_engine/models/config.py", "", "expected is not None", "False"
+        "conditions of settings are not checked", "mlx_engine/config/declared.py", "", "expected is not None", "False"
     ),
     Mutant(
         "what a config expects is not checked",
-        "mlx_engine/models/config.py",
+        "mlx_engine/config/declared.py",
         "Declared.read",
         "s.expect(key, *(allowed if isinstance(allowed, tuple) else (allowed,)))",
         "s._get(key, None)",
@@ -262,38 +262,38 @@ MUTANTS = [
     ),
     Mutant(
         "heads are not dealt for GGUF",
-        "mlx_engine/models/stored.py",
+        "mlx_engine/weights/stored.py",
         "Stored.in_file_order",
         "np.argsort(self._order(head_dim))",
         "self._order(head_dim)",
     ),
     Mutant(
-        "biases forgotten", "mlx_engine/models/parameters.py", "Parameters._bias", 'f"{name}.bias" in self', "False"
+        "biases forgotten", "mlx_engine/weights/parameters.py", "Parameters._bias", 'f"{name}.bias" in self', "False"
     ),
     Mutant(
         "what no backend gets is not counted",
-        "mlx_engine/models/parameters.py",
+        "mlx_engine/weights/parameters.py",
         "Parameters.values",
         'self._done(f"{name}.weight")\nreturn values',
         "return values",
     ),
     Mutant(
         "the lookup table is expanded",
-        "mlx_engine/models/parameters.py",
+        "mlx_engine/weights/parameters.py",
         "Parameters.table",
         "not self._backend.embeds_stored(weight)",
         "True",
     ),
     Mutant(
         "tied head split twice",
-        "mlx_engine/models/parameters.py",
+        "mlx_engine/weights/parameters.py",
         "Parameters._prepare",
         "key not in self._prepared",
         "True",
     ),
     Mutant(
         "unexpected tensors ignored",
-        "mlx_engine/models/plan.py",
+        "mlx_engine/weights/plan.py",
         "check",
         "unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))",
         "unexpected = []",
@@ -314,42 +314,42 @@ MUTANTS = [
     ),
     Mutant(
         "unknown settings ignored",
-        "mlx_engine/models/settings.py",
+        "mlx_engine/config/settings.py",
         "Settings.refuse_rest",
         "key in self._read or key in harmless",
         "True",
     ),
     Mutant(
         "every value counts as off",
-        "mlx_engine/models/settings.py",
+        "mlx_engine/config/settings.py",
         "Settings.refuse_rest",
         "value not in off",
         "not off",
     ),
     Mutant(
         "an allowed setting is ignored although it is implemented",
-        "mlx_engine/models/allowed.py",
+        "mlx_engine/weights/allowed.py",
         "allow",
         'f"{refused}.".startswith(_dotted(paths[n]))',
         "True",
     ),
     Mutant(
         "an ignored setting is not reported",
-        "mlx_engine/models/allowed.py",
+        "mlx_engine/weights/allowed.py",
         "allow",
         "tuple(_note(name, ignored) for name in paths)",
         "()",
     ),
     Mutant(
         "every stray tensor counts as derived",
-        "mlx_engine/models/plan.py",
+        "mlx_engine/weights/plan.py",
         "check",
         "not ROTARY_BUFFER.search(name)",
         "False",
     ),
     Mutant(
         "rows of padding are not expected",
-        "mlx_engine/models/table.py",
+        "mlx_engine/weights/table.py",
         "padded",
         'rows <= int(getattr(config, "vocab_size"))',
         "True",

@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         "the keys are copied without the values",
-        "mlx_engine/backends/simd.py",
+        "mlx_engine/backends/numpy/simd.py",
         "SimdBackend.kv_copy",
         "store[:, :, target : target + n] = store[:, :, source : source + n]",
         "store[:1, :, target : target + n] = store[:1, :, source : source + n]",

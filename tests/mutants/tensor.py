@@ -7,7 +7,7 @@ DECODER, DEALS, SLICES = (
     "mlx_engine/distributed/deals.py",
     "mlx_engine/distributed/slices.py",
 )
-TENSOR, PROGRAM = "mlx_engine/distributed/tensor.py", "mlx_engine/backends/compiled_program.py"
+TENSOR, PROGRAM = "mlx_engine/distributed/tensor.py", "mlx_engine/backends/cpu/program.py"
 
 MUTANTS = [
     Mutant("parts of a product are not added", DECODER, "whole_product",

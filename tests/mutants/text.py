@@ -26,7 +26,7 @@ MUTANTS = [
     ),
     Mutant(
         "a repeated token is counted once on the device",
-        "mlx_engine/backends/mlx_sampling.py",
+        "mlx_engine/backends/mlx/sampling.py",
         "penalize_generated",
         "mx.zeros(row.shape).at[id_array(generated)].add(1)",
         "mx.zeros(row.shape).at[id_array(generated)].maximum(1)",
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         "the bias comes after the temperature",
-        "mlx_engine/backends/simd.py",
+        "mlx_engine/backends/numpy/simd.py",
         "SimdBackend.sample",
         "definition.probabilities(row, draw.sampling)",
         "definition.probabilities(definition.add_bias(definition.add_bias(row, [(i, -b) for i, b in "

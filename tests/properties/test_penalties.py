@@ -11,11 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mlx_engine.backends import mlx_sampling, scalar
-from mlx_engine.backends.mlx import MlxBackend
+from mlx_engine.backends.mlx import sampling as mlx_sampling
+from mlx_engine.backends.mlx.backend import MlxBackend
+from mlx_engine.backends.numpy import scalar
+from mlx_engine.backends.numpy.scalar import ScalarBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.sampling import Draw, Sampling, adjust, probabilities
-from mlx_engine.backends.scalar import ScalarBackend
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.errors import OptionError
 
 SCALAR, SIMD, MLX, MLX_FLOAT32 = ScalarBackend(), SimdBackend(), MlxBackend(), MlxBackend()

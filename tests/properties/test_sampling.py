@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mlx_engine.backends.mlx import MlxBackend
+from mlx_engine.backends.mlx.backend import MlxBackend
+from mlx_engine.backends.numpy.scalar import ScalarBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.sampling import Draw, Sampling, draw, penalize, probabilities
-from mlx_engine.backends.scalar import ScalarBackend
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.errors import OptionError
 
 SIMD, SCALAR, MLX, MLX_FLOAT32 = SimdBackend(), ScalarBackend(), MlxBackend(), MlxBackend()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench import machine, origin
+from mlx_engine.machine.cores import usable_cores
 
 
 def sha256(*contents):

@@ -15,7 +15,7 @@ from mlx_engine.bench import machine, origin, roofline, run
 from mlx_engine.bench.samples import Test as Cell
 from mlx_engine.engine import open_source
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
 
 DATA = Path(__file__).parents[1] / "data"
 MICRO = DATA / "qwen3-micro" / "model-q8_0.gguf"
@@ -210,7 +210,7 @@ def test_a_row_says_what_a_token_needs_and_how_fast_it_was_there():
 
 
 def test_another_devices_limits_are_not_those_of_the_processor(monkeypatch):
-    from mlx_engine.backends.simd import SimdBackend
+    from mlx_engine.backends.numpy.simd import SimdBackend
 
     monkeypatch.setattr(SimdBackend, "device", "moon")
     (row,) = rows(jit=False)

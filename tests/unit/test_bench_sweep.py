@@ -7,13 +7,13 @@ import pytest
 import mlx_engine
 from mlx_engine import backends
 from mlx_engine.backends import Entry
-from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.bench import components, roofline, sweep
 from mlx_engine.bench.samples import Result
 from mlx_engine.bench.samples import Test as Cell
 from mlx_engine.bench.sweep_plan import Plan
 from mlx_engine.errors import BackendUnavailableError, OptionError
-from mlx_engine.models.conversion import F32_LAYERS
+from mlx_engine.weights.conversion import F32_LAYERS
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 SHORT = {"prompts": [4], "n_gen": 2, "repetitions": 1, "passes": 0}

@@ -14,9 +14,9 @@ from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
 from mlx_engine.bench.work import Work, passes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.quant.types import F16, F32, Q8_0
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import Conversion
 from tests.unit.timed_model import Backend, Clock, Spy
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from mlx_engine.backends.blas import one_blas_thread
-from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.backends.numpy.blas import one_blas_thread
+from mlx_engine.backends.numpy.simd import SimdBackend
 
 
 def blas_threads() -> set[int]:

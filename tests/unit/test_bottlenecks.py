@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.bench.bottlenecks import about, gains
 from mlx_engine.bench.bottlenecks.apart import Operation
 from mlx_engine.bench.bottlenecks.gains import BETWEEN, Limits

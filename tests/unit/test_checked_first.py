@@ -11,7 +11,7 @@ from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.commands.serve import load_engine
 from mlx_engine.commands.serve_options import CapacityOptions
 from mlx_engine.errors import EngineError
-from mlx_engine.models.plan import Tensor
+from mlx_engine.weights.plan import Tensor
 from tests.unit.test_command_generate import DATA, MODEL, cli
 
 FOLDER = DATA / "hf"

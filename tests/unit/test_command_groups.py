@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mlx_engine.commands.groups import flags_given, takes_groups
+from mlx_engine.commands.options.groups import flags_given, takes_groups
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("numba")
 
 import mlx_engine
-from kernels.cpu import layout
+from kernels.cpu.build import layout
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Wanted
-from mlx_engine.backends.compiled import CompiledBackend
-from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.parameters import Linear, RMSNorm
 from mlx_engine.backends.program import OpByOp, Program
 from mlx_engine.cache import KVPool, KVSequence, New

@@ -10,19 +10,20 @@ import pytest
 import mlx_engine
 from benchmarks import crossover, crossover_section
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.bench.model_memory import linears
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_folders import write_folder
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
+from mlx_engine.config.layer_types import layer_type
 from mlx_engine.errors import OptionError
-from mlx_engine.models import conversion, convert_model
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.layer_types import layer_type
 from mlx_engine.quant.types import BF16, F32, Q4_0, Q8_0
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights import conversion
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import convert_model
 
 DATA = Path(__file__).parents[1] / "data"
 Q8 = DATA / "qwen3-micro" / "model-q8_0.gguf"

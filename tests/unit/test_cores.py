@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import mlx_engine
-from mlx_engine.backends import cores, create_backend
-from mlx_engine.backends.cores import usable_cores
+from mlx_engine.backends import create_backend
 from mlx_engine.bench import sweep
 from mlx_engine.bench.sweep_plan import Plan
+from mlx_engine.machine import cores
+from mlx_engine.machine.cores import usable_cores
 from mlx_engine.observe import log
 from tests.unit.test_command_generate import cli
 

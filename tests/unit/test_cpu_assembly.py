@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 
 from llvmlite import binding, ir
 
-from kernels.cpu import memory
+from kernels.cpu.build import memory
 from tests.assembly import AFFINE, ARM64, AVX2, AVX512, FORMATS, assembly, is_slow, kernels
 
 Target = tuple[str, str, str]

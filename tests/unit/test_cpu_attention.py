@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import attention_numpy, layout, library, order_numpy, pool
-from kernels.cpu.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
+from kernels.cpu.attention.attention import attention_numpy
+from kernels.cpu.build import layout, library, pool
+from kernels.cpu.build.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
+from kernels.cpu.products import order_numpy
 from mlx_engine.backends.batch import KVSpan
-from mlx_engine.backends.compiled_program import parts_of, sequence_words
+from mlx_engine.backends.cpu.program import parts_of, sequence_words
 
 U = 2.0**-24
 LIBRARY = library.load()

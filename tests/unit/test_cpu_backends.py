@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from kernels.cpu import layout
+from kernels.cpu.build import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.numpy.scalar import ScalarBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope, Scores
-from mlx_engine.backends.scalar import ScalarBackend
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 

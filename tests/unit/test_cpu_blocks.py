@@ -20,11 +20,12 @@ from kernels import blocks as layout
 
 pytest.importorskip("numba")
 
-from kernels.cpu import blocks_numpy, float32, library, order_numpy
-from kernels.cpu.formats import FORMAT_ROOM
-from kernels.cpu.layout import LANES, STRETCH
-from kernels.cpu.sums import PANEL_SIZES
-from kernels.cpu.vectors import PART
+from kernels.cpu.build import library
+from kernels.cpu.build.layout import LANES, STRETCH
+from kernels.cpu.build.vectors import PART
+from kernels.cpu.formats.format import FORMAT_ROOM, blocks_numpy, float32
+from kernels.cpu.formats.sums import PANEL_SIZES
+from kernels.cpu.products import order_numpy
 
 U = 2.0**-24
 # By name: the twin that expands.

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu import compile_lock, library
-from kernels.cpu.compile_lock import COMPILING, locked
+from kernels.cpu.build import compile_lock, library
+from kernels.cpu.build.compile_lock import COMPILING, locked
 from tests.patience import PATIENCE
 from tests.unit.test_cpu_library import python
 
@@ -26,7 +26,7 @@ def build(parts):
     time.sleep(0.3)
     print(*parts)
     return {part: code.read_bytes()[32:] for part in parts}
-kernels.cpu.machine_code = types.SimpleNamespace(build=build)
+kernels.cpu.build.machine_code = types.SimpleNamespace(build=build)
 (meet / str(os.getpid())).touch()
 while len(list(meet.iterdir())) < 2:
     time.sleep(0.01)

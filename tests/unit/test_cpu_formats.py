@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu import library, machine_code
-from mlx_engine.backends import kernels
+from kernels.cpu.build import library, machine_code
+from mlx_engine.backends.cpu import kernels
 from mlx_engine.errors import BackendUnavailableError
 from tests.unit.test_cpu_library import python
 
@@ -31,7 +31,7 @@ def test_formats_that_are_missing_are_compiled_at_the_same_time(tmp_path: Path):
         "def build(parts): asked.append(sorted(parts)); raise RuntimeError('no compiler')\n"
         "loaded = library.load(); loaded.format('q8_0')\n"
         "library.code_file = lambda part: library.Path('/nowhere') / part\n"
-        "kernels.cpu.machine_code = types.SimpleNamespace(build=build)\n"
+        "kernels.cpu.build.machine_code = types.SimpleNamespace(build=build)\n"
         "try: loaded.format('q4_0', 'q8_0', 'q6_k')\n"
         "except RuntimeError: print(asked, loaded.has_format('q8_0'), loaded.has_format('q4_0'))"
     )

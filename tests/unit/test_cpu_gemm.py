@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import order_numpy, tile
-from kernels.cpu.jit import jit
-from kernels.cpu.layout import STRETCH, TILE_ROWS
-from kernels.cpu.vectors import PART
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.layout import STRETCH, TILE_ROWS
+from kernels.cpu.build.vectors import PART
+from kernels.cpu.products import order_numpy, tile
 
 # Half a unit in the last place, relative: what one rounding of a float32 costs.
 U = 2.0**-24

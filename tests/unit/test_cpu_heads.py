@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import heads_numpy, layout, library, pool
+from kernels.cpu.attention.attention import heads_numpy
+from kernels.cpu.build import layout, library, pool
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 
 U = 2.0**-24
 LIBRARY = library.load()

@@ -18,8 +18,8 @@ from tests.patience import wait_for
 
 pytest.importorskip("numba")
 
-from kernels.cpu import jit, library, machine_code
-from mlx_engine.backends import kernels
+from kernels.cpu.build import jit, library, machine_code
+from mlx_engine.backends.cpu import kernels
 from tests.golden.test_same_bits import digest
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ import sys, types
 import kernels.cpu
 from kernels.cpu import library
 files = {part: file for part, file in zip(library.BASE, sys.argv[1:], strict=True)}
-kernels.cpu.machine_code = types.SimpleNamespace(
+kernels.cpu.build.machine_code = types.SimpleNamespace(
     build=lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts})
 def are_kept():
     return all(library.code_file(part).exists() for part in library.BASE)
@@ -363,7 +363,7 @@ AS_HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f1
 RUN_TESTS = """
 import sys
 import pytest
-from kernels.cpu.vectors import register_lanes
+from kernels.cpu.build.vectors import register_lanes
 assert register_lanes() == 8
 status = pytest.main(sys.argv[1:])
 from tests.golden.test_same_bits import digest

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import activations_numpy, norms, norms_numpy, order_numpy
-from kernels.cpu.activations import gated
-from kernels.cpu.exponentials import exp, exp2_below, tanh
-from kernels.cpu.jit import jit
-from kernels.cpu.layout import GELU, SILU
-from kernels.cpu.vectors import LANES, load, store
+from kernels.cpu.build.exponentials import exp, exp2_below, tanh
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.layout import GELU, SILU
+from kernels.cpu.build.vectors import LANES, load, store
+from kernels.cpu.products import activations_numpy, norms, norms_numpy, order_numpy
+from kernels.cpu.products.activations import gated
 
 U = 2.0**-24
 

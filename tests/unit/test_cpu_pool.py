@@ -20,10 +20,10 @@ pytest.importorskip("numba")
 
 from numba import carray
 
-from kernels.cpu import jobs, layout, pool
-from kernels.cpu.jit import Task, jit
-from kernels.cpu.library import load
-from kernels.cpu.memory import fetch_add, floats, read, relax
+from kernels.cpu.build import jobs, layout, pool
+from kernels.cpu.build.jit import Task, jit
+from kernels.cpu.build.library import load
+from kernels.cpu.build.memory import fetch_add, floats, read, relax
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant import BY_NAME

@@ -9,9 +9,9 @@ from kernels import blocks as layout
 
 pytest.importorskip("numba")
 
-from kernels.cpu import q8_0
-from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import PART
+from kernels.cpu.build.layout import LANES
+from kernels.cpu.build.vectors import PART
+from kernels.cpu.formats import q8_0
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant import BY_NAME

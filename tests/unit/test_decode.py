@@ -19,7 +19,7 @@ from mlx_engine.decode.options import Options
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
-from mlx_engine.models import load_model
+from mlx_engine.weights.model import load_model
 from tests.streams import stream_of
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"

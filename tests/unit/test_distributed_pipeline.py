@@ -28,13 +28,13 @@ from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import latest_cut, stages_of
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError, NotFiniteError, OptionError
-from mlx_engine.models import Planned, plan_model
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.stage import Stage
 from mlx_engine.prompts import Prompts
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.schedule.scheduler import Scheduler
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import Planned, plan_model
+from mlx_engine.weights.stage import Stage
 from tests.contract.check import EMULATED, named
 
 DATA = Path(__file__).parents[1] / "data"

@@ -16,7 +16,7 @@ from mlx_engine.distributed.search import Search
 from mlx_engine.distributed.shard import PipelineShard, Shard, TensorShard
 from mlx_engine.distributed.split import stages_of
 from mlx_engine.engine import Engine, open_source
-from mlx_engine.models import FirstFault
+from mlx_engine.weights.model import FirstFault
 from tests.unit.test_distributed_pipeline import DATA, planned_of
 from tests.unit.test_not_finite import NAN, damaged
 

@@ -13,14 +13,14 @@ from mlx_engine.distributed.deals import Heads, Pieces, Vocabulary
 from mlx_engine.distributed.slices import COLUMNS, Slices
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.errors import NotShardableError
-from mlx_engine.models import Planned, plan_model
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.outline import outlined
-from mlx_engine.models.plan import Tensor
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.group_types import affine
 from mlx_engine.quant.group_weight import GroupWeight, Parts
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import Planned, plan_model
+from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.plan import Tensor
 from tests.random_blocks import random_blocks
 from tests.random_models import SETTINGS, random_checkpoint
 

@@ -23,9 +23,9 @@ from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError
-from mlx_engine.models import Model, Planned, plan_model
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.schedule.stream import Generation
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import Model, Planned, plan_model
 from tests.golden.goldens import DATA
 from tests.golden.test_tensor_parallel import TOLERANCE, error
 from tests.ranks import run as run_processes

@@ -116,7 +116,7 @@ def test_a_source_that_is_no_name_is_refused(source: object):
 
 
 def test_nothing_is_compiled_for_a_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mlx_engine.backends.kernels.load_kernels", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr("mlx_engine.backends.cpu.kernels.load_kernels", lambda: pytest.fail("compiled"))
     with pytest.raises(SourceError):
         mlx_engine.load("nowhere.gguf", "simd")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.backends.cpu.matrices import Matrix
 from mlx_engine.backends.experts import share_read
-from mlx_engine.backends.matrices import Matrix
 from mlx_engine.bench.sizes import sizes
 from mlx_engine.bench.work import pass_work
 from mlx_engine.checkpoint.gguf import open_gguf
@@ -19,9 +19,9 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import TensorMismatchError, UnsupportedConfigError
-from mlx_engine.models import model_file
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import model_file
 from tests.golden.convert import convert, read_safetensors, stacked, write_safetensors
 from tests.unit.test_gguf_form import bytes_only
 

@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.config.layer_types import GROUPS
+from mlx_engine.config.rotation import Rotation
 from mlx_engine.convert import mlx_limits, mlx_targets
 from mlx_engine.convert.gguf_form import from_folder
 from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import ModelError, TokenizerError
-from mlx_engine.models import model_file
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.divisors import rule_of
-from mlx_engine.models.layer_types import GROUPS
-from mlx_engine.models.rotation import Rotation
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.tokenizer import from_gguf, load_tokenizer
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.divisors import rule_of
+from mlx_engine.weights.model import model_file
 from tests.golden.goldens import DATA, check_close, engine
 from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, IDS

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models.gemma2 import Config
-from mlx_engine.models.settings import Settings
 from tests.golden.goldens import DATA
 
 FOLDER = DATA / "gemma2-micro" / "hf"

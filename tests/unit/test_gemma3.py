@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models.gemma3 import Config, text_settings
-from mlx_engine.models.settings import Settings
 from tests.golden.convert import read_safetensors, write_safetensors
 from tests.golden.goldens import DATA, Golden, check_close
 

@@ -16,10 +16,10 @@ from mlx_engine.commands.app import app
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import EngineError, SourceError, UnsupportedConfigError
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.tokenizer.split import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
+from mlx_engine.weights.conversion import Conversion
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = ("gpt2", "gemma2", "gemma3", "llama", "mistral", "qwen2", "qwen3")

@@ -9,14 +9,14 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.config.rotation import Rotation, llama3
+from mlx_engine.config.rotation_setting import RotationSetting
+from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama
-from mlx_engine.models.rotation import Rotation, llama3
-from mlx_engine.models.rotation_setting import RotationSetting
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.stored import Stored
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.stored import Stored
 from tests.golden.convert import convert
 
 DATA = Path(__file__).parents[1] / "data"

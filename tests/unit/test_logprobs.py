@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import mlx_engine
 from mlx_engine.backends import create_backend
+from mlx_engine.backends.numpy.scalar import ScalarBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.sampling import Sampling, largest
-from mlx_engine.backends.scalar import ScalarBackend
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.decode.logprobs import TokenLogprobs, digest, natural_log, token_logprobs
 from mlx_engine.decode.sampler import Sampler

@@ -13,21 +13,21 @@ import psutil
 import pytest
 
 import mlx_engine
-from mlx_engine.backends import mapped_pages
-from mlx_engine.backends.mapped_pages import is_view, read_ahead, release, release_rows
-from mlx_engine.backends.memory import give_back_freed
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.distributed.tensor import sliced
-from mlx_engine.models import parameters as parameters_module
-from mlx_engine.models import plan_model
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.outline import outlined
-from mlx_engine.models.table_in_file import TableInFile
+from mlx_engine.machine import mapped_pages
+from mlx_engine.machine.mapped_pages import is_view, read_ahead, release, release_rows
+from mlx_engine.machine.memory import give_back_freed
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights import parameters as parameters_module
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import plan_model
+from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.table_in_file import TableInFile
 from tests.random_models import random_checkpoint
 from tests.unit.test_command_generate import DATA
 

@@ -6,21 +6,22 @@ import pytest
 import mlx_engine
 from mlx_engine import opened
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.mapped_pages import is_view
-from mlx_engine.backends.memory import available_memory
 from mlx_engine.bench import roofline
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import NotEnoughMemoryError
-from mlx_engine.models import need, plan_model
-from mlx_engine.models import parameters as parameters_module
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.need import Need, expansions, need_of
-from mlx_engine.models.outline import outlined
-from mlx_engine.models.plan import Tensor
+from mlx_engine.machine.mapped_pages import is_view
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.observe import log
 from mlx_engine.quant import BY_NAME
+from mlx_engine.weights import need
+from mlx_engine.weights import parameters as parameters_module
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import plan_model
+from mlx_engine.weights.need import Need, expansions, need_of
+from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.plan import Tensor
 from tests.unit.test_command_generate import DATA, cli, generate, only_line
 from tests.unit.test_cores import machine
 

@@ -13,9 +13,9 @@ import mlx_engine
 from kernels import blocks, emulator
 from kernels.launch import counted, executor, planned
 from kernels.metal.rows import Tuning
-from mlx_engine.backends.metal import MetalBackend
-from mlx_engine.backends.metal_kernels import Kernels
-from mlx_engine.backends.metal_weights import Half, SplitMatrix, affine, fallback_multiply, split
+from mlx_engine.backends.metal.backend import MetalBackend
+from mlx_engine.backends.metal.kernels import Kernels
+from mlx_engine.backends.metal.weights import Half, SplitMatrix, affine, fallback_multiply, split
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.stored_types import stored_types
@@ -23,11 +23,11 @@ from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.step import forward
-from mlx_engine.models import load_model
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.group_types import GROUP_TYPES
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.model import load_model
 from tests.contract.check import EMULATED, load
 from tests.random_blocks import random_blocks, random_groups
 

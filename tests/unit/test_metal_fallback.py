@@ -14,16 +14,16 @@ import pytest
 from kernels import emulator
 from kernels.emulator import MemoryFaultError
 from kernels.launch import counted
-from mlx_engine.backends import metal_kernels
-from mlx_engine.backends.metal import MetalBackend
-from mlx_engine.backends.metal_kernels import Kernels
-from mlx_engine.backends.metal_weights import split
+from mlx_engine.backends.metal import kernels as metal_kernels
+from mlx_engine.backends.metal.backend import MetalBackend
+from mlx_engine.backends.metal.kernels import Kernels
+from mlx_engine.backends.metal.weights import split
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.step import forward
-from mlx_engine.models import load_model
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.model import load_model
 from tests.contract.check import EMULATED, load
 from tests.contract.check import backend as shared
 

@@ -18,7 +18,7 @@ from kernels.launch import counted, planned
 from kernels.metal import attention
 from kernels.metal.cases import numbers
 from mlx_engine.backends.batch import KVSpan, KVView
-from mlx_engine.backends.metal import MetalBackend
+from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward

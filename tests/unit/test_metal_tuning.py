@@ -17,9 +17,10 @@ from kernels.metal.norm_qkv import norm_qkv
 from kernels.metal.project_add import project_add
 from kernels.metal.q8_0 import split_q8_0
 from kernels.metal.rows import TUNINGS, Tuning, default_tuning, geometry, k_split
-from mlx_engine.backends import metal_timing, metal_tuning
-from mlx_engine.backends.metal_timing import MARGIN, fastest, following, measured
-from mlx_engine.backends.metal_tuning import Tuner, candidates, identity, tuner
+from mlx_engine.backends.metal import timing as metal_timing
+from mlx_engine.backends.metal import tuning as metal_tuning
+from mlx_engine.backends.metal.timing import MARGIN, fastest, following, measured
+from mlx_engine.backends.metal.tuning import Tuner, candidates, identity, tuner
 
 DEFAULT = Tuning(4, 4)
 OTHER = Tuning(2, 8)

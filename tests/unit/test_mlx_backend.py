@@ -18,23 +18,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlx_engine
-from mlx_engine.backends import mlx_device
-from mlx_engine.backends.mlx import MlxBackend
-from mlx_engine.backends.mlx_weights import GroupMatrix
+from mlx_engine.backends.mlx import device as mlx_device
+from mlx_engine.backends.mlx.backend import MlxBackend
+from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Linear, Rope
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Draw, Sampling
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import decode
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
-from mlx_engine.models import load_model
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.model import load_model
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.config.declared import merged
 from mlx_engine.convert import mlx_folder, mlx_limits, mlx_targets
 from mlx_engine.convert.mlx_config import config_for_mlx
 from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import EngineError, ModelError, OptionError
-from mlx_engine.models import model_file
-from mlx_engine.models.config import merged
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import model_file
 from tests.golden.goldens import DATA, check_close, engine
 from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, write_folder

@@ -9,8 +9,8 @@ import pytest
 
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import EngineError, FormatError, UnsupportedConfigError
-from mlx_engine.models import model_file
-from mlx_engine.models.plan import check
+from mlx_engine.weights.model import model_file
+from mlx_engine.weights.plan import check
 from tests.golden.goldens import DATA
 
 PLAIN, MIXED = DATA / "mlx-4bit" / "hf", DATA / "mlx-mixed" / "hf"
@@ -184,7 +184,7 @@ def test_tensors_at_any_offset_are_read(folder):
     path.write_bytes((length + 3).to_bytes(8, "little") + data[8 : 8 + length] + b"   " + data[8 + length :])
     one, other = (open_checkpoint(at).weight(f"{NAME}.weight") for at in (made, PLAIN))
     np.testing.assert_array_equal(one.dequantize(), other.dequantize())
-    from mlx_engine.backends.mlx_weights import group_matrix
+    from mlx_engine.backends.mlx.weights import group_matrix
 
     np.testing.assert_array_equal(
         np.asarray(group_matrix(one, one.type).wq), np.asarray(group_matrix(other, other.type).wq)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_engine.backends.mlx import MlxBackend
+from mlx_engine.backends.mlx.backend import MlxBackend
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_engine.models import catalog
-from mlx_engine.models.catalog import architectures, keys_of
+from mlx_engine.config import catalog
+from mlx_engine.config.catalog import architectures, keys_of
 from tests.unit.test_command_generate import cli
 from tools import readme
 

@@ -11,7 +11,7 @@ import mlx_engine
 from benchmarks import ops_section, ops_sizes
 from benchmarks.ops import Call, recorded, seconds_per_call
 from benchmarks.ops_sizes import operations
-from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from tests.contract.cases import CASES, OpCase
 from tests.golden.goldens import DATA
 

@@ -7,8 +7,8 @@ from typing import get_type_hints
 import pytest
 
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.commands.options import EngineOptions
-from mlx_engine.commands.run_options import RunOptions, SamplingOptions
+from mlx_engine.commands.options.model import EngineOptions
+from mlx_engine.commands.options.run import RunOptions, SamplingOptions
 from mlx_engine.conversation import Conversation
 from mlx_engine.decode.keywords import OptionValues
 from mlx_engine.decode.options import ALIASES, Options

@@ -5,10 +5,10 @@ import pytest
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import TensorMismatchError
-from mlx_engine.models.plan import Plan, Tensor, check
-from mlx_engine.models.stored import Stored
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.plan import Plan, Tensor, check
+from mlx_engine.weights.stored import Stored
 
 FUSED = np.random.default_rng(0).standard_normal((96, 64)).astype(np.float32)
 

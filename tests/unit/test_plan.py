@@ -22,14 +22,14 @@ from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, hel
 from mlx_engine.distributed.plan import Asked, pipeline, smallest
 from mlx_engine.distributed.times import Messages, Timing
 from mlx_engine.errors import OptionError, UnsupportedConfigError
-from mlx_engine.models import plan_model
-from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.from_config import open_config
-from mlx_engine.models.need import need_of
-from mlx_engine.models.outline import Outline, outlined
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.quant.weight import Weight
 from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.from_config import open_config
+from mlx_engine.weights.model import plan_model
+from mlx_engine.weights.need import need_of
+from mlx_engine.weights.outline import Outline, outlined
 from tests.published import PUBLISHED
 
 DATA = Path(__file__).parents[1] / "data"

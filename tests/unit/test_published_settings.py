@@ -10,10 +10,10 @@ import pytest
 import mlx_engine
 from mlx_engine import load_tokenizer
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.harmless import HARMLESS, OFF
+from mlx_engine.config.settings import Settings
 from mlx_engine.errors import ModelError, OptionError, TensorMismatchError, UnsupportedConfigError
-from mlx_engine.models import model_file
-from mlx_engine.models.harmless import HARMLESS, OFF
-from mlx_engine.models.settings import Settings
+from mlx_engine.weights.model import model_file
 from tests.published import PUBLISHED, write_folder
 
 DATA = Path(__file__).parents[1] / "data"

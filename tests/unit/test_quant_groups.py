@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels.cpu import blocks_numpy
+from kernels.cpu.formats import blocks_numpy
 from mlx_engine import quant
 from mlx_engine.quant.group_types import GROUP_TYPES, affine, fixed
 from mlx_engine.quant.group_weight import GroupWeight, Parts, join, split

@@ -13,8 +13,8 @@ import mlx_engine
 from mlx_engine.convert import gguf_form
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import UnsupportedConfigError, UnsupportedTypeError
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.qwen3_5_tensors import value_heads_dealt
+from mlx_engine.weights.conversion import Conversion
 from tests.golden.convert import read_safetensors, write_safetensors
 from tests.golden.goldens import DATA
 
@@ -121,9 +121,9 @@ def test_a_gguf_file_of_a_folder_is_the_same_model(tmp_path: Path, name: str, mo
 
 
 def test_a_block_that_lies_in_two_value_heads_cannot_be_put_in_another_order():
-    from mlx_engine.models.stored import Stored
     from mlx_engine.quant import BY_NAME
     from mlx_engine.quant.weight import Weight
+    from mlx_engine.weights.stored import Stored
 
     weight = Weight.pack("w", np.ones((2, 64), np.float32), BY_NAME["Q8_0"])
     with pytest.raises(UnsupportedTypeError, match=r"do not cross groups of 16 columns.*found Q8_0, in blocks of 32"):

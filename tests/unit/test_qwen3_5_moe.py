@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import Conversion
 from tests.unit.test_qwen3_5 import IDS, folder, logits, read, written
 
 NAME, N_EXPERTS = "qwen3_5moe", 5

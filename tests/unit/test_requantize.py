@@ -15,9 +15,9 @@ from mlx_engine.commands.app import app
 from mlx_engine.convert.requantize import kind_of, requantize, total
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import FormatError, OptionError
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import Conversion
 
 DATA = Path(__file__).parents[1] / "data"
 F32 = DATA / "qwen3-micro" / "model-f32.gguf"

@@ -16,7 +16,7 @@ from mlx_engine.bench import model_memory
 from mlx_engine.bench import roofline as limits
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 
@@ -69,7 +69,7 @@ def test_the_compiler_made_vectors_of_it(name, argument, instruction):
 
 
 def test_without_a_compiler_the_twins_measure(monkeypatch):
-    from kernels.cpu import library
+    from kernels.cpu.build import library
 
     monkeypatch.setattr(library, "lacking", lambda: "no instructions at all")
     assert limits.kernels(jit=True) is roofline_numpy

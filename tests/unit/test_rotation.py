@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.context import context_notes, for_context
+from mlx_engine.config.rotation import Rotation
 from mlx_engine.errors import ModelError, UnsupportedConfigError
-from mlx_engine.models import model_file
-from mlx_engine.models.context import context_notes, for_context
-from mlx_engine.models.rotation import Rotation
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.model import model_file
 from tests.unit.test_published_dense import MINISTRAL3_8B
 
 SIZES = {

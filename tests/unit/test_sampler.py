@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.decode.logprobs import token_logprobs
 from mlx_engine.decode.sampler import Sampler, random_number
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_engine.backends import create_backend, parallel
+from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.numpy import parallel
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Scores
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
 from mlx_engine.quant import BY_NAME
@@ -58,7 +59,7 @@ def test_every_backend_has_the_logits_of_scalar(backend: str):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_a_compiled_program_has_the_bits_of_single_operations(softcap: float | None):
     pytest.importorskip("numba")
-    from mlx_engine.backends.compiled_program import CompiledProgram
+    from mlx_engine.backends.cpu.program import CompiledProgram
 
     model = with_sinks("parallel", softcap)
     assert isinstance(model.program, CompiledProgram)

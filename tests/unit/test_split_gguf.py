@@ -17,7 +17,7 @@ from mlx_engine.checkpoint.identity import identity
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import FormatError, OptionError, SourceError
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
 
 WHOLE = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 

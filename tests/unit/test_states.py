@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.cache import KVLayer, KVPool, KVSequence, New, PrefixCache, StateLayer, begin
 from mlx_engine.cache.size import CacheSize, pool_nbytes
 from mlx_engine.cache.states import SLOTS_PER_SEQUENCE
 from mlx_engine.commands.diagnostics import kv_cache
 from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
-from mlx_engine.models import Model
 from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.weights.model import Model
 from tests.random_models import VOCAB, random_model
 
 IDS = [int(i) for i in np.random.default_rng(3).integers(0, VOCAB, 80)]

@@ -15,7 +15,7 @@ from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler, random_number
 from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.errors import CacheFullError
-from mlx_engine.models import Model
+from mlx_engine.weights.model import Model
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 PROMPTS = [[5, 9, 300, 17, 2], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [400, 3]]

@@ -10,8 +10,8 @@ from mlx_engine.backends.sampling import Sampling
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.suggested import suggested_sampling
+from mlx_engine.commands.options.suggested import checked, described
 from mlx_engine.commands.serve import suggestions
-from mlx_engine.commands.suggested import checked, described
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.serve.parameters import ChatRequest
 from tests.unit.test_command_generate import MODEL, cli

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends import create_backend, parallel
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.numpy import parallel
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
@@ -53,7 +54,7 @@ def batches(engine: Engine) -> np.ndarray:
 
 @files
 def test_compiled_bits_do_not_depend_on_the_number_of_threads(file: str, monkeypatch: pytest.MonkeyPatch):
-    layout = pytest.importorskip("kernels.cpu.layout")
+    layout = pytest.importorskip("kernels.cpu.build.layout")
     # The model is so small that one thread would do most of it; chunks of a few rows are for several.
     monkeypatch.setattr(layout, "CHUNK_BYTES", 1024)
     alone = mlx_engine.load(MICRO / file, "simd")

@@ -19,7 +19,7 @@ from mlx_engine.bench.bottlenecks.page_tables import (
     timing,
 )
 from mlx_engine.bench.tables import aligned, printable
-from mlx_engine.models.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion
 
 Report = dict[str, Any]
 

@@ -25,8 +25,8 @@ from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load, open_source
-from mlx_engine.models.allowed import open_model
-from mlx_engine.models.conversion import AUTO, KEEP, Conversion
+from mlx_engine.weights.allowed import open_model
+from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
 
 Report = dict[str, Any]
 # The model is loaded this many times, or until this many seconds are over.

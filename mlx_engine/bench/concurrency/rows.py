@@ -17,8 +17,8 @@ from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import require
-from mlx_engine.models.allowed import open_model
-from mlx_engine.models.conversion import STORED, Conversion
+from mlx_engine.weights.allowed import open_model
+from mlx_engine.weights.conversion import STORED, Conversion
 
 
 def engine_rows(

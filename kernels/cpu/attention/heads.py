@@ -1,0 +1,144 @@
+"""Query and key heads: norm, rotary embedding, and writing keys and values to their slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.build.jit import entry, jit, task
+from kernels.cpu.build.jobs import run
+from kernels.cpu.build.layout import (
+    HEAD_DIM,
+    HEADS_TASK,
+    JOB,
+    K_HEADS,
+    K_NORM_EPS,
+    K_NORM_WEIGHT,
+    Q_HEADS,
+    Q_NORM_EPS,
+    Q_NORM_WEIGHT,
+)
+from kernels.cpu.build.memory import floats, number, words
+from kernels.cpu.build.vectors import get, put
+from kernels.cpu.products.norms import norm_rotate
+
+# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN in the output, where heads are BY_HEAD apart.
+# A NORM_WEIGHT of 0 is no norm. WHERE is the address of one int64 per token: its row in the cos/sin tables, or its
+# slot.
+X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD = range(13)
+# Tokens of a chunk.
+SPAN = 32
+
+
+@task
+def norm_rope(job: Any, chunk: int, scratch: int) -> None:
+    """Norm (if there is a weight) and rotate the heads of a span of tokens."""
+    width = job[WIDTH]
+    x, out, cos, sin = floats(job[X]), floats(job[OUT]), floats(job[COS]), floats(job[SIN])
+    eps, positions = np.float32(number(job[NORM_EPS]) if job[NORM_WEIGHT] != 0 else -1.0), words(job[WHERE])
+    for t in range(chunk * SPAN, min((chunk + 1) * SPAN, job[TOKENS])):
+        row = positions[t] * (width // 2)
+        norm_rotate(
+            x, t * job[ROW], job[HEADS], width, floats(job[NORM_WEIGHT]), eps, cos, sin, row, out, t * job[BY_TOKEN],
+            job[BY_HEAD],
+        )  # fmt: skip
+
+
+@jit
+def _run(
+    control: Any, task: int, x: int, row: int, n_heads: int, width: int, weight: int, eps: int, out: int, by_token: int,
+    by_head: int,
+) -> None:  # fmt: skip
+    job = control[JOB:]
+    job[BY_TOKEN], job[BY_HEAD] = by_token, by_head
+    job[X], job[ROW], job[OUT], job[HEADS], job[WIDTH] = x, row, out, n_heads, width
+    job[NORM_WEIGHT], job[NORM_EPS] = weight, eps
+    run(control, task, (job[TOKENS] + SPAN - 1) // SPAN)
+
+
+@jit
+def norm_rope_to(
+    address: int, block: int, n_tokens: int, positions: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
+    q_out: int, k_out: int,
+) -> None:  # fmt: skip
+    """Do the same as `norm_rope_pair`; compiled code calls this function."""
+    control, b = words(address), words(block)
+    width, job = b[HEAD_DIM], control[JOB:]
+    job[TOKENS], job[WHERE], job[COS], job[SIN] = n_tokens, positions, cos, sin
+    _run(
+        control, b[HEADS_TASK], q, q_row, b[Q_HEADS], width, b[Q_NORM_WEIGHT], b[Q_NORM_EPS], q_out, b[Q_HEADS] * width,
+        width,
+    )  # fmt: skip
+    _run(
+        control, b[HEADS_TASK], k, k_row, b[K_HEADS], width, b[K_NORM_WEIGHT], b[K_NORM_EPS], k_out, b[K_HEADS] * width,
+        width,
+    )  # fmt: skip
+
+
+@task
+def put_span(job: Any, chunk: int, scratch: int) -> None:
+    """Copy the heads of a span of tokens, each token to its slot."""
+    x, out, slots = floats(job[X]), floats(job[OUT]), words(job[WHERE])
+    for t in range(chunk * SPAN, min((chunk + 1) * SPAN, job[TOKENS])):
+        put_heads(x, t * job[ROW], job[HEADS], job[WIDTH], out, slots[t] * job[BY_TOKEN], job[BY_HEAD])
+
+
+@jit
+def put_heads(x: Any, at: int, n_heads: int, width: int, out: Any, to: int, by_head: int) -> None:
+    """Copy one token's heads from x[at ...] to out[to ...], where heads are `by_head` elements apart."""
+    for h in range(n_heads):
+        for e in range(width):
+            put(out, to + h * by_head + e, get(x, at + h * width + e))
+
+
+@entry
+def norm_rope_pair(
+    address: int, block: int, n_tokens: int, positions: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
+    q_out: int, k_out: int,
+) -> None:  # fmt: skip
+    """Norm and rotate query and key heads by their tokens' positions: (T, H, E) and (T, G, E) from rows.
+
+    Args:
+        address: address of the pool's control block.
+        block: address of the block's words (`layout.py`).
+        n_tokens: T.
+        positions: address of the tokens' positions, int64 (T,).
+        q: address of the queries.
+        q_row: elements from one row of queries to the next.
+        k: address of the keys.
+        k_row: elements from one row of keys to the next.
+        cos: address of the cosines, (positions, E / 2).
+        sin: address of the sines.
+        q_out: address of (T, H, E).
+        k_out: address of (T, G, E).
+    """
+    norm_rope_to(address, block, n_tokens, positions, q, q_row, k, k_row, cos, sin, q_out, k_out)
+
+
+@entry
+def put_pair(
+    address: int, span: int, n_tokens: int, n_heads: int, width: int, k: int, k_row: int, v: int, v_row: int,
+    k_out: int, v_out: int, by_head: int, slots: int,
+) -> None:  # fmt: skip
+    """Copy keys and values from (T, G, E) to the tokens' slots.
+
+    Args:
+        address: address of the pool's control block.
+        span: address of the task `put_span`.
+        n_tokens: T.
+        n_heads: G.
+        width: E.
+        k: address of the keys.
+        k_row: elements from the keys of one token to those of the next.
+        v: address of the values.
+        v_row: elements from the values of one token to those of the next.
+        k_out: address of slot 0 of the keys of the first head.
+        v_out: address of slot 0 of the values of the first head.
+        by_head: elements from the slots of one head to those of the next.
+        slots: address of the tokens' slots, int64 (T,).
+    """
+    control = words(address)
+    control[JOB + TOKENS], control[JOB + WHERE] = n_tokens, slots
+    _run(control, span, k, k_row, n_heads, width, 0, 0, k_out, width, by_head)
+    _run(control, span, v, v_row, n_heads, width, 0, 0, v_out, width, by_head)

@@ -1,0 +1,116 @@
+"""Jobs: chunks of work that threads process and steal from each other. `pool.py` has the threads.
+
+A job is a task (machine code), a number of chunks, and words with the addresses and sizes that the task needs. Each
+thread has its own range of chunks and processes it in order, because memory is fastest when it is read in order; then
+it steals chunks from the other ranges. The thread that submits a job works on it, too. The job is done when all its
+chunks are. The content of a chunk depends on the job alone, never on the thread that processes it, so results are
+bit-identical for any number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import entry, jit
+from kernels.cpu.build.layout import (
+    CHUNKS,
+    DONE,
+    JOB,
+    LEFT,
+    LINE,
+    ON,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SLEEP,
+    SLEEP_MICROSECONDS,
+    SPINS,
+    STOP,
+    TASK,
+    THREADS,
+)
+from kernels.cpu.build.memory import call, fetch_add, invoke, read, relax, words, write
+
+
+@jit
+def _end(control: Any, thread: int) -> Any:
+    """Return the end of a thread's range of chunks."""
+    return (thread + 1) * control[CHUNKS] // control[THREADS]
+
+
+@jit
+def scratch_of(control: Any, thread: int) -> Any:
+    """Return the address of a thread's scratch memory; number THREADS is for the thread that submits a job."""
+    return control[SCRATCH] + thread * SCRATCH_BYTES
+
+
+@jit
+def work(control: Any, me: int) -> Any:
+    """Process chunks of this thread's range, then of the other ranges, until none is left; return their number.
+
+    A thread that arrives late finds no chunks. A thread that arrives after the next job has begun takes chunks of that
+    job, which is safe: a job is never replaced before all its chunks are done.
+    """
+    done = 0
+    for i in range(control[THREADS]):
+        owner = (me + i) % control[THREADS]
+        while True:
+            left = fetch_add(control, LEFT + LINE * owner, -1)
+            if left <= 0:
+                break
+            call(control[TASK], control, JOB, _end(control, owner) - left, scratch_of(control, me))
+            done += 1
+    fetch_add(control, DONE, done)
+    return done
+
+
+@jit
+def _wait(control: Any, polls: int) -> Any:
+    """Wait after poll number `polls`; return the number of the next.
+
+    A thread that has polled in vain for long sleeps between polls. Another thread needs its core then: one of this job
+    that is not running, or one of another process.
+    """
+    if polls < control[SPINS]:
+        relax()
+    else:
+        invoke(control[SLEEP], (SLEEP_MICROSECONDS,))
+    return polls + 1
+
+
+@jit
+def run(control: Any, task: int, chunks: int) -> None:
+    """Run a job whose words are in `control[JOB:]` with the help of the worker threads; return when it is done."""
+    if chunks == 1:
+        call(task, control, JOB, 0, scratch_of(control, 0))
+        return
+    control[TASK], control[CHUNKS] = task, chunks
+    write(control, DONE, 0)
+    first = 0
+    for thread in range(control[THREADS]):
+        last = _end(control, thread)
+        write(control, LEFT + LINE * thread, last - first)
+        first = last
+    work(control, 0)
+    polls = 0
+    while read(control, DONE) < chunks:
+        polls = _wait(control, polls)
+
+
+@jit
+def run_alone(control: Any, task: int, chunks: int) -> None:
+    """Process all chunks in this thread: the slow twin of `run`, which is faster for small jobs."""
+    for chunk in range(chunks):
+        call(task, control, JOB, chunk, scratch_of(control, 0))
+
+
+@entry
+def work_until_idle(address: int, me: int, patience: int) -> None:
+    """Process chunks of the pool's jobs; return after `patience` polls without work while ON is 0, or on STOP."""
+    control, polls, idle = words(address), 0, 0
+    while idle < patience and read(control, STOP) == 0:
+        if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:
+            polls = idle = 0
+        else:
+            polls = _wait(control, polls)
+            # A sleep takes about as long as SPINS polls.
+            idle += (1 - read(control, ON)) * (1 if polls < control[SPINS] else control[SPINS])

@@ -1,0 +1,168 @@
+"""Memory access in compiled code: arrays at addresses, atomic words, and calls of functions at addresses.
+
+A task gets its arrays as addresses, because worker threads run compiled code without Python objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from kernels.cpu.build.jit import jit
+
+# The nominal length of arrays at an address; nothing checks their bounds.
+_LENGTH = 1 << 48
+_WORD = ir.IntType(64)
+
+
+def _pointer_to(kind: Any) -> Any:
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(types.CPointer(kind)))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+_KINDS = (types.float32, types.float64, types.uint8, types.int64)
+_to_floats, _to_doubles, _to_bytes, _to_words = map(_pointer_to, _KINDS)
+
+
+@jit
+def floats(address: int) -> Any:
+    """Return the float32 array at an address."""
+    return carray(_to_floats(address), _LENGTH)
+
+
+@jit
+def doubles(address: int) -> Any:
+    """Return the float64 array at an address."""
+    return carray(_to_doubles(address), _LENGTH)
+
+
+@jit
+def raw(address: int) -> Any:
+    """Return the array of bytes at an address."""
+    return carray(_to_bytes(address), _LENGTH)
+
+
+@jit
+def words(address: int) -> Any:
+    """Return the int64 array at an address."""
+    return carray(_to_words(address), _LENGTH)
+
+
+@intrinsic
+def hidden(typing: Any, address: Any) -> Any:
+    """Return the same address, hidden from LLVM's analysis, so that values stored at `address` are really loaded."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.asm(ir.FunctionType(_WORD, [_WORD]), "", "=r,0", [args[0]], side_effect=False)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def word(typing: Any, value: Any) -> Any:
+    """Return the bits of a float64 as a word of a job."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _WORD)
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic
+def number(typing: Any, value: Any) -> Any:
+    """Return the float64 whose bits are a word: the inverse of `word`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(signature.args[0])(context, builder, words).data, [index])
+
+
+@intrinsic
+def read(typing: Any, words: Any, index: Any) -> Any:
+    """Load an int64 atomically; values that another thread wrote before it are visible afterwards."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
+
+    return types.int64(words, types.int64), generate
+
+
+@intrinsic
+def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
+    """Store an int64 atomically; threads that read it see all values that were written before it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[2], _at(context, builder, signature, *args[:2]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, types.int64), generate
+
+
+@intrinsic
+def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
+    """Add to an int64 atomically; return its value before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _at(context, builder, signature, *args[:2]), args[2], "seq_cst")
+
+    return types.int64(words, types.int64, types.int64), generate
+
+
+@intrinsic
+def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: Any) -> Any:
+    """Run the task at address `task` on one chunk of the job whose words begin at `words[first]`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        task, words, first, chunk, scratch = args
+        job = builder.gep(context.make_array(signature.args[1])(context, builder, words).data, [first])
+        kind = ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD, _WORD])
+        builder.call(builder.inttoptr(task, kind.as_pointer()), [job, chunk, scratch])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, words, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
+    """Call the entry at an address with a tuple of int64s and float64s, so that it is not compiled into the caller."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = [builder.extract_value(args[1], i) for i in range(len(signature.args[1]))]
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
+
+
+@intrinsic
+def relax(typing: Any) -> Any:
+    """Execute the processor's spin-loop hint, if it has one."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        triple = builder.module.triple
+        if triple.startswith(("x86_64", "i686")):
+            text = "llvm.x86.sse2.pause"
+            builder.call(builder.module.declare_intrinsic(text, (), ir.FunctionType(ir.VoidType(), [])), [])
+        elif triple.startswith(("aarch64", "arm64")):
+            hint = builder.module.declare_intrinsic(
+                "llvm.aarch64.hint", (), ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
+            )
+            builder.call(hint, [ir.Constant(ir.IntType(32), 1)])
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -1,0 +1,359 @@
+"""SIMD vectors of 16 floats for Numba: the LLVM operations that its compiler does not generate by itself.
+
+LLVM splits a vector into the processor's registers: one of AVX-512, two of AVX2, four of NEON. The order of summation
+is the same on all of them. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds are
+not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
+`doubles.py`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic, models, register_model
+
+from kernels.cpu.build.layout import LANES
+
+_F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+
+
+_PROBE = "define <16 x float> @twice(<16 x float> %a) {\n  %b = fadd <16 x float> %a, %a\n  ret <16 x float> %b\n}"
+_REVERSED = ", ".join(f"i32 {63 - i}" for i in range(64))
+_PROBE_OF_BYTES = (
+    "define <64 x i8> @reverse(<64 x i8> %a) {\n"
+    f"  %b = shufflevector <64 x i8> %a, <64 x i8> undef, <64 x i32> <{_REVERSED}>\n  ret <64 x i8> %b\n}}"
+)
+
+
+@cache
+def register_lanes() -> int:
+    """Return the floats per register of the processor that Numba compiles for."""
+    text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
+    return 16 if "zmm" in text else 8 if "ymm" in text else 4
+
+
+@cache
+def has_multishift() -> bool:
+    """Return whether that processor has AVX-512 VBMI: LLVM then permutes bytes with one instruction."""
+    text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
+    return "vpermb" in text
+
+
+# Of each 16 columns of a row that is expanded for tiles this many are contiguous (`tile.py`): with AVX2, one register
+# of them. A register of AVX-512 holds all 16. With NEON and smaller parts, LLVM would load the columns of two steps at
+# once and have no registers left for the sums.
+PART = 8 if register_lanes() == 8 else LANES
+
+
+class Vector(types.Type):  # type: ignore[misc]
+    """The type of a vector of LANES elements: Numba's type of an element, and LLVM's type of the vector."""
+
+    def __init__(self, scalar: Any, llvm: Any) -> None:
+        super().__init__(name=f"{scalar}x{LANES}")
+        self.scalar, self.llvm = scalar, llvm
+
+
+vector = Vector(types.float32, _VECTOR)
+
+
+@register_model(Vector)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, kind.llvm)
+
+
+def element_address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    """Return the address of element `at` of an array of this type."""
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+
+
+def everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
+    """Return the scalar in each of n lanes."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, n), ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, n), [0] * n))
+
+
+def call_llvm(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Call an intrinsic function of LLVM."""
+    kind = ir.FunctionType(result, [a.type for a in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+@intrinsic
+def zeros(typing: Any) -> Any:
+    """Return 0 in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(_VECTOR, None)
+
+    return vector(), generate
+
+
+@intrinsic
+def splat(typing: Any, scalar: Any) -> Any:
+    """Return a float32 in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return everywhere(builder, args[0])
+
+    return vector(types.float32), generate
+
+
+@intrinsic
+def get(typing: Any, floats: Any, at: Any) -> Any:
+    """Load element `at`, without the test for a negative index of `floats[at]`, which keeps LLVM from vectorising."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(element_address(context, builder, signature.args[0], *args))
+
+    return types.float32(floats, types.int64), generate
+
+
+@intrinsic
+def put(typing: Any, floats: Any, at: Any, value: Any) -> Any:
+    """Store element `at`, without the test that `get` leaves out."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], element_address(context, builder, signature.args[0], *args[:2]))
+        return context.get_dummy_value()
+
+    return types.void(floats, types.int64, types.float32), generate
+
+
+@intrinsic
+def load(typing: Any, floats: Any, at: Any) -> Any:
+    """Load 16 floats from element `at` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args)
+        loaded = builder.load(builder.bitcast(address, _VECTOR.as_pointer()))
+        loaded.align = 4
+        return loaded
+
+    return vector(floats, types.int64), generate
+
+
+@intrinsic
+def load_floats(typing: Any, data: Any, at: Any) -> Any:
+    """Load 16 floats from byte `at` of an array of bytes on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args)
+        loaded = builder.load(builder.bitcast(address, _VECTOR.as_pointer()))
+        loaded.align = 1
+        return loaded
+
+    return vector(data, types.int64), generate
+
+
+@intrinsic
+def load_splat(typing: Any, floats: Any, at: Any) -> Any:
+    """Load element `at` into every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return everywhere(builder, builder.load(element_address(context, builder, signature.args[0], *args)))
+
+    return vector(floats, types.int64), generate
+
+
+@intrinsic
+def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
+    """Load the float16 at byte `at` into every lane as float32: copied first, as processors widen whole vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args)
+        half = builder.load(builder.bitcast(address, _I16.as_pointer()))
+        half.align = 1
+        return builder.fpext(builder.bitcast(everywhere(builder, half), ir.VectorType(_F16, LANES)), _VECTOR)
+
+    return vector(data, types.int64), generate
+
+
+@intrinsic
+def load_int8(typing: Any, data: Any, at: Any) -> Any:
+    """Load 16 signed bytes from byte `at` on, as floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args)
+        loaded = builder.load(builder.bitcast(address, ir.VectorType(_I8, LANES).as_pointer()))
+        loaded.align = 1
+        return builder.sitofp(builder.sext(loaded, _INTS), _VECTOR)
+
+    return vector(data, types.int64), generate
+
+
+@intrinsic
+def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
+    """Store 16 floats from element `at` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args[:2])
+        builder.store(args[2], builder.bitcast(address, _VECTOR.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(floats, types.int64, vector), generate
+
+
+@intrinsic
+def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> Any:
+    """Store 16 floats in parts: PART floats from element `at` on, and each next PART floats `apart` elements later."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        floats, at, apart, value = args
+        for first in range(0, LANES, PART):
+            places = ir.Constant(ir.VectorType(_I32, PART), list(range(first, first + PART)))
+            part = builder.shuffle_vector(value, value, places)
+            address = element_address(context, builder, signature.args[0], floats, at)
+            builder.store(part, builder.bitcast(address, part.type.as_pointer())).align = 4
+            at = builder.add(at, apart)
+        return context.get_dummy_value()
+
+    return types.void(floats, types.int64, types.int64, vector), generate
+
+
+@intrinsic
+def add(typing: Any, a: Any, b: Any) -> Any:
+    """`a + b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(*args)
+
+    return a(a, a), generate
+
+
+@intrinsic
+def sub(typing: Any, a: Any, b: Any) -> Any:
+    """`a - b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fsub(*args)
+
+    return a(a, a), generate
+
+
+@intrinsic
+def mul(typing: Any, a: Any, b: Any) -> Any:
+    """`a * b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fmul(*args)
+
+    return a(a, a), generate
+
+
+@intrinsic
+def div(typing: Any, a: Any, b: Any) -> Any:
+    """`a / b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fdiv(*args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """`a * b + c`, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return call_llvm(builder, f"llvm.fma.v{LANES}f32", _VECTOR, list(args))
+
+    return vector(vector, vector, vector), generate
+
+
+@intrinsic
+def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """`a * b - c`, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, b, c = args
+        return call_llvm(builder, f"llvm.fma.v{LANES}f32", _VECTOR, [a, b, builder.fneg(c)])
+
+    return vector(vector, vector, vector), generate
+
+
+@intrinsic
+def larger(typing: Any, a: Any, b: Any) -> Any:
+    """Return the larger of each pair of lanes; b where one is NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    return a(a, a), generate
+
+
+@intrinsic
+def smaller(typing: Any, a: Any, b: Any) -> Any:
+    """Return the smaller of each pair of lanes; b where one is NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
+    """Return lanes first to last - 1 of `a`, and the other lanes of `b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
+        first, last, a, b = args
+        inside = builder.and_(
+            builder.icmp_signed(">=", lanes, everywhere(builder, first)),
+            builder.icmp_signed("<", lanes, everywhere(builder, last)),
+        )
+        return builder.select(inside, a, b)
+
+    return vector(types.int64, types.int64, vector, vector), generate
+
+
+def _folded(builder: Any, value: Any, join: Any) -> Any:
+    """Reduce all lanes to one, halves joined with halves: the order does not depend on the register width."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        low, high = (ir.Constant(ir.VectorType(_I32, width), list(range(first, first + width))) for first in (0, width))
+        undefined = ir.Constant(value.type, ir.Undefined)
+        value = join(builder.shuffle_vector(value, undefined, low), builder.shuffle_vector(value, undefined, high))
+    return builder.extract_element(value, ir.Constant(_I32, 0))
+
+
+@intrinsic
+def total(typing: Any, a: Any) -> Any:
+    """Return the sum of all lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _folded(builder, args[0], builder.fadd)
+
+    return a.scalar(a), generate
+
+
+@intrinsic
+def largest_lane(typing: Any, a: Any) -> Any:
+    """Return the largest lane; no lane may be NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _folded(builder, args[0], lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+
+    return types.float32(vector), generate
+
+
+@intrinsic
+def prefetch(typing: Any, data: Any, at: Any) -> Any:
+    """Prefetch the cache line of byte `at`, which may be after the end of the array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = builder.bitcast(element_address(context, builder, signature.args[0], *args), _I8.as_pointer())
+        hints = [ir.Constant(_I32, n) for n in (0, 3, 1)]
+        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64), generate

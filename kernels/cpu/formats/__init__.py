@@ -1,0 +1,1 @@
+"""Storage formats: kernels that read blocks of quantised weights as they are stored."""

@@ -1,0 +1,57 @@
+"""float32 matrices on the CPU, as they are stored in a file. The NumPy twin is `order_numpy.dot`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.layout import LANES
+from kernels.cpu.build.memory import floats
+from kernels.cpu.build.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
+from kernels.cpu.formats.format import TWO_PANELS
+from kernels.cpu.formats.rows import four_rows as make_four_rows
+
+BLOCK, BLOCK_BYTES, MOST = 1, 4, TWO_PANELS
+
+
+@jit
+def weights(rows: Any, at: int) -> Any:
+    """Return the 16 weights at byte `at`, in one vector."""
+    return (load_floats(rows, at),)
+
+
+# The gemv kernels treat 16 weights as a block.
+four_rows = make_four_rows(LANES, 4 * LANES, weights)
+
+
+@jit
+def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
+    """`out[to ...] = weights[at ...]` for n weights, then zeros up to a multiple of 16; `expand` has the arguments."""
+    whole = n // LANES * LANES
+    for i in range(0, whole, LANES):
+        store_parts(out, to, apart, load(weights, at + i))
+        to += step
+    if whole < n:
+        store_parts(out, to, apart, zeros())
+        for i in range(n - whole):
+            put(out, to + i // PART * apart + i % PART, get(weights, at + whole + i))
+
+
+@jit
+def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+    """Copy weights first to last - 1, as `expand` does."""
+    copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
+
+
+@jit
+def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
+    """Return the dot product of `n` elements of a and b, from `a_first` and `b_first` on, summed in 32 lanes."""
+    even, odd = zeros(), zeros()
+    whole = n // (2 * LANES) * (2 * LANES)
+    for i in range(0, whole, 2 * LANES):
+        even = fma(load(a, a_first + i), load(b, b_first + i), even)
+        odd = fma(load(a, a_first + i + LANES), load(b, b_first + i + LANES), odd)
+    sum_ = total(add(even, odd))
+    for i in range(whole, n):
+        sum_ += get(a, a_first + i) * get(b, b_first + i)
+    return sum_

@@ -1,0 +1,138 @@
+"""Storage formats: the kernels that each format exports, and how other kernels call them.
+
+Each format has a file: its blocks as weights in SIMD vectors, from which `rows.py` makes `four_rows` and `dequantize`.
+A format is compiled by itself, when the first model needs it (`library.py`). So other kernels call its kernels by the
+addresses in the matrix's words, and adding a format changes no other file here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from kernels.cpu.build.jit import export, jit
+from kernels.cpu.build.layout import (
+    BLOCK_BYTES,
+    BLOCK_WEIGHTS,
+    EXPAND,
+    FORMAT,
+    FOUR_ROWS,
+    LINE_BYTES,
+    MOST_STORED,
+    PANEL_TOKENS,
+    STRETCH,
+    WEIGHTS,
+)
+from kernels.cpu.build.library import PACKAGE, affine_format
+from kernels.cpu.build.memory import floats, invoke, raw, words
+from kernels.cpu.build.vectors import prefetch
+from kernels.cpu.formats.sums import PANEL_SIZES, WIDE
+
+# Bytes of scratch memory that `four_rows` and `expand` use for scales.
+FORMAT_ROOM = 4 * STRETCH
+
+# The most vectors that are multiplied with rows as they are stored, by measurement. With more vectors gemm is faster:
+# gemv dequantises weights once per panel, gemm once. Two panels are worth it where dequantising is cheap.
+TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
+ONE_PANEL = PANEL_SIZES[-1]
+
+
+def module_of(name: str) -> str:
+    """Return the name of the module that has a format's kernels."""
+    return f"{PACKAGE}.formats.{'affine' if affine_format(name) is not None else name}"
+
+
+def kernels_of(name: str) -> Any:
+    """Return the module of a format, or what has the same names for an affine format."""
+    module: Any = importlib.import_module(module_of(name))
+    return module if affine_format(name) is None else module.kernels(name)
+
+
+def export_format(name: str) -> str:
+    """Export the kernels of a format, and return the name of its module.
+
+    A format has BLOCK and BLOCK_BYTES, weights and bytes of a block, `MOST`, the most vectors that are multiplied with
+    stored rows, and the kernels `four_rows` and `dequantize`.
+    """
+    found, module = kernels_of(name), module_of(name)
+    rows_of, blocks_of = found.four_rows, found.dequantize
+    block, block_bytes, most = found.BLOCK, found.BLOCK_BYTES, found.MOST
+
+    def four_rows(
+        n_vectors: int, a: int, b: int, c: int, d: int, last_a: int, last_b: int, last_c: int, last_d: int, step: int,
+        count: int, n_columns: int, panel: int, first: int, y: int, at: int, apart: int, y_row: int, ahead: int,
+        room: int,
+    ) -> None:  # fmt: skip
+        rows_of(
+            n_vectors, (a, b, c, d), (last_a, last_b, last_c, last_d), step, count, n_columns, floats(panel), first,
+            floats(y), at, apart, y_row, ahead, room,
+        )  # fmt: skip
+
+    def expand(weights: int, first: int, last: int, out: int, at: int, step: int, apart: int, room: int) -> None:
+        blocks_of(raw(weights), first, last, floats(out), at, step, apart, room)
+
+    def sizes(out: int) -> None:
+        found = words(out)
+        found[0], found[1], found[2] = block, block_bytes, most
+
+    for function in (four_rows, expand, sizes):
+        export(f"{name}_{function.__name__}", function, module)
+    return module
+
+
+@jit
+def row_bytes(job: Any, m: int, n_columns: int) -> Any:
+    """Return the bytes of `n_columns` columns of matrix m, a multiple of the block size."""
+    return n_columns // job[m + FORMAT + BLOCK_WEIGHTS] * job[m + FORMAT + BLOCK_BYTES]
+
+
+@jit
+def most_stored(job: Any, m: int) -> Any:
+    """Return the most vectors that are multiplied with the rows of matrix m as they are stored."""
+    return job[m + FORMAT + MOST_STORED]
+
+
+@jit
+def four_rows(
+    job: Any, m: int, n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: int,
+    first: int, y: int, at: int, apart: int, y_row: int, ahead: int, room: int,
+) -> None:  # fmt: skip
+    """`y[at + i apart + r + t y_row] += row r of range i . vector t`, for four ranges of matrix m.
+
+    `panel` and `y` are addresses; see `rows.py` for the other arguments.
+    """
+    invoke(
+        job[m + FORMAT + FOUR_ROWS],
+        (
+            n_vectors, rows[0], rows[1], rows[2], rows[3], last[0], last[1], last[2], last[3], step, count, n_columns,
+            panel, first, y, at, apart, y_row, ahead, room,
+        ),
+    )  # fmt: skip
+
+
+@jit
+def expand(
+    job: Any, m: int, n_columns: int, row: int, column: int, n: int, out: int, at: int, step: int, apart: int, room: int
+) -> None:
+    """Write `n` weights of a row of matrix m, from `column` on, to `out[at ...]` as float32.
+
+    Groups of 16 weights are `step` elements apart; inside a group, groups of `PART` weights are `apart` elements apart.
+    With a step of 16 and `PART` apart, weights keep their order; with a step of `PART` and the size of a part apart,
+    they are stored in parts (`tile.py`).
+
+    `column` and `n` are multiples of a block; the weights of float32, which has no blocks, are padded with zeros to a
+    multiple of 16. `out` is an address. At address `room` are `FORMAT_ROOM` bytes of scratch memory.
+    """
+    start, block = row * n_columns + column, job[m + FORMAT + BLOCK_WEIGHTS]
+    invoke(
+        job[m + FORMAT + EXPAND],
+        (job[m + WEIGHTS], start // block, (start + n) // block, out, at, step, apart, room),
+    )
+
+
+@jit
+def prefetch_weights(job: Any, m: int, n_columns: int, row: int, column: int, n: int) -> None:
+    """Prefetch the bytes that `expand` with the same arguments reads; they may be after the end of the matrix."""
+    first, data = row_bytes(job, m, row * n_columns + column), raw(job[m + WEIGHTS])
+    for at in range(first, first + row_bytes(job, m, n), LINE_BYTES):
+        prefetch(data, at)

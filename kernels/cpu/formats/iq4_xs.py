@@ -1,0 +1,50 @@
+"""IQ4_XS on the CPU: 136-byte blocks of a GGUF file as float32 weights.
+
+A block is a float16 factor of the scales, 16 high and 32 low bits of 8 scales, counted from -32, and 256 quants of 4
+bits: each 16 bytes have a group of 32 weights, the first 16 in their low halves. Quants are indices of the levels of
+IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import load_half_splat, load_splat, mul
+from kernels.cpu.formats.fields import Field, load_fields
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.iq4_nl import load
+from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+from kernels.cpu.formats.sums import WIDE
+
+BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
+# Byte offsets in a block: the high bits of scales, then the low bits; the quants.
+SCALES, QUANTS = 2, 8
+
+# The last 8 lanes are those of the first again: there are 8 scales.
+_GROUPS = [i % 8 for i in range(16)]
+_load_scales = load_fields(
+    6,
+    -32,
+    Field([2 + i // 2 for i in _GROUPS], [4 * (i % 2) for i in _GROUPS], 15),
+    Field([i // 4 for i in _GROUPS], [2 * (i % 4) for i in _GROUPS], 3, 4),
+)
+
+
+@jit
+def scales_of(blocks: Any, at: int) -> Any:
+    """Return the 8 scales of the block at byte `at`, twice."""
+    return mul(_load_scales(blocks, at + SCALES), load_half_splat(blocks, at))
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    quants = at + QUANTS + 32 * p
+    first = load(blocks, quants, load_splat(scales, i + 2 * p))
+    second = load(blocks, quants + 16, load_splat(scales, i + 2 * p + 1))
+    return first[0], first[1], second[0], second[1]
+
+
+four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
+dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)

@@ -1,0 +1,52 @@
+"""Q2_K on the CPU: 84-byte blocks of a GGUF file as float32 weights.
+
+A block is 16 bytes with a scale in the low half and a minimum in the high half, for 16 groups of 16 weights, 64 bytes
+of quants, and two float16 factors. Each 32 bytes of quants have 128 weights, the first 32 in the lowest two bits. A
+weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy
+twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import fms, load_half_splat, load_splat, mul
+from kernels.cpu.formats.fields import Field, load_fields
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.quants import both, floats_of_bytes, load_words_of_4, right, second_right_2
+from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+from kernels.cpu.formats.sums import WIDE
+
+BLOCK, BLOCK_BYTES, MOST = 256, 84, ONE_PANEL if WIDE else 4
+# Byte offsets in a block: quants, and the factors of scales and of minima.
+QUANTS, FACTOR, FACTOR_OF_MINIMA = 16, 80, 82
+
+_load_scales = load_fields(16, 0, Field(range(16), [0] * 16, 15))
+_load_minima = load_fields(16, 0, Field(range(16), [4] * 16, 15))
+
+
+@jit
+def scales_of(blocks: Any, at: int) -> Any:
+    """Return the 16 scales and the 16 minima of the block at byte `at`."""
+    scales = mul(_load_scales(blocks, at), load_half_splat(blocks, at + FACTOR))
+    return scales, mul(_load_minima(blocks, at), load_half_splat(blocks, at + FACTOR_OF_MINIMA))
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    bits = at + QUANTS + 32 * (p // 2)
+    quants = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
+    quants = both(right(quants, 4 * (p % 2)), 0x03030303)
+    i += 4 * p
+    return (
+        fms(load_splat(scales, i), floats_of_bytes(quants, 0), load_splat(scales, i + 16)),
+        fms(load_splat(scales, i + 1), floats_of_bytes(quants, 1), load_splat(scales, i + 17)),
+        fms(load_splat(scales, i + 2), floats_of_bytes(quants, 2), load_splat(scales, i + 18)),
+        fms(load_splat(scales, i + 3), floats_of_bytes(quants, 3), load_splat(scales, i + 19)),
+    )
+
+
+four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part, 2)
+dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part, 2)

@@ -1,0 +1,67 @@
+"""Q3_K on the CPU: 110-byte blocks of a GGUF file as float32 weights.
+
+A block is 32 bytes of third bits, bit j for weights 32 j to 32 j + 31, 64 bytes with the low two bits of quants in the
+order of Q2_K's, 12 bytes with 16 scales of 6 bits, and a float16 factor; quants are counted from -4 and scales from
+-32. A weight is `(d * scale) * q`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import load_half_splat, load_splat, mul
+from kernels.cpu.formats.fields import Field, load_fields, second_right
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.quants import (
+    both,
+    bytes_minus,
+    either,
+    floats_of_bytes,
+    left,
+    load_words_of_4,
+    right,
+    second_right_2,
+)
+from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+from kernels.cpu.formats.sums import WIDE
+
+BLOCK, BLOCK_BYTES, MOST = 256, 110, ONE_PANEL if WIDE else 4
+# Byte offsets in a block: low bits, scales, and the factor of the scales. The third bits come first.
+LOW, SCALES, FACTOR = 32, 96, 108
+
+_load_scales = load_fields(
+    12,
+    -32,
+    Field([i % 8 for i in range(16)], [4 * (i // 8) for i in range(16)], 15),
+    Field([8 + i % 4 for i in range(16)], [2 * (i // 4) for i in range(16)], 3, 4),
+)
+
+
+@jit
+def scales_of(blocks: Any, at: int) -> Any:
+    """Return the 16 scales of the block at byte `at`."""
+    return mul(_load_scales(blocks, at + SCALES), load_half_splat(blocks, at + FACTOR))
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    bits = at + LOW + 32 * (p // 2)
+    low = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
+    low = both(right(low, 4 * (p % 2)), 0x03030303)
+    # The first 32 weights have bit 2 p of the third bits, the last 32 have the next one.
+    third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
+    third = left(both(right(third, 2 * p), 0x01010101), 2)
+    quants = bytes_minus(either(low, third), 4)
+    i += 4 * p
+    return (
+        mul(load_splat(scales, i), floats_of_bytes(quants, 0)),
+        mul(load_splat(scales, i + 1), floats_of_bytes(quants, 1)),
+        mul(load_splat(scales, i + 2), floats_of_bytes(quants, 2)),
+        mul(load_splat(scales, i + 3), floats_of_bytes(quants, 3)),
+    )
+
+
+four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
+dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)

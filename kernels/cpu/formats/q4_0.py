@@ -1,0 +1,30 @@
+"""Q4_0 on the CPU: 18-byte blocks of a GGUF file as float32 weights.
+
+A block is a float16 scale and 32 quants of 4 bits, counted from -8: byte i has those of weights i and i + 16. A weight
+is `d * (q - 8)`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import load_half_splat, mul, splat
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.quants import load_uint8, right, scale_4_bits
+from kernels.cpu.formats.rows import dequantize_32
+from kernels.cpu.formats.rows import four_rows as make_four_rows
+
+BLOCK, BLOCK_BYTES, MOST = 32, 18, ONE_PANEL
+
+
+@jit
+def weights(blocks: Any, at: int) -> Any:
+    """Return the 32 weights of the block at byte `at`, in two vectors."""
+    scale, quants = load_half_splat(blocks, at), load_uint8(blocks, at + 2)
+    offset = mul(scale, splat(8.0))
+    return scale_4_bits(quants, scale, offset), scale_4_bits(right(quants, 4), scale, offset)
+
+
+four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
+dequantize = dequantize_32(BLOCK_BYTES, weights)

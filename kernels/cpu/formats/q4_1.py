@@ -1,0 +1,30 @@
+"""Q4_1 on the CPU: 20-byte blocks of a GGUF file as float32 weights.
+
+A block is a float16 scale, a float16 minimum and 32 quants of 4 bits, in the order of Q4_0's. A weight is `d * q + m`,
+rounded once. The NumPy twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import load_half_splat, sub, zeros
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.quants import load_uint8, right, scale_4_bits
+from kernels.cpu.formats.rows import dequantize_32
+from kernels.cpu.formats.rows import four_rows as make_four_rows
+
+BLOCK, BLOCK_BYTES, MOST = 32, 20, ONE_PANEL
+
+
+@jit
+def weights(blocks: Any, at: int) -> Any:
+    """Return the 32 weights of the block at byte `at`, in two vectors."""
+    scale, quants = load_half_splat(blocks, at), load_uint8(blocks, at + 4)
+    less = sub(zeros(), load_half_splat(blocks, at + 2))
+    return scale_4_bits(quants, scale, less), scale_4_bits(right(quants, 4), scale, less)
+
+
+four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
+dequantize = dequantize_32(BLOCK_BYTES, weights)

@@ -1,0 +1,46 @@
+"""Q4_K on the CPU: 144-byte blocks of a GGUF file as float32 weights.
+
+A block is two float16 factors, of the scales and of the minima, 12 bytes with 8 of each, and 256 quants of 4 bits: each
+32 bytes have two groups of 32 weights, the first in their low halves. A weight is `(d * scale) * q - dmin * minimum`;
+the first product is exact, so the difference is rounded once. The NumPy twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import load_splat, mul
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.quants import load_halves_of_4, load_scales_of_6, load_uint8, right, scale_4_bits
+from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+from kernels.cpu.formats.sums import WIDE
+
+BLOCK, BLOCK_BYTES, MOST = 256, 144, ONE_PANEL if WIDE else 4
+# Where the quants begin in a block.
+QUANTS = 16
+
+
+@jit
+def scales_of(blocks: Any, at: int) -> Any:
+    """Return the 8 scales and 8 minima of the block at byte `at`."""
+    return mul(load_scales_of_6(blocks, at + 4), load_halves_of_4(blocks, at, at + 2, at, at + 2))
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    first, second = load_uint8(blocks, at + QUANTS + 32 * p), load_uint8(blocks, at + QUANTS + 32 * p + 16)
+    i += 8 * (p // 2) + 2 * (p % 2)
+    scale, minimum = load_splat(scales, i), load_splat(scales, i + 4)
+    next_scale, next_minimum = load_splat(scales, i + 1), load_splat(scales, i + 5)
+    return (
+        scale_4_bits(first, scale, minimum),
+        scale_4_bits(second, scale, minimum),
+        scale_4_bits(right(first, 4), next_scale, next_minimum),
+        scale_4_bits(right(second, 4), next_scale, next_minimum),
+    )
+
+
+four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
+dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)

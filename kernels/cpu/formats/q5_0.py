@@ -1,0 +1,30 @@
+"""Q5_0 on the CPU: 22-byte blocks of a GGUF file as float32 weights.
+
+A block is a float16 scale, 32 fifth bits, and 32 quants of 4 bits in the order of Q4_0's; quants are counted from -16.
+A weight is `d * (q - 16)`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import fms, load_half_splat, mul, splat
+from kernels.cpu.formats.fields import load_5_bits
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.rows import dequantize_32
+from kernels.cpu.formats.rows import four_rows as make_four_rows
+
+BLOCK, BLOCK_BYTES, MOST = 32, 22, ONE_PANEL
+
+
+@jit
+def weights(blocks: Any, at: int) -> Any:
+    """Return the 32 weights of the block at byte `at`, in two vectors."""
+    scale, quants = load_half_splat(blocks, at), load_5_bits(blocks, at + 6, at + 2)
+    offset = mul(scale, splat(16.0))
+    return fms(scale, quants[0], offset), fms(scale, quants[1], offset)
+
+
+four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
+dequantize = dequantize_32(BLOCK_BYTES, weights)

@@ -1,0 +1,48 @@
+"""Q5_K on the CPU: 176-byte blocks of a GGUF file as float32 weights.
+
+A block begins as one of Q4_K does, with the factors and 12 bytes of scales and minima. Then come 32 bytes of fifth
+bits, bit g for group g of 32 weights, and 256 quants of 4 bits as in Q4_K. A weight is
+`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy twins
+are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import fms, load_splat
+from kernels.cpu.formats.fields import second_right
+from kernels.cpu.formats.format import ONE_PANEL
+from kernels.cpu.formats.q4_k import scales_of
+from kernels.cpu.formats.quants import both, either, floats_of_bytes, left, load_words_of_4, right
+from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+from kernels.cpu.formats.sums import WIDE
+
+BLOCK, BLOCK_BYTES, MOST = 256, 176, ONE_PANEL if WIDE else 4
+# Byte offsets in a block: fifth bits, and the low bits of quants.
+HIGH, LOW = 16, 48
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    bits, low = at + HIGH, at + LOW + 32 * p
+    # The first 32 weights have the low halves of bytes, and bit 2 p of the fifth bits; the last 32 have the others.
+    fifth = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 1)
+    fifth = left(both(right(fifth, 2 * p), 0x01010101), 4)
+    quants = both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)
+    quants = either(quants, fifth)
+    i += 8 * (p // 2) + 2 * (p % 2)
+    scale, minimum = load_splat(scales, i), load_splat(scales, i + 4)
+    next_scale, next_minimum = load_splat(scales, i + 1), load_splat(scales, i + 5)
+    return (
+        fms(scale, floats_of_bytes(quants, 0), minimum),
+        fms(scale, floats_of_bytes(quants, 1), minimum),
+        fms(next_scale, floats_of_bytes(quants, 2), next_minimum),
+        fms(next_scale, floats_of_bytes(quants, 3), next_minimum),
+    )
+
+
+four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
+dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)

@@ -1,0 +1,58 @@
+"""Q6_K on the CPU: 210-byte blocks of a GGUF file as float32 weights.
+
+A block is 128 bytes with the low four bits of 256 quants, 64 with their high two, 16 signed 8-bit scales and a float16
+factor of these; quants are counted from -32. Each half of a block has 64 bytes of low bits, whose low halves belong to
+its first 64 weights, and 32 bytes of high bits, two for each 32 weights. A weight is `(d * scale) * (q - 32)`, which
+float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.vectors import load_half_splat, load_int8, load_splat, mul
+from kernels.cpu.formats.quants import (
+    both,
+    bytes_minus,
+    either,
+    floats_of_bytes,
+    left,
+    load_words,
+    load_words_of_4,
+    right,
+    second_right_2,
+)
+from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+
+BLOCK, BLOCK_BYTES, MOST = 256, 210, 4
+# Byte offsets in a block: high bits, scales, and the factor of the scales.
+HIGH, SCALES, FACTOR = 128, 192, 208
+
+
+@jit
+def scales_of(blocks: Any, at: int) -> Any:
+    """Return the 16 scales of the block at byte `at`."""
+    return mul(load_int8(blocks, at + SCALES), load_half_splat(blocks, at + FACTOR))
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    half, shift = p // 2, 4 * (p % 2)
+    low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
+    # The first 32 weights use two bits of each byte of high bits, the last 32 use the next two.
+    high = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
+    high = left(both(right(high, shift), 0x03030303), 4)
+    quants = bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)
+    i += 4 * p
+    return (
+        mul(load_splat(scales, i), floats_of_bytes(quants, 0)),
+        mul(load_splat(scales, i + 1), floats_of_bytes(quants, 1)),
+        mul(load_splat(scales, i + 2), floats_of_bytes(quants, 2)),
+        mul(load_splat(scales, i + 3), floats_of_bytes(quants, 3)),
+    )
+
+
+four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
+dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)

@@ -1,0 +1,286 @@
+"""Kernels that every block format shares: products of stored rows with a panel of vectors, and expansion of rows.
+
+A format provides a function that returns the weights of a block in SIMD vectors. The kernels made here multiply these
+weights in registers, or write them to memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.layout import LANES, LINE_BYTES, STRETCH
+from kernels.cpu.build.memory import floats, hidden, raw
+from kernels.cpu.build.vectors import prefetch, store, store_parts
+from kernels.cpu.formats.sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
+
+
+def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
+    """Make the gemv kernel of a format with small blocks.
+
+    Args:
+        block: weights per block.
+        block_bytes: bytes per block.
+        weights: function that returns the weights of the block at a byte offset, as a tuple of vectors.
+    """
+
+    def make(n_vectors: int) -> Any:
+        n_rows = rows_together(n_vectors)
+
+        def weights_of(address: int, at: int, p: int, scales: int) -> Any:
+            return weights(raw(address), at)
+
+        zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, block // LANES, weights_of)
+        add_to = add_totals(n_rows, n_vectors)
+
+        @jit
+        def multiply(
+            rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
+            room: int,
+        ) -> None:  # fmt: skip
+            """Multiply the rows at a tuple of addresses together."""
+            i = 0
+            for stretch in range(0, n_columns, STRETCH):
+                sums = zeros()
+                for column in range(stretch, min(stretch + STRETCH, n_columns), block):
+                    for r in range(n_rows):
+                        prefetch(raw(rows[r]), i + ahead)
+                    sums = add(rows, i, 0, 0, panel, first + column * n_vectors, sums)
+                    i += block_bytes
+                add_to(y, at, apart, y_row, sums)
+
+        return multiply
+
+    return _for_panels(make)
+
+
+def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
+    """Make the function that stores the scales of a block, one or two vectors."""
+
+    @jit
+    def put(stored: Any, at: int, blocks: Any, i: int) -> None:
+        if n_vectors == 1:
+            store(stored, at, scales_of(blocks, i))
+        else:
+            scales, minima = scales_of(blocks, i)
+            store(stored, at, scales)
+            store(stored, at + LANES, minima)
+
+    return put
+
+
+def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Callable[..., Any]) -> Any:
+    """Make the gemv kernel of a format with one scale per block of any size.
+
+    Args:
+        block: weights per block.
+        block_bytes: bytes per block.
+        piece: weights that are expanded together; registers cannot hold those of a large block.
+        weights: function that returns the weights of piece p of the block at a byte offset, as a tuple of vectors.
+    """
+
+    def make(n_vectors: int) -> Any:
+        n_rows, pieces = rows_together(n_vectors), block // piece
+
+        def weights_of(address: int, at: int, p: int, scales: int) -> Any:
+            return weights(raw(address), at, p)
+
+        zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, piece // LANES, weights_of)
+        add_to = add_totals(n_rows, n_vectors)
+
+        @jit
+        def multiply(
+            rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
+            room: int,
+        ) -> None:  # fmt: skip
+            """Multiply the rows at a tuple of addresses together."""
+            i = 0
+            for stretch in range(0, n_columns, STRETCH):
+                sums = zeros()
+                for column in range(stretch, min(stretch + STRETCH, n_columns), block):
+                    for r in range(n_rows):
+                        prefetch(raw(rows[r]), i + ahead)
+                    for p in range(pieces):
+                        sums = add(rows, i, p, 0, panel, first + (column + piece * p) * n_vectors, sums)
+                    i += block_bytes
+                add_to(y, at, apart, y_row, sums)
+
+        return multiply
+
+    return _for_panels(make)
+
+
+def four_rows_by_parts(
+    block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any], scale_vectors: int = 1
+) -> Any:
+    """Make the gemv kernel of a format whose blocks have 256 weights.
+
+    Additions to the sums of one row depend on each other, so rows are interleaved four times per block.
+
+    Args:
+        block_bytes: bytes per block.
+        scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
+        part: function that returns 64 weights of a block in four vectors, given their part's number and the place of
+            the block's scales.
+        scale_vectors: 1, or 2 with minima.
+    """
+    put, room_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
+
+    def make(n_vectors: int) -> Any:
+        n_rows = rows_together(n_vectors)
+
+        def weights_of(address: int, at: int, p: int, scales: int) -> Any:
+            return part(raw(address), at, p, floats(scales), 0)
+
+        zeros, add = (
+            no_sums(n_rows * n_vectors),
+            add_products(n_rows, n_vectors, 64 // LANES, weights_of, scale_vectors),
+        )
+        add_to = add_totals(n_rows, n_vectors)
+
+        @jit
+        def multiply(
+            rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
+            room: int,
+        ) -> None:  # fmt: skip
+            """Multiply the rows at a tuple of addresses together.
+
+            One instruction loads a scale from memory into all lanes; from a register it takes two. So the scales of a
+            stretch are stored to memory first.
+            """
+            stored, scales, i = floats(room), hidden(room), 0
+            for stretch in range(0, n_columns, STRETCH):
+                sums = zeros()
+                blocks = min(STRETCH, n_columns - stretch) // 256
+                for block in range(blocks):
+                    for r in range(n_rows):
+                        put(stored, room_of_row * (block * n_rows + r), raw(rows[r]), i + block * block_bytes)
+                # One loop over the parts of all blocks, because LLVM would unroll a loop over the four parts of a block
+                # and run out of registers.
+                for p in range(4 * blocks):
+                    at_block, q = i + p // 4 * block_bytes, p % 4
+                    for r in range(n_rows):
+                        prefetch(raw(rows[r]), at_block + q * LINE_BYTES + ahead)
+                    own = scales + 4 * room_of_row * n_rows * (p // 4)
+                    sums = add(rows, at_block, q, own, panel, first + (stretch + 64 * p) * n_vectors, sums)
+                i += blocks * block_bytes
+                add_to(y, at, apart, y_row, sums)
+
+        return multiply
+
+    return _for_panels(make)
+
+
+def _for_panels(make: Callable[[int], Any]) -> Any:
+    """Make one kernel for panels of all sizes from `make`, which makes the kernel for panels of one size."""
+
+    def choose(sizes: tuple[int, ...]) -> Any:
+        size, n_rows = sizes[0], rows_together(sizes[0])
+        kernel = make(size)
+        others = choose(sizes[1:]) if len(sizes) > 1 else None
+
+        @jit
+        def multiply(
+            n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: Any, first: int, y: Any,
+            at: int, apart: int, y_row: int, ahead: int, room: int,
+        ) -> None:  # fmt: skip
+            """`y[at + i apart + r + t y_row] += row r of range i . vector t`, in the order of `tile.py`.
+
+            The rows of four ranges of memory are interleaved block by block, because a processor reads several streams
+            faster than one.
+
+            Args:
+                n_vectors: vectors of the panel, one of `PANEL_SIZES`.
+                rows: addresses of the first row of each range.
+                last: addresses of the last row of each range; it is read again where a range has no more rows.
+                step: bytes from one row to the next.
+                count: rows of each range.
+                n_columns: columns of the rows; the totals of several stretches are added in their order.
+                panel: array with (columns / 16, n_vectors, 16).
+                first: index of the panel's first vector at the rows' first column.
+                y: products.
+                at: index of the first product.
+                apart: distance in y from one range to the next.
+                y_row: distance in y from one vector to the next.
+                ahead: prefetch distance in bytes.
+                room: address of `FORMAT_ROOM` bytes of scratch memory.
+            """
+            if others is not None and n_vectors != size:
+                others(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
+                return
+            for r in range(count):
+                i, to = r * step, at + r
+                a, b = min(rows[0] + i, last[0]), min(rows[1] + i, last[1])
+                c, d = min(rows[2] + i, last[2]), min(rows[3] + i, last[3])
+                if n_rows == 4:
+                    kernel((a, b, c, d), n_columns, panel, first, y, to, apart, y_row, ahead, room)
+                elif n_rows == 2:
+                    kernel((a, b), n_columns, panel, first, y, to, apart, y_row, ahead, room)
+                    kernel((c, d), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, room)
+                else:
+                    kernel((a,), n_columns, panel, first, y, to, apart, y_row, ahead, room)
+                    kernel((b,), n_columns, panel, first, y, to + apart, apart, y_row, ahead, room)
+                    kernel((c,), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, room)
+                    kernel((d,), n_columns, panel, first, y, to + 3 * apart, apart, y_row, ahead, room)
+
+        return multiply
+
+    return choose(PANEL_SIZES)
+
+
+def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
+    """Make the kernel that expands blocks of 32 weights."""
+
+    @jit
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
+        for block in range(first, last):
+            low, high = weights(blocks, block * block_bytes)
+            store_parts(out, to, apart, low)
+            store_parts(out, to + step, apart, high)
+            to += 2 * step
+
+    return dequantize
+
+
+def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
+    """Make the kernel that expands blocks in pieces of 32 weights; arguments are those of `four_rows_of_groups`."""
+
+    @jit
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
+        for i in range(first * (block // 32), last * (block // 32)):
+            low, high = weights(blocks, i // (block // 32) * block_bytes, i % (block // 32))
+            store_parts(out, to, apart, low)
+            store_parts(out, to + step, apart, high)
+            to += 2 * step
+
+    return dequantize
+
+
+def dequantize_by_parts(
+    block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any], scale_vectors: int = 1
+) -> Any:
+    """Make the kernel that expands blocks of 256 weights; arguments are those of `four_rows_by_parts`."""
+    put = _store_scales(scales_of, scale_vectors)
+
+    @jit
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does.
+
+        At address `room` is scratch memory for the scales of a block.
+        """
+        stored, scales = floats(room), floats(hidden(room))
+        for block in range(first, last):
+            at = block * block_bytes
+            put(stored, 0, blocks, at)
+            for p in range(min(4, 4 * (last - block))):
+                a, b, c, d = part(blocks, at, p, scales, 0)
+                store_parts(out, to, apart, a)
+                store_parts(out, to + step, apart, b)
+                store_parts(out, to + 2 * step, apart, c)
+                store_parts(out, to + 3 * step, apart, d)
+                to += 4 * step
+
+    return dequantize

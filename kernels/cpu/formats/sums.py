@@ -1,0 +1,126 @@
+"""Building blocks of the gemv kernels (`rows.py`): sums of up to four rows with the vectors of a panel, in registers.
+
+Each (row, vector) pair has the 16 sums that `tile.py` defines, in one SIMD vector of 16 lanes. The pairs of a kernel
+are a tuple; the pairs of the first row come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.cpu.build.fold import fold_all
+from kernels.cpu.build.layout import LANES
+from kernels.cpu.build.vectors import call_llvm, element_address, register_lanes, vector
+
+_I64 = ir.IntType(64)
+_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
+
+# Whether one register holds 16 lanes.
+WIDE = register_lanes() == LANES
+# Numbers of vectors of a panel. A panel of any other size is no faster than two panels.
+PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
+# The most pairs of interleaved rows whose sums are held in registers. AVX-512 has 32 registers of 16 lanes, NEON 32 of
+# 4, AVX2 16 of 8; weights, scales and elements of the vectors use the rest.
+_PAIRS = {16: 18, 8: 4, 4: 4}
+
+
+def rows_together(n_vectors: int) -> int:
+    """Return how many rows are multiplied together with `n_vectors` vectors: 4, 2 or 1."""
+    return next(rows for rows in (4, 2, 1) if rows == 1 or rows * n_vectors <= _PAIRS[register_lanes()])
+
+
+def no_sums(n_pairs: int) -> Any:
+    """Make the function that returns sums of zero."""
+
+    @intrinsic
+    def zeros(typing: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return context.make_tuple(builder, signature.return_type, [ir.Constant(_VECTOR, None)] * n_pairs)
+
+        return types.UniTuple(vector, n_pairs)(), generate
+
+    return zeros
+
+
+def add_products(
+    n_rows: int, n_vectors: int, n_weights: int, weights: Callable[..., Any], scale_vectors: int = 1
+) -> Any:
+    """Make the function that adds the products of a piece of each row to the sums of its pairs.
+
+    Args:
+        n_rows: rows that are multiplied together.
+        n_vectors: vectors of the panel.
+        n_weights: SIMD vectors of 16 weights per piece.
+        weights: function that returns the weights of a piece, given the address of the row, the byte offset of the
+            block, the number of the piece in the block, and the address of the row's stored scales (any number if the
+            format stores none).
+        scale_vectors: vectors of stored scales per row and block.
+    """
+    found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
+    # A row's weights fit beside the sums, those of all rows do not. Rows of a single vector share the panel's element.
+    is_tight = register_lanes() == 8 and n_weights > 1
+
+    @intrinsic
+    def add(typing: Any, rows: Any, at: Any, piece: Any, scales: Any, panel: Any, at_panel: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            rows, at, piece, scales, panel, at_panel, sums = args
+            places = [builder.extract_value(sums, p) for p in range(n_rows * n_vectors)]
+            x = builder.bitcast(element_address(context, builder, signature.args[4], panel, at_panel), _POINTER)
+            for r in range(n_rows):
+                if r and is_tight:
+                    _fence(builder)
+                own = builder.add(scales, ir.Constant(_I64, 4 * LANES * scale_vectors * r))
+                words = [builder.extract_value(rows, r), at, piece, own]
+                result = context.compile_internal(builder, weights, found, words)
+                for w in range(n_weights):
+                    weight = builder.extract_value(result, w)
+                    for t in range(n_vectors):
+                        p = r * n_vectors + t
+                        loaded = builder.load(builder.gep(x, [ir.Constant(_I64, w * n_vectors + t)]))
+                        loaded.align = 4
+                        places[p] = call_llvm(builder, _FMA, _VECTOR, [weight, loaded, places[p]])
+            return context.make_tuple(builder, signature.return_type, places)
+
+        n = types.int64
+        return sums(types.UniTuple(n, n_rows), n, n, n, panel, n, sums), generate
+
+    return add
+
+
+def _fence(builder: Any) -> None:
+    """Keep LLVM from loading what follows before what precedes is multiplied: it would run out of registers."""
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
+
+
+def add_totals(n_rows: int, n_vectors: int) -> Any:
+    """Make the function that adds the total of each pair's 16 sums to `y[at + r apart + t y_row]`."""
+
+    @intrinsic
+    def add(typing: Any, y: Any, at: Any, apart: Any, y_row: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, at, apart, y_row, sums = args
+            first = element_address(context, builder, signature.args[0], y, at)
+            places = [
+                builder.gep(first, [builder.add(builder.mul(apart, _whole(r)), builder.mul(y_row, _whole(t)))])
+                for r in range(n_rows)
+                for t in range(n_vectors)
+            ]
+            totals = [builder.extract_value(sums, p) for p in range(len(places))]
+            for place, total in zip(places, fold_all(builder, totals), strict=True):
+                builder.store(builder.fadd(builder.load(place), total), place)
+            return context.get_dummy_value()
+
+        n = types.int64
+        return types.void(y, n, n, n, sums), generate
+
+    return add
+
+
+def _whole(n: int) -> Any:
+    return ir.Constant(_I64, n)

@@ -1,0 +1,211 @@
+"""A mixture of experts in one call: norm, router, choice of experts, and the products of each chosen expert.
+
+The rows that have chosen an expert are multiplied together, so an expert's matrices are read once, and not at all if no
+row has chosen it. A row adds up its experts in ascending order, so its bits do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.build.exponentials import exp
+from kernels.cpu.build.jit import entry, jit
+from kernels.cpu.build.layout import (
+    EX_ADDS,
+    EX_COUNT,
+    EX_INNER,
+    EX_NORM_BIAS,
+    EX_NORM_EPS,
+    EX_NORM_WEIGHT,
+    EX_NORMALIZE,
+    EX_POST_EPS,
+    EX_POST_NORM,
+    EX_PROJECT,
+    EX_ROUTER,
+    EX_ROUTER_EPS,
+    EX_ROUTER_NORM,
+    EX_SCALES,
+    EX_SHARED,
+    EX_SHARED_DOWN,
+    EX_SHARED_WEIGHT,
+    EX_TABLE,
+    EX_USED,
+    EX_WIDTH,
+    LANES,
+)
+from kernels.cpu.build.memory import floats, invoke, number, words
+from kernels.cpu.build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
+from kernels.cpu.products.linear_job import ceil_div
+from kernels.cpu.products.norm_add import norm_rows
+
+# Bytes of LANES floats.
+_VECTOR = 4 * LANES
+
+
+@jit
+def _vectors(n: int) -> Any:
+    """Return the bytes of n floats, rounded up to whole vectors."""
+    return ceil_div(n, LANES) * _VECTOR
+
+
+@jit
+def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int) -> None:
+    """Write the ids of the largest `n_used` of `logits[at ...]`, of equal ones the first."""
+    n = 0
+    for e in range(n_experts):
+        value = get(logits, at + e)
+        # ids[to : to + n] are in descending order of their logits here.
+        if n == n_used and not value > get(logits, at + ids[to + n - 1]):
+            continue
+        i = n if n < n_used else n - 1
+        n = i + 1
+        while i > 0 and value > get(logits, at + ids[to + i - 1]):
+            ids[to + i] = ids[to + i - 1]
+            i -= 1
+        ids[to + i] = e
+
+
+@jit
+def weigh(
+    logits: Any, at: int, n_experts: int, n_used: int, normalize: int, scales: int, ids: Any, weights: Any, to: int,
+    room: Any,
+) -> None:  # fmt: skip
+    """Write the weights of the chosen experts: their softmax probabilities, divided by their sum if `normalize` is set.
+
+    `scales` is the address of a factor of each expert's weight, or 0. `room` has n_experts floats, rounded up to whole
+    vectors; as many are read from `logits`.
+    """
+    top = get(logits, at)
+    for e in range(1, n_experts):
+        top = max(top, get(logits, at + e))
+    for e in range(0, n_experts, LANES):
+        store(room, e, exp(sub(load(logits, at + e), splat(top))))
+    total = np.float32(0)
+    if normalize != 0:
+        for c in range(n_used):
+            total += get(room, ids[to + c])
+    else:
+        for e in range(n_experts):
+            total += get(room, e)
+    for c in range(n_used):
+        weight = get(room, ids[to + c]) / total
+        put(weights, to + c, weight if scales == 0 else weight * get(floats(scales), ids[to + c]))
+
+
+@jit
+def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> None:
+    """Sort the pairs of a row and an expert by expert; those of expert e are `pairs[first[e] : first[e + 1]]`."""
+    for e in range(n_experts + 1):
+        first[e] = 0
+    for i in range(n_pairs):
+        first[ids[i] + 1] += 1
+    for e in range(n_experts):
+        first[e + 1] += first[e]
+    # Each entry advances to the end of its expert's pairs, which is the begin of the next expert's.
+    for i in range(n_pairs):
+        pairs[first[ids[i]]] = i
+        first[ids[i]] += 1
+    for e in range(n_experts, 0, -1):
+        first[e] = first[e - 1]
+    first[0] = 0
+
+
+@jit
+def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out: Any) -> None:
+    """Copy the rows of n pairs, from `pairs[first]` on, to contiguous rows."""
+    for i in range(n):
+        row = pairs[first + i] // n_used * width
+        for j in range(width):
+            put(out, i * width + j, get(x, row + j))
+
+
+@jit
+def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weights: Any, out: Any) -> None:
+    """Add the weighted results of one expert to the rows of its n pairs."""
+    whole = width // LANES * LANES
+    for i in range(n):
+        pair = pairs[first + i]
+        row, weight = pair // n_used * width, get(weights, pair)
+        for j in range(0, whole, LANES):
+            store(out, row + j, fma(load(y, i * width + j), splat(weight), load(out, row + j)))
+        for j in range(whole, width):
+            put(out, row + j, get(out, row + j) + get(y, i * width + j) * weight)
+
+
+@entry
+def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+    """`y = residual + norm of the sum of weight * down(activation(gate(h)) * up(h))` over each row's experts.
+
+    h is the normed x. A shared expert is that of all rows, and its weight is the sigmoid of a product.
+
+    Args:
+        address: address of the pool's control block.
+        block: address of the words of the mixture (`layout.py`).
+        n_tokens: T.
+        x: address of the input, (T, D).
+        residual: address of what is added, (T, D), if the mixture adds something; 0 for the input.
+        room: address of `layout.expert_room` floats, a multiple of 64, followed by the memory that `project` needs.
+        y: address of the output, (T, D), other than the inputs.
+    """
+    b = words(block)
+    n_experts, n_used, width, inner = b[EX_COUNT], b[EX_USED], b[EX_WIDTH], b[EX_INNER]
+    n_pairs = n_tokens * n_used
+    normed = room
+    some = normed + _vectors(n_tokens * width)
+    middle = some + _vectors(n_tokens * width)
+    results = middle + _vectors(n_tokens * inner)
+    logits = results + _vectors(n_tokens * width)
+    powers = logits + _vectors(n_tokens * n_experts + LANES)
+    weights = powers + _vectors(n_experts)
+    ids = weights + _vectors(n_pairs)
+    pairs = ids + _vectors(2 * n_pairs)
+    first = pairs + _vectors(2 * n_pairs)
+    rest = first + _vectors(2 * n_experts + 2)
+
+    h, eps = floats(normed), np.float32(number(b[EX_NORM_EPS]))
+    norm_rows(floats(x), n_tokens, width, b[EX_NORM_WEIGHT], b[EX_NORM_BIAS], eps, h)
+    routed = normed
+    if b[EX_ROUTER_NORM] != 0:
+        eps = np.float32(number(b[EX_ROUTER_EPS]))
+        norm_rows(floats(x), n_tokens, width, b[EX_ROUTER_NORM], 0, eps, floats(some))
+        routed = some
+    invoke(b[EX_PROJECT], (address, b[EX_ROUTER], n_tokens, routed, 0, rest, logits))
+    for t in range(n_tokens):
+        choose(floats(logits), t * n_experts, n_experts, n_used, words(ids), t * n_used)
+        weigh(
+            floats(logits), t * n_experts, n_experts, n_used, b[EX_NORMALIZE], b[EX_SCALES], words(ids),
+            floats(weights), t * n_used, floats(powers),
+        )  # fmt: skip
+    _group(words(ids), n_pairs, n_experts, words(first), words(pairs))
+    out = floats(y)
+    out[: n_tokens * width] = 0
+    for e in range(n_experts):
+        begin = words(first)[e]
+        n = words(first)[e + 1] - begin
+        if n == 0:
+            continue
+        source = normed
+        if n < n_tokens:
+            _gather(h, width, words(pairs), begin, n, n_used, floats(some))
+            source = some
+        invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e], n, source, 0, rest, middle))
+        invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e + 1], n, middle, 0, rest, results))
+        _add(floats(results), width, words(pairs), begin, n, n_used, floats(weights), out)
+    if b[EX_SHARED] != 0:
+        invoke(b[EX_PROJECT], (address, b[EX_SHARED], n_tokens, normed, 0, rest, middle))
+        invoke(b[EX_PROJECT], (address, b[EX_SHARED_DOWN], n_tokens, middle, 0, rest, results))
+        invoke(b[EX_PROJECT], (address, b[EX_SHARED_WEIGHT], n_tokens, normed, 0, rest, logits))
+        for t in range(0, n_tokens, LANES):
+            power = exp(sub(zeros(), load(floats(logits), t)))
+            store(floats(weights), t, div(splat(1.0), add(splat(1.0), power)))
+        for t in range(n_tokens):
+            words(pairs)[t] = t
+        _add(floats(results), width, words(pairs), 0, n_tokens, 1, floats(weights), out)
+    if b[EX_POST_NORM] != 0:
+        norm_rows(out, n_tokens, width, b[EX_POST_NORM], 0, np.float32(number(b[EX_POST_EPS])), out)
+    if b[EX_ADDS] != 0:
+        added = floats(residual if residual != 0 else x)
+        for i in range(n_tokens * width):
+            put(out, i, get(added, i) + get(out, i))

@@ -1,0 +1,125 @@
+"""Matrix-vector products for decode and small batches (gemv): multiply rows as they are stored.
+
+Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
+of memory faster than one. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range, and the
+kernel multiplies one row of each range at a time.
+
+The input vectors are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of each of its
+vectors, then the next 16 elements of each, and so on. While one stretch of columns is multiplied, that part of the
+panel stays in the first-level cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.build.jit import jit, task
+from kernels.cpu.build.layout import (
+    CHUNK,
+    LANES,
+    NORM_BIAS,
+    NORM_EPS,
+    NORM_WEIGHT,
+    ROWS,
+    STRETCH,
+    WEIGHTS,
+    WIDTH,
+    K,
+)
+from kernels.cpu.build.memory import floats, number
+from kernels.cpu.build.vectors import load, store
+from kernels.cpu.formats.format import FORMAT_ROOM, TWO_PANELS, four_rows, row_bytes
+from kernels.cpu.formats.sums import PANEL_SIZES
+from kernels.cpu.products.epilogue import gate_row, put_row
+from kernels.cpu.products.linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of
+from kernels.cpu.products.norms import norm
+
+
+def _first_panel(n_tokens: int) -> int:
+    """Return how many vectors the first panel holds: all of them, or at least half if two panels are needed."""
+    if n_tokens in PANEL_SIZES:
+        return n_tokens
+    return next(n for n in PANEL_SIZES if 2 * n >= n_tokens and n_tokens - n in PANEL_SIZES)
+
+
+# The number of vectors in the first panel, by the number of all vectors.
+_FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
+# Prefetch distance in bytes with one vector. It is short, because the processor itself prefetches four rows well.
+_AHEAD = 1024
+# With several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
+# the prefetch distance is a number of whole rows: as many as have this many bytes in one stretch.
+_AHEAD_OF_PIECES = 2048
+
+
+@jit
+def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
+    """Pack the vectors (T, K) at address x into panels at address `panels`, normed if there is a norm.
+
+    At address `normed` is scratch memory for (T, K).
+    """
+    n, n_tokens, source, out = job[K], job[T], floats(x), floats(panels)
+    if job[NORM_WEIGHT] != 0:
+        source = floats(normed)
+        for t in range(n_tokens):
+            norm(
+                floats(x), t * n, n, job[NORM_WEIGHT], job[NORM_BIAS], np.float32(number(job[NORM_EPS])), source, t * n
+            )
+    first, at = 0, 0
+    while first < n_tokens:
+        last = first + _FIRST_PANEL[n_tokens - first]
+        for i in range(0, n, LANES):
+            for t in range(first, last):
+                store(out, at, load(source, t * n + i))
+                at += LANES
+        first = last
+
+
+@task
+def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
+    """Multiply the rows of one chunk with each vector: `y[row] = activation(dot(W[row], x) + bias) + residual`.
+
+    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`, each product with its bias. The kernel then
+    multiplies two rows of the gate together with the same two rows of the up matrix.
+    """
+    m = matrix_of(job, chunk)
+    height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
+    first = (chunk - job[m + CHUNK]) * height
+    n = min(height, apart - first)
+    other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
+    n_columns, n_tokens = job[K], job[T]
+    # Scratch memory: FORMAT_ROOM bytes, then the products (T, 4, size), size being the height rounded up to LANES.
+    size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_ROOM
+    products = floats(place)
+    products[: n_tokens * 4 * size] = 0
+    # A single vector fits into the first-level cache, so each row is read from end to end.
+    depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
+    step = row_bytes(job, m, n_columns)
+    ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(job, m, depth)) * step
+    for column in range(0, n_columns, depth):
+        columns, from_m = min(depth, n_columns - column), job[m + WEIGHTS] + row_bytes(job, m, column)
+        from_other = job[other + WEIGHTS] + row_bytes(job, m, column)
+        last_of_m, last_of_other = from_m + (job[m + ROWS] - 1) * step, from_other + (job[other + ROWS] - 1) * step
+        rows = (
+            from_m + first * step,
+            from_m + (first + apart) * step,
+            from_other + (first + after) * step,
+            from_other + (first + after + apart) * step,
+        )
+        last = (last_of_m, last_of_m, last_of_other, last_of_other)
+        t = 0
+        while t < n_tokens:
+            n_vectors = _FIRST_PANEL[n_tokens - t]
+            four_rows(
+                job, m, n_vectors, rows, last, step, n, columns, job[X], t * n_columns + column * n_vectors, place,
+                t * 4 * size, size, 4 * size, ahead, scratch,
+            )  # fmt: skip
+            t += n_vectors
+    for t in range(n_tokens):
+        for way in range(job[WAYS]):
+            at, row = (4 * t + way) * size, way * apart + first
+            n_rows = min(n, job[m + ROWS] - row)
+            if gates(job):
+                gate_row(job, m, row, n_rows, products, at, 2 * size)
+            put_row(job, m, t, row, n_rows, products, at)

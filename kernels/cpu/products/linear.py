@@ -1,0 +1,157 @@
+"""Linear layers: matrices that share an input are multiplied in one job, with the norms and additions around them.
+
+Small batches are multiplied with rows as they are stored (`gemv.py`), larger ones with expanded rows (`gemm.py`). Both
+give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.build.jit import entry, jit
+from kernels.cpu.build.jobs import run, run_alone, scratch_of
+from kernels.cpu.build.layout import (
+    CHUNK_GEMM,
+    CHUNK_GEMV,
+    GEMM_CHUNKS,
+    GEMM_TOKENS,
+    HAND_OUT,
+    HAS_GEMV,
+    JOB,
+    LANES,
+    MATRICES,
+    MAX_WAYS,
+    NORM_BIAS,
+    NORM_EPS,
+    NORM_WEIGHT,
+    POST_NORM_BIAS,
+    POST_NORM_EPS,
+    POST_NORM_WEIGHT,
+    SMALL_BATCH,
+    STRETCH,
+    TABLE,
+    TASK_GEMM,
+    TASK_GEMV,
+    TASK_PREPARE,
+    THREADS,
+    WIDTH,
+    K,
+    N,
+)
+from kernels.cpu.build.memory import floats, number, words
+from kernels.cpu.build.vectors import get, put
+from kernels.cpu.formats.format import most_stored
+from kernels.cpu.products.gemm import PREPARED
+from kernels.cpu.products.gemv import pack_panels
+from kernels.cpu.products.linear_job import (
+    HEIGHT,
+    PIECES,
+    RESIDUAL,
+    SPAN,
+    STRIDE,
+    WAYS,
+    T,
+    X,
+    Y,
+    ceil_div,
+    gates,
+    number_chunks,
+)
+from kernels.cpu.products.norms import norm
+
+# Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
+_LINE = 4 * LANES
+
+
+@jit
+def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+    """Run gemv: norm the input once, pack several vectors into panels, then multiply chunks of stored rows."""
+    job, source = control[JOB:], x
+    if n_tokens > 1:
+        source = room
+        pack_panels(job, x, room, scratch_of(control, 0))
+    elif b[NORM_WEIGHT] != 0:
+        source = scratch_of(control, control[THREADS])
+        norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
+    job[X], job[Y], job[RESIDUAL] = source, y, residual
+    # Each chunk reads each stretch of several vectors from the second-level cache: larger chunks read them less often.
+    job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
+    job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
+    chunks = number_chunks(job)
+    if b[HAND_OUT] == 0:
+        run_alone(control, b[TASK_GEMV], chunks)
+    else:
+        run(control, b[TASK_GEMV], chunks)
+
+
+@jit
+def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+    """Run gemm: norm the input and align it with cache lines, then multiply chunks of expanded rows."""
+    job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
+    job[X], job[Y], job[STRIDE] = x, room, ceil_div(b[K], LANES) * LANES
+    if b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
+        chunks = ceil_div(n_tokens, PREPARED)
+        if is_small:
+            run_alone(control, b[TASK_PREPARE], chunks)
+        else:
+            run(control, b[TASK_PREPARE], chunks)
+        job[X] = room
+    # As few spans as possible, of about equal size.
+    n_spans = ceil_div(n_tokens, GEMM_TOKENS)
+    job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
+    job[SPAN] = ceil_div(n_tokens, n_spans)
+    job[PIECES] = number_chunks(job)
+    # With few chunks per thread, threads would wait longer for the last chunk.
+    while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > LANES:
+        job[HEIGHT] //= 2
+        job[PIECES] = number_chunks(job)
+    chunks = job[PIECES] * n_spans
+    if is_small and b[HAND_OUT] == 0:
+        run_alone(control, b[TASK_GEMM], chunks)
+    else:
+        run(control, b[TASK_GEMM], chunks)
+
+
+@jit
+def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
+    """`y = residual + norm(y)`, row by row; without a residual (0), `y = norm(y)`."""
+    n, eps, out, added = b[N], np.float32(number(b[POST_NORM_EPS])), floats(y), floats(residual)
+    for t in range(n_tokens):
+        norm(out, t * n, n, b[POST_NORM_WEIGHT], b[POST_NORM_BIAS], eps, out, t * n)
+    if residual != 0:
+        for i in range(n_tokens * n):
+            put(out, i, get(added, i) + get(out, i))
+
+
+@entry
+def project(address: int, block: int, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+    """Run a block: norm, products with every matrix of the table, bias, activation, norm of the output, residual.
+
+    Args:
+        address: address of the pool's control block.
+        block: address of the block's words (`layout.py`).
+        n_tokens: T.
+        x: address of the input, (T, K).
+        residual: address of the array that is added to the products, (T, N), or 0.
+        room: address of memory for (T, K rounded up to 16) floats, a multiple of 64. It is not used for one token in
+            gemv, nor for more than `PANEL_TOKENS` tokens if the block has no norm and K is a multiple of 16.
+        y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
+    """
+    control, b = words(address), words(block)
+    job = control[JOB:]
+    for i in range(TABLE + b[MATRICES] * WIDTH):
+        job[i] = b[i]
+    job[T] = n_tokens
+    # A norm needs whole rows, which exist only after the job: then the residual is added after the norm.
+    added = residual if b[POST_NORM_WEIGHT] == 0 else 0
+    stored = b[HAS_GEMV] != 0
+    for m in range(b[MATRICES]):
+        stored = stored and n_tokens <= most_stored(b, TABLE + m * WIDTH)
+    if stored:
+        _multiply_stored(control, b, n_tokens, x, added, room, y)
+    else:
+        _multiply_rows(control, b, n_tokens, x, added, room, y)
+    if b[POST_NORM_WEIGHT] != 0:
+        _norm_add(b, n_tokens, y, residual)

@@ -1,0 +1,87 @@
+"""RMS norm, layer norm and rotary embedding of rows. The NumPy twins are in `norms_numpy.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.build.jit import jit
+from kernels.cpu.build.layout import LANES
+from kernels.cpu.build.memory import floats
+from kernels.cpu.build.vectors import add, div, fma, get, load, mul, put, splat, store, sub, total, zeros
+from kernels.cpu.formats.float32 import dot
+
+
+@jit
+def rms_norm(x: Any, at: int, n: int, weight: Any, eps: Any, out: Any, to: int) -> None:
+    """`out[to ...] = weight * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
+    # In float64, because an error here affects the whole row.
+    root = np.float32(np.sqrt(np.float64(dot(x, at, x, at, n)) / n + eps))
+    whole, divisor = n // LANES * LANES, splat(root)
+    for i in range(0, whole, LANES):
+        store(out, to + i, mul(load(weight, i), div(load(x, at + i), divisor)))
+    for i in range(whole, n):
+        put(out, to + i, get(weight, i) * (get(x, at + i) / root))
+
+
+@jit
+def layer_norm(x: Any, at: int, n: int, weight: Any, bias: Any, eps: Any, out: Any, to: int) -> None:
+    """`out[to ...] = weight * (x[at ...] - mean) / sqrt(variance + eps) + bias` over `n` elements; out may be x."""
+    whole, sums = n // LANES * LANES, zeros()
+    for i in range(0, whole, LANES):
+        sums = add(sums, load(x, at + i))
+    sum_ = np.float64(total(sums))
+    for i in range(whole, n):
+        sum_ += get(x, at + i)
+    mean = np.float32(sum_ / n)
+    for i in range(0, whole, LANES):
+        store(out, to + i, sub(load(x, at + i), splat(mean)))
+    for i in range(whole, n):
+        put(out, to + i, get(x, at + i) - mean)
+    root = np.float32(np.sqrt(np.float64(dot(out, to, out, to, n)) / n + eps))
+    for i in range(0, whole, LANES):
+        store(out, to + i, fma(load(weight, i), div(load(out, to + i), splat(root)), load(bias, i)))
+    for i in range(whole, n):
+        put(out, to + i, get(weight, i) * (get(out, to + i) / root) + get(bias, i))
+
+
+@jit
+def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to: int) -> None:
+    """Apply the layer norm with a bias at address `bias`, or the RMS norm if `bias` is 0."""
+    if bias != 0:
+        layer_norm(x, at, n, floats(weight), floats(bias), eps, out, to)
+    else:
+        rms_norm(x, at, n, floats(weight), eps, out, to)
+
+
+@jit
+def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, to: int) -> None:
+    """Rotate pairs (j, j + half) by the angles whose cosines begin at `cos[row]`, sines at `sin[row]`; out may be x."""
+    whole = half // LANES * LANES
+    for j in range(0, whole, LANES):
+        a, b, c, s = load(x, at + j), load(x, at + half + j), load(cos, row + j), load(sin, row + j)
+        store(out, to + j, fma(a, c, mul(b, sub(zeros(), s))))
+        store(out, to + half + j, fma(b, c, mul(a, s)))
+    for j in range(whole, half):
+        p, q, u, v = get(x, at + j), get(x, at + half + j), get(cos, row + j), get(sin, row + j)
+        put(out, to + j, p * u - q * v)
+        put(out, to + half + j, q * u + p * v)
+
+
+@jit
+def norm_rotate(
+    x: Any, at: int, n_heads: int, width: int, weight: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
+    step: int,
+) -> None:  # fmt: skip
+    """Norm (if eps >= 0) and rotate the heads of one token; heads of the output are `step` elements apart.
+
+    The weight is not read if eps is negative.
+    """
+    for h in range(n_heads):
+        source, target = at + h * width, to + h * step
+        if eps >= 0:
+            rms_norm(x, source, width, weight, eps, out, target)
+            rotate(out, target, width // 2, cos, sin, row, out, target)
+        else:
+            rotate(x, source, width // 2, cos, sin, row, out, target)

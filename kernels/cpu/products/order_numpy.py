@@ -1,0 +1,150 @@
+"""The order of summation in NumPy, to the last bit: dot products (`tile.py`) and attention (`attention_block.py`).
+
+Compiled kernels must give these bits for any number of rows, on any processor. Arrays are float32 throughout.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.cpu.build.layout import BLOCK, LANES, STRETCH
+
+Floats = NDArray[np.float32]
+
+
+def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
+    """Return `a * b + c`, rounded once.
+
+    The product is exact in float64. The sum is rounded to odd there: of the two float64 around it, the one whose last
+    bit is 1. Rounding this to float32 gives what rounding the exact sum gives, because float64 has more than two bits
+    more (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    product, addend = np.multiply(a, b, dtype=np.float64), np.asarray(c, dtype=np.float64)
+    total = np.asarray(product + addend)
+    added = total - product
+    error = (product - (total - added)) + (addend - added)
+    is_even = total.view(np.int64) & 1 == 0
+    other = np.nextafter(total, np.copysign(np.inf, error))
+    return np.where(is_even & (error != 0), other, total).astype(np.float32)
+
+
+def halves(sums: Floats) -> Floats:
+    """Return the total of the last axis, a power of 2 long: halves are added to halves."""
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return np.asarray(sums[..., 0])
+
+
+def dot(weights: Floats, x: Floats) -> Floats:
+    """Return the dot products over the last axis, in the order that `tile.py` defines; other axes are broadcast."""
+    shape = np.broadcast_shapes(weights.shape, x.shape)
+    # Zeros after the last column add nothing.
+    missing = [(0, 0)] * (len(shape) - 1) + [(0, -shape[-1] % LANES)]
+    weights, x = (np.pad(np.broadcast_to(a, shape), missing) for a in (weights, x))
+    total = np.zeros(shape[:-1], dtype=np.float32)
+    for first in range(0, shape[-1], STRETCH):
+        sums = np.zeros((*shape[:-1], LANES), dtype=np.float32)
+        for column in range(first, min(first + STRETCH, weights.shape[-1]), LANES):
+            sums = fma(weights[..., column : column + LANES], x[..., column : column + LANES], sums)
+        total = total + halves(sums)
+    return total
+
+
+def sum_weighted(weights: Floats, rows: Floats) -> Floats:
+    """Return (..., E) sums of (..., n, E) rows with (..., n) weights, in the order of the rows."""
+    shape = np.broadcast_shapes((*weights.shape, 1), rows.shape)
+    sums = np.zeros((*shape[:-2], shape[-1]), dtype=np.float32)
+    for j in range(shape[-2]):
+        sums = fma(weights[..., j, None], rows[..., j, :], sums)
+    return sums
+
+
+def exp2_below(x: Floats) -> Floats:
+    """Return `2**x` for x <= 0 as `exponentials.exp2_below` computes it: a Taylor polynomial times a power of 2."""
+    x = np.maximum(x, np.float32(-127))
+    n = np.rint(x)
+    r = x - n
+    power = np.full_like(x, math.log(2) ** 7 / math.factorial(7))
+    for k in range(6, -1, -1):
+        power = fma(power, r, np.float32(math.log(2) ** k / math.factorial(k)))
+    return (power.view(np.int32) + (n.astype(np.int32) << 23)).view(np.float32)
+
+
+def tanh(x: Floats) -> Floats:
+    """Return `tanh(x)` as `exponentials.tanh` computes it."""
+    x = np.clip(x + x, np.float32(-20), np.float32(20))
+    n = np.rint(x * np.float32(1.4426950408889634))
+    r = fma(n, np.full_like(x, -0.693359375), x)
+    r = fma(n, np.full_like(x, 2.12194440054690583e-4), r)
+    p = np.full_like(x, 1 / 5040)
+    for k in range(6, 1, -1):
+        p = fma(p, r, np.float32(1 / math.factorial(k)))
+    p = fma(p, r * r, r)
+    power = np.exp2(n)
+    y = fma(p, power, power - np.float32(1))
+    return y / (y + np.float32(2))
+
+
+def attend(
+    q: Floats, kv: Floats, window: int, scale: float, softcap: float = 0.0, sinks: Floats | None = None
+) -> Floats:
+    """Return (T, H, E) attention of the last T tokens over keys and values.
+
+    Args:
+        q: (T, H, E).
+        kv: (2, G, S, E): keys, then values, from position 0 on.
+        window: number of latest tokens that a query attends to; 0 is all.
+        scale: factor of the scores.
+        softcap: the cap of the scores; 0 is none.
+        sinks: (H,), one more score for each query head, without a value.
+    """
+    (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]
+    out = np.empty_like(q)
+    for t in range(n_tokens):
+        end = kv.shape[2] - n_tokens + 1 + t
+        begin = max(0, end - window) if window else 0
+        heads = q[t].reshape(n_kv_heads, n_heads // n_kv_heads, 1, width)
+        outer, inner = (softcap, scale / softcap) if softcap else (scale, 0.0)
+        factors = np.float32(outer / math.log(2)), np.float32(inner)
+        own = None if sinks is None else sinks.reshape(n_kv_heads, -1) * np.float32(1.4426950408889634)
+        out[t] = _attend_token(heads, kv[:, :, None], begin, end, factors, own)
+    return out
+
+
+def _attend_token(
+    q: Floats, kv: Floats, begin: int, end: int, factors: tuple[np.float32, np.float32], sinks: Floats | None
+) -> Floats:
+    """Return (H, E) attention of one token over keys [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, S, E).
+
+    `factors` are the outer factor of a score, and the factor of the argument of tanh, or 0. `sinks` is (G, H / G).
+    """
+    scale, inner = factors
+    largest = np.full(q.shape[:2], -np.inf, dtype=np.float32)
+    divisor, sums = np.zeros(q.shape[:2], dtype=np.float32), np.zeros((*q.shape[:2], q.shape[3]), dtype=np.float32)
+    for block in range(begin // BLOCK, -(-end // BLOCK)):
+        first = block * BLOCK
+        seen = slice(max(begin, first), min(end, first + BLOCK))
+        scores = dot(kv[0][..., seen, :], q)
+        scores = (tanh(scores * inner) if inner else scores) * scale
+        found = scores.max(axis=-1)
+        weights = exp2_below(scores - np.maximum(found, np.float32(-3e38))[..., None])
+        # Sums by lane: the weight of key j of the block is added in lane j % 16.
+        places = np.zeros((*q.shape[:2], BLOCK), dtype=np.float32)
+        places[..., seen.start - first : seen.stop - first] = weights
+        by_lane = np.zeros((*q.shape[:2], LANES), dtype=np.float32)
+        for j in range(0, BLOCK, LANES):
+            by_lane = by_lane + places[..., j : j + LANES]
+        # Join with the blocks before.
+        joined = np.maximum(largest, found)
+        old, new = exp2_below(largest - joined), exp2_below(found - joined)
+        sums = fma(sum_weighted(weights, kv[1][..., seen, :]), new[..., None], sums * old[..., None])
+        divisor, largest = fma(halves(by_lane), new, divisor * old), joined
+    if sinks is not None:
+        joined = np.maximum(largest, sinks)
+        old, new = exp2_below(largest - joined), exp2_below(sinks - joined)
+        sums, divisor = sums * old[..., None], new + divisor * old
+    return np.asarray(sums / divisor[..., None], dtype=np.float32).reshape(-1, q.shape[3])

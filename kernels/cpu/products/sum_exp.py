@@ -1,0 +1,55 @@
+"""The sum of the exponentials of a row of logits, in float64: the divisor of softmax. The twin is `sum_exp_numpy.py`.
+
+The order of summation is part of the result: element i is added in lane i % 16, then halves of the lanes are added to
+halves. Only additions, multiplications and a rounding to integers are used, and no fused multiply-add. So all
+processors and NumPy give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kernels.cpu.build.doubles import add_to_exponent, splat, widen
+from kernels.cpu.build.jit import entry, jit
+from kernels.cpu.build.layout import LANES
+from kernels.cpu.build.memory import doubles, floats
+from kernels.cpu.build.vectors import add, between, get, larger, load, mul, sub, total
+from kernels.cpu.build.vectors import splat as splat_float
+from kernels.cpu.products.sum_exp_numpy import COEFFICIENTS, LEAST, LOG2_E, ROUNDER
+
+_0, _1, _2, _3, _4, _5, _6 = COEFFICIENTS
+
+
+@jit
+def exp(x: Any) -> Any:
+    """Return `e**x` for x <= 0 in float64; `sum_exp_numpy.exp` says how."""
+    x = mul(larger(splat(LEAST), x), splat(LOG2_E))
+    n = add(x, splat(ROUNDER))
+    r = sub(x, sub(n, splat(ROUNDER)))
+    p = add(mul(splat(_6), r), splat(_5))
+    p = add(mul(p, r), splat(_4))
+    p = add(mul(p, r), splat(_3))
+    p = add(mul(p, r), splat(_2))
+    p = add(mul(p, r), splat(_1))
+    p = add(mul(p, r), splat(_0))
+    p = mul(p, p)
+    p = mul(p, p)
+    p = mul(p, p)
+    return add_to_exponent(p, n)
+
+
+@entry
+def sum_exp(row: int, n: int, top: float, out: int) -> None:
+    """`out[0] = sum(exp(row - top))` of (n,) float32 at address `row`, whose largest is `top`; `out` is float64."""
+    x, largest, sums = floats(row), splat(top), splat(0.0)
+    whole = n // LANES * LANES
+    for i in range(0, whole, LANES):
+        sums = add(sums, exp(sub(widen(load(x, i)), largest)))
+    if whole < n:
+        # Lanes without an element add e**LEAST, which is below a unit in the last place of the total, which is >= 1.
+        last = splat_float(-math.inf)
+        for i in range(whole, n):
+            last = between(i - whole, i - whole + 1, splat_float(get(x, i)), last)
+        sums = add(sums, exp(sub(widen(last), largest)))
+    doubles(out)[0] = total(sums)

@@ -1,0 +1,1 @@
+"""Mixers with a state: short convolutions and the gated delta rule."""

@@ -1,0 +1,168 @@
+"""Causal convolutions over the tokens of sequences, with gates or an activation, and sigmoid gates.
+
+Each channel is summed for itself, from the oldest input to the newest: the bits do not depend on the number of tokens
+in a pass. The inputs before the first row of a run are in its source slot; the last ones are written to its target.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.build.exponentials import exp
+from kernels.cpu.build.jit import entry, jit, task
+from kernels.cpu.build.jobs import run
+from kernels.cpu.build.layout import (
+    CONV_CHANNELS,
+    CONV_SILU,
+    CONV_TAPS,
+    CONV_TASK,
+    CONV_WEIGHT,
+    JOB,
+    LANES,
+    RUN_FIRST,
+    RUN_ROWS,
+    RUN_SOURCE,
+    RUN_TARGET,
+    RUN_WIDTH,
+    SMALL_BATCH,
+)
+from kernels.cpu.build.memory import floats, words
+from kernels.cpu.build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
+from kernels.cpu.products.activations import silu
+
+# Words of a job. The input is X, multiplied with BEFORE unless its address is 0; the output is multiplied with AFTER in
+# the same way. Their rows are so many elements apart. SPAN is the number of channels, or of tokens, of a chunk.
+X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH = range(14)
+# Channels of a chunk for passes of many tokens, and tokens of a chunk of a gate.
+CHANNELS, TOKENS = 128, 32
+
+
+@jit
+def _input(job: Any, x: Any, before: Any, row: int, c: int) -> Any:
+    """Return 16 channels of the input of a row."""
+    value = load(x, row * job[X_ROW] + c)
+    return mul(value, load(before, row * job[BEFORE_ROW] + c)) if job[BEFORE] != 0 else value
+
+
+@jit
+def _channels(job: Any, block: Any, a: Any, c: int) -> None:
+    """Convolve 16 channels of one run."""
+    taps, n_channels = block[CONV_TAPS], block[CONV_CHANNELS]
+    x, before, after = floats(job[X]), floats(job[BEFORE]), floats(job[AFTER])
+    weight, out, states = floats(block[CONV_WEIGHT]), floats(job[OUT]), floats(job[STORE])
+    size = (taps - 1) * n_channels
+    source, target, first, n = a[RUN_SOURCE] * size, a[RUN_TARGET] * size, a[RUN_FIRST], a[RUN_ROWS]
+    for t in range(n):
+        sum_ = zeros()
+        for w in range(taps):
+            s = t + w - taps + 1
+            if s < 0:
+                value = load(states, source + (s + taps - 1) * n_channels + c)
+            else:
+                value = _input(job, x, before, first + s, c)
+            sum_ = fma(load(weight, w * n_channels + c), value, sum_)
+        if block[CONV_SILU] != 0:
+            sum_ = silu(sum_)
+        if job[AFTER] != 0:
+            sum_ = mul(sum_, load(after, (first + t) * job[AFTER_ROW] + c))
+        store(out, (first + t) * n_channels + c, sum_)
+    for w in range(taps - 1):
+        s = n + w - taps + 1
+        if s < 0:
+            value = load(states, source + (s + taps - 1) * n_channels + c)
+        else:
+            value = _input(job, x, before, first + s, c)
+        store(states, target + w * n_channels + c, value)
+
+
+@task
+def convolve_span(job: Any, chunk: int, scratch: int) -> None:
+    """Convolve a span of channels of all runs."""
+    block, runs = words(job[BLOCK]), words(job[RUNS])
+    for c in range(chunk * job[SPAN], min((chunk + 1) * job[SPAN], block[CONV_CHANNELS]), LANES):
+        for i in range(job[N_RUNS]):
+            _channels(job, block, runs[i * RUN_WIDTH :], c)
+
+
+@jit
+def convolve_to(
+    address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
+    states: int, runs: int, n_runs: int, out: int,
+) -> None:  # fmt: skip
+    """Do the same as `short_conv`; compiled code calls this function."""
+    control, b = words(address), words(block)
+    job, n_channels = control[JOB:], b[CONV_CHANNELS]
+    job[X], job[X_ROW], job[BEFORE], job[BEFORE_ROW] = x, x_row, before, before_row
+    job[AFTER], job[AFTER_ROW], job[BLOCK], job[STORE] = after, after_row, block, states
+    job[RUNS], job[N_RUNS], job[OUT] = runs, n_runs, out
+    job[SPAN] = n_channels if n_rows <= SMALL_BATCH else CHANNELS
+    run(control, b[CONV_TASK], (n_channels + job[SPAN] - 1) // job[SPAN])
+
+
+@entry
+def short_conv(
+    address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
+    states: int, runs: int, n_runs: int, out: int,
+) -> None:  # fmt: skip
+    """Convolve rows (T, C): `out = after * f(convolution(before * x))`.
+
+    Args:
+        address: address of the pool's control block.
+        block: address of the convolution's words (`layout.py`); C is a multiple of 16.
+        n_rows: T.
+        x: address of the input.
+        x_row: elements from one row of the input to the next.
+        before: address of the gate of the input, or 0.
+        before_row: elements from one row of it to the next.
+        after: address of the gate of the output, or 0.
+        after_row: elements from one row of it to the next.
+        states: address of the states, (slots, taps - 1, C).
+        runs: address of the runs, int64 (n, RUN_WIDTH).
+        n_runs: their number.
+        out: address of (T, C).
+    """
+    convolve_to(
+        address, block, n_rows, x, x_row, before, before_row, after, after_row, states, runs, n_runs, out
+    )  # fmt: skip
+
+
+@task
+def gate_span(job: Any, chunk: int, scratch: int) -> None:
+    """Multiply a span of tokens with the sigmoid of their gate."""
+    x, gate, out = floats(job[X]), floats(job[BEFORE]), floats(job[OUT])
+    for t in range(chunk * TOKENS, min((chunk + 1) * TOKENS, job[ROWS])):
+        for i in range(0, job[WIDTH], LANES):
+            divisor = add(splat(1.0), exp(sub(zeros(), load(gate, t * job[BEFORE_ROW] + i))))
+            store(out, t * job[WIDTH] + i, div(load(x, t * job[X_ROW] + i), divisor))
+
+
+@jit
+def gate_to(
+    address: int, task: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
+) -> None:
+    """Do the same as `sigmoid_gate`; compiled code calls this function."""
+    control = words(address)
+    job = control[JOB:]
+    job[X], job[X_ROW], job[BEFORE], job[BEFORE_ROW] = x, x_row, gate, gate_row
+    job[OUT], job[ROWS], job[WIDTH] = out, n_rows, width
+    run(control, task, (n_rows + TOKENS - 1) // TOKENS)
+
+
+@entry
+def sigmoid_gate(
+    address: int, task: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
+) -> None:
+    """Multiply rows with the sigmoid of a gate.
+
+    Args:
+        address: address of the pool's control block.
+        task: address of the task `gate_span`.
+        n_rows: T.
+        width: N, a multiple of 16.
+        x: address of the input.
+        x_row: elements from one row of the input to the next.
+        gate: address of the gate.
+        gate_row: elements from one row of the gate to the next.
+        out: address of (T, N).
+    """
+    gate_to(address, task, n_rows, width, x, x_row, gate, gate_row, out)

@@ -1,0 +1,220 @@
+"""The gated delta rule with its output norm and gate. A chunk is one value head, for all tokens of the pass.
+
+The state of a head is a matrix (E, P). Each token decays it, corrects the value that it has for the token's key, and
+reads it. Sums run over the E rows in order, for each of the P columns: the bits do not depend on the number of tokens
+in a pass. Columns are independent, so 64 of them are computed for a few tokens at a time: this part of the matrix stays
+in the first-level cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.build.exponentials import exp
+from kernels.cpu.build.jit import entry, jit, task
+from kernels.cpu.build.jobs import run
+from kernels.cpu.build.layout import (
+    DELTA_BIAS,
+    DELTA_EPS,
+    DELTA_KEY_DIM,
+    DELTA_KEYS,
+    DELTA_NORM,
+    DELTA_RATE,
+    DELTA_TASK,
+    DELTA_VALUE_DIM,
+    DELTA_VALUES,
+    JOB,
+    LANES,
+    RUN_FIRST,
+    RUN_ROWS,
+    RUN_SOURCE,
+    RUN_TARGET,
+    RUN_WIDTH,
+)
+from kernels.cpu.build.memory import floats, number, words
+from kernels.cpu.build.vectors import div, fma, get, largest_lane, load, load_splat, mul, put, splat, store, sub, zeros
+from kernels.cpu.formats.float32 import dot
+from kernels.cpu.products.activations import silu
+from kernels.cpu.products.norms import rms_norm
+
+# Words of a job. Rows of the gate, of beta and of the step are so many elements apart.
+X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
+# Tokens whose queries and keys are prepared at a time.
+PIECE = 32
+# Added to the squared length of queries and keys.
+TINY = 1e-6
+
+
+@jit
+def _exp(x: Any) -> Any:
+    """`e**x` of one float32."""
+    return largest_lane(exp(splat(np.float32(x))))
+
+
+@jit
+def _softplus(x: Any) -> Any:
+    """`log(1 + e**x)`, as `max(x, 0) + log1p(e**-|x|)`; the logarithm is the series of 2 atanh(u / (2 + u))."""
+    u = np.float64(_exp(-abs(x)))
+    s = u / (2.0 + u)
+    square, power, sum_ = s * s, s, s
+    for i in range(3, 25, 2):
+        power *= square
+        sum_ += power / i
+    return max(np.float64(x), 0.0) + 2.0 * sum_
+
+
+@jit
+def _scaled(x: Any, at: int, n: int, factor: Any, out: Any, to: int) -> None:
+    """`out[to ...] = x[at ...] / (factor * sqrt(sum(x**2) + TINY))`."""
+    divisor = splat(np.float32(factor * np.sqrt(np.float64(dot(x, at, x, at, n)) + TINY)))
+    for i in range(0, n, LANES):
+        store(out, to + i, div(load(x, at + i), divisor))
+
+
+@jit
+def _four(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, out: Any,
+          to: int) -> None:  # fmt: skip
+    """Take one token in 64 columns of a matrix of n rows. The key lies n elements after the query."""
+    a, b, c, d = zeros(), zeros(), zeros(), zeros()
+    for e in range(n):
+        key, row = load_splat(qk, q + n + e), at + e * apart
+        a = fma(key, load(m, row), a)
+        b = fma(key, load(m, row + LANES), b)
+        c = fma(key, load(m, row + 2 * LANES), c)
+        d = fma(key, load(m, row + 3 * LANES), d)
+    a = mul(strength, sub(load(v, v_at), mul(decay, a)))
+    b = mul(strength, sub(load(v, v_at + LANES), mul(decay, b)))
+    c = mul(strength, sub(load(v, v_at + 2 * LANES), mul(decay, c)))
+    d = mul(strength, sub(load(v, v_at + 3 * LANES), mul(decay, d)))
+    w, x, y, z = zeros(), zeros(), zeros(), zeros()
+    for e in range(n):
+        query, key, row = load_splat(qk, q + e), load_splat(qk, q + n + e), at + e * apart
+        new = fma(key, a, mul(decay, load(m, row)))
+        store(m, row, new)
+        w = fma(query, new, w)
+        new = fma(key, b, mul(decay, load(m, row + LANES)))
+        store(m, row + LANES, new)
+        x = fma(query, new, x)
+        new = fma(key, c, mul(decay, load(m, row + 2 * LANES)))
+        store(m, row + 2 * LANES, new)
+        y = fma(query, new, y)
+        new = fma(key, d, mul(decay, load(m, row + 3 * LANES)))
+        store(m, row + 3 * LANES, new)
+        z = fma(query, new, z)
+    store(out, to, w)
+    store(out, to + LANES, x)
+    store(out, to + 2 * LANES, y)
+    store(out, to + 3 * LANES, z)
+
+
+@jit
+def _one(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, out: Any,
+         to: int) -> None:  # fmt: skip
+    """Do the same in 16 columns."""
+    known, y = zeros(), zeros()
+    for e in range(n):
+        known = fma(load_splat(qk, q + n + e), load(m, at + e * apart), known)
+    change = mul(strength, sub(load(v, v_at), mul(decay, known)))
+    for e in range(n):
+        new = fma(load_splat(qk, q + n + e), change, mul(decay, load(m, at + e * apart)))
+        store(m, at + e * apart, new)
+        y = fma(load_splat(qk, q + e), new, y)
+    store(out, to, y)
+
+
+@jit
+def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
+    """Write the query and the key of a token, then its decay and the strength of its correction."""
+    n, n_keys = block[DELTA_KEY_DIM], block[DELTA_KEYS]
+    row = 2 * n_keys * n + block[DELTA_VALUES] * block[DELTA_VALUE_DIM]
+    x, of_head = floats(job[X]), head % n_keys * n
+    _scaled(x, t * row + of_head, n, np.sqrt(np.float64(n)), qk, at)
+    _scaled(x, t * row + n_keys * n + of_head, n, 1.0, qk, at + n)
+    step = get(floats(job[STEP]), t * job[STEP_ROW] + head) + get(floats(block[DELTA_BIAS]), head)
+    rate = np.float64(get(floats(block[DELTA_RATE]), head))
+    put(qk, at + 2 * n, _exp(rate * _softplus(step)))
+    beta = get(floats(job[BETA]), t * job[BETA_ROW] + head)
+    put(qk, at + 2 * n + 1, np.float32(1.0) / (np.float32(1.0) + _exp(-beta)))
+
+
+@jit
+def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, qk: Any) -> None:
+    """Take n tokens, from row `first` on, in one head."""
+    E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
+    m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])
+    values = 2 * block[DELTA_KEYS] * E
+    row, size, step = values + H * P, H * E * P, 2 * E + LANES
+    begin, to = source * size + head * E * P, target * size + head * E * P
+    for i in range(0, E * P, LANES):
+        store(m, to + i, load(m, begin + i))
+    weight, eps = floats(block[DELTA_NORM]), number(block[DELTA_EPS])
+    for piece in range(first, first + n, PIECE):
+        last = min(piece + PIECE, first + n)
+        for t in range(piece, last):
+            _prepare(job, block, head, t, qk, (t - piece) * step)
+        column = 0
+        while column < P:
+            wide = column + 4 * LANES <= P
+            for t in range(piece, last):
+                at, v, y = (t - piece) * step, t * row + values + head * P + column, t * H * P + head * P + column
+                decay, strength = load_splat(qk, at + 2 * E), load_splat(qk, at + 2 * E + 1)
+                if wide:
+                    _four(m, to + column, P, E, qk, at, x, v, decay, strength, out, y)
+                else:
+                    _one(m, to + column, P, E, qk, at, x, v, decay, strength, out, y)
+            column += 4 * LANES if wide else LANES
+        for t in range(piece, last):
+            y = t * H * P + head * P
+            rms_norm(out, y, P, weight, np.float32(eps), out, y)
+            for i in range(0, P, LANES):
+                store(out, y + i, mul(load(out, y + i), silu(load(gate, t * job[GATE_ROW] + head * P + i))))
+
+
+@task
+def delta_head(job: Any, chunk: int, scratch: int) -> None:
+    """Compute one value head of all runs."""
+    runs, qk = words(job[RUNS]), floats(scratch)
+    for i in range(job[N_RUNS]):
+        a = runs[i * RUN_WIDTH :]
+        _run_head(job, words(job[BLOCK]), chunk, a[RUN_FIRST], a[RUN_ROWS], a[RUN_SOURCE], a[RUN_TARGET], qk)
+
+
+@jit
+def delta_to(
+    address: int, block: int, x: int, gate: int, gate_row: int, beta: int, beta_row: int, step: int, step_row: int,
+    states: int, runs: int, n_runs: int, out: int,
+) -> None:  # fmt: skip
+    """Do the same as `delta_net`; compiled code calls this function."""
+    control, b = words(address), words(block)
+    job = control[JOB:]
+    job[X], job[GATE], job[GATE_ROW], job[BETA], job[BETA_ROW] = x, gate, gate_row, beta, beta_row
+    job[STEP], job[STEP_ROW], job[BLOCK], job[STORE] = step, step_row, block, states
+    job[RUNS], job[N_RUNS], job[OUT] = runs, n_runs, out
+    run(control, b[DELTA_TASK], b[DELTA_VALUES])
+
+
+@entry
+def delta_net(
+    address: int, block: int, x: int, gate: int, gate_row: int, beta: int, beta_row: int, step: int, step_row: int,
+    states: int, runs: int, n_runs: int, out: int,
+) -> None:  # fmt: skip
+    """Compute the gated delta rule, norm each head's output, and multiply it with the SiLU of its gate.
+
+    Args:
+        address: address of the pool's control block.
+        block: address of the rule's words (`layout.py`); E and P are multiples of 16.
+        x: address of queries, keys and values, contiguous rows.
+        gate: address of the gate, (T, H * P).
+        gate_row: elements from one row of the gate to the next.
+        beta: address of beta, (T, H).
+        beta_row: elements from one row of beta to the next.
+        step: address of the time step, (T, H).
+        step_row: elements from one row of the time step to the next.
+        states: address of the states, (slots, H, E, P).
+        runs: address of the runs, int64 (n, RUN_WIDTH).
+        n_runs: their number.
+        out: address of (T, H * P).
+    """
+    delta_to(address, block, x, gate, gate_row, beta, beta_row, step, step_row, states, runs, n_runs, out)

@@ -1,0 +1,1 @@
+"""`simd` and `parallel` with compiled kernels."""

@@ -1,0 +1,391 @@
+"""`simd` and `parallel` with compiled kernels: one call per block, quantised weights multiplied as they are stored.
+
+`simd` and `parallel` differ only in the number of threads. Results are bit-identical for any number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, get_args
+
+import numpy as np
+
+from kernels.cpu.build import layout
+from kernels.cpu.build.library import Library, is_format
+from kernels.cpu.build.pool import Pool
+from mlx_engine.backends.batch import KVView, Wanted
+from mlx_engine.backends.cpu.experts import ExpertBlock
+from mlx_engine.backends.cpu.host_memory import address, aligned, contiguous, strided_rows
+from mlx_engine.backends.cpu.kernel_limits import heads_fit, norm_fits
+from mlx_engine.backends.cpu.kernels import load_formats
+from mlx_engine.backends.cpu.lowering import LOWERED, lower
+from mlx_engine.backends.cpu.lowering_steps import Builders
+from mlx_engine.backends.cpu.matrices import Block, Matrix, norm_words, sinks_address, write_matrix, write_norm
+from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_words
+from mlx_engine.backends.cpu.states import CompiledStates
+from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.numpy.simd import rope_table
+from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
+from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
+from mlx_engine.backends.recording import CannotCompileError, Recording, record
+from mlx_engine.machine.mapped_pages import read_ahead
+from mlx_engine.quant.mxfp4 import in_gguf_order
+from mlx_engine.quant.weight import Weight
+
+_KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_swiglu": layout.CLAMPED_SWIGLU}
+# The format of weights that are expanded when they are loaded.
+_EXPANDED = "float32"
+
+
+class CompiledBackend(CompiledStates):
+    """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
+
+    def __init__(self, library: Library, name: str, threads: int) -> None:
+        self.name, self.threads = name, threads
+        super().__init__()
+        self.library, self.pool = library, Pool(threads, library)
+        self._tasks = {
+            name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
+        }
+        self._mapped: list[np.ndarray] = []
+        # The formats of all matrices, and the words of embedding tables.
+        self._formats: set[str] = set()
+        self._embedded: dict[Matrix, np.ndarray] = {}
+        # Compiled blocks and heads, by their parameters, which are compared by identity.
+        self._blocks: dict[tuple[object, ...], Block] = {}
+        self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
+        self._heads: dict[tuple[object, ...], np.ndarray] = {}
+        self._mixer_words: dict[tuple[object, ...], np.ndarray] = {}
+        self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
+        self.scratch = np.empty(0, dtype=np.float32)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the thread pool, and BLAS on one thread."""
+        with self.guard.held(), super().session():
+            self.pool.renew()
+            yield
+
+    def close(self) -> None:
+        with self.guard.close():
+            self.pool.close()
+
+    def sum_exp(self, row: np.ndarray, top: float) -> float:
+        """Call the compiled kernel, which needs no session."""
+        row, out = np.ascontiguousarray(row, dtype=np.float32), np.empty(1)
+        self.library.sum_exp(address(row), len(row), top, address(out))
+        return float(out[0])
+
+    def prepare(self, weight: Weight) -> Native:
+        """Return a view of the mapped file for types that the kernels multiply; dequantise all other weights."""
+        if len(weight.shape) != 2:
+            return np.array(weight.dequantize(), dtype=np.float32)
+        weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
+        if _is_multiplied_as_stored(weight):
+            self._mapped.append(weight.data)
+            return self._matrix(shape, weight.type.name.lower(), weight.data)
+        return self._matrix(shape, _EXPANDED, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
+
+    def _matrix(self, shape: tuple[int, int], format_: str, data: np.ndarray) -> Matrix:
+        self._formats.add(format_)
+        return Matrix(shape, format_, data)
+
+    def embeds_stored(self, table: Weight) -> bool:
+        """Leave tables of other types in the file: a pass reads a few rows of a table that may have a gigabyte."""
+        return not _is_multiplied_as_stored(table)
+
+    def discard(self, linear: Linear) -> None:
+        self._mapped = [data for data in self._mapped if data is not linear.weight.data]
+        self._blocks = {key: block for key, block in self._blocks.items() if linear not in block.linears}
+
+    def read_ahead(self) -> None:
+        """Read every memory page of the weights on a background thread, so that the first pass has no page faults."""
+        mapped, self._mapped = self._mapped, []
+        threading.Thread(target=read_ahead, args=(mapped,), name="mlx_engine-read-ahead", daemon=True).start()
+
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
+        """Return rows of the table; only these rows are dequantised."""
+        if isinstance(table, Weight):
+            return table.rows(ids)
+        rows = np.ascontiguousarray(ids, dtype=np.int64)
+        if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
+            raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
+        expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
+        words = self._table_words(table)
+        self.library.embed(
+            self.pool.address, address(words), table.shape[1], address(rows), len(rows), address(expanded)
+        )
+        return expanded
+
+    def _table_words(self, table: Matrix) -> np.ndarray:
+        """Return the kernel parameters of an embedding table, which are made once and kept."""
+        words = self._embedded.get(table)
+        if words is None:
+            load_formats(self.library, self._formats)
+            words = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
+            write_matrix(words, table, self.library)
+        return words
+
+    def linear(self, x: Native, linear: Linear) -> Native:
+        return self._project(x, self._block((linear,)))
+
+    def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
+        if not norm_fits(norm) or len(projections) > layout.MOST_MATRICES:
+            return super().norm_project(x, norm, projections)
+        block = self._block(tuple(projections), norm)
+        y = self._project(x, block)
+        return [y[:, columns] for columns in block.columns]
+
+    def project_norm(self, x: Native, projection: Linear, norm: Norm) -> Native:
+        return self._project(x, self._block((projection,), post=norm))
+
+    def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
+        """Add the residual in the same kernel as the product."""
+        return self._project(x, self._block((projection,)), residual)
+
+    def project_norm_add(self, x: Native, projection: Linear, norm: Norm, residual: Native) -> Native:
+        """Norm the product and add the residual in the same call."""
+        return self._project(x, self._block((projection,), post=norm), residual)
+
+    def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
+        """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
+        if not norm_fits(norm):
+            return super().norm_gate_up(x, norm, gate, up, activation)
+        return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
+
+    def norm_up(self, x: Native, norm: Norm | None, up: Linear, activation: Activation) -> Native:
+        if not norm_fits(norm):
+            return super().norm_up(x, norm, up, activation)
+        return self._project(x, self._block((up,), norm, _KINDS[activation]))
+
+    def norm_experts(self, x: Native, norm: Norm, experts: Experts) -> Native:
+        return self._run_experts(x, self._experts_of(norm, experts, False), None)
+
+    def norm_experts_add(self, x: Native, norm: Norm, experts: Experts, residual: Native | None = None) -> Native:
+        return self._run_experts(x, self._experts_of(norm, experts, True), residual)
+
+    def _run_experts(self, x: Native, block: ExpertBlock, residual: Native | None) -> Native:
+        """Run router and experts in one call of the kernels."""
+        x = contiguous(x)
+        added = x if residual is None else contiguous(residual)
+        y, scratch = aligned(*x.shape), self.scratch_address(block.floats(len(x)))
+        self.run_entry(self.library.run_experts, block.address, len(x), address(x), address(added), scratch, address(y))
+        return y
+
+    def norm(self, x: Native, norm: Norm | None) -> Native:
+        """Norm whole rows with the kernel; NumPy norms heads."""
+        return super().norm(x, norm) if norm is None or x.ndim != 2 else self._norm_add(x, norm, None)
+
+    def norm_add(self, x: Native, norm: Norm | None, residual: Native) -> Native:
+        return self._norm_add(x, norm, residual)
+
+    def _norm_add(self, x: Native, norm: Norm | None, residual: Native | None) -> Native:
+        x, y, added = contiguous(x), aligned(*x.shape), None if residual is None else contiguous(residual)
+        words = None if norm is None else norm_words(norm)
+        of, at = 0 if words is None else address(words), 0 if added is None else address(added)
+        self.run_entry(self.library.norm_add, of, *x.shape, address(x), at, address(y))
+        return y
+
+    def stack(self, linears: Sequence[Linear]) -> Native:
+        """Leave the matrices in the file until a token chooses their expert: do not read them ahead."""
+        unread = {id(linear.weight.data) for linear in linears}
+        self._mapped = [data for data in self._mapped if id(data) not in unread]
+        return super().stack(linears)
+
+    def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
+        return self._project(x, self._block((head,), norm)) if norm_fits(norm) else super().norm_head(x, norm, head)
+
+    def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
+        n, x = len(x), contiguous(x)
+        y = aligned(n, block.n_outputs)
+        added = None if residual is None else contiguous(residual)
+        scratch = 0 if n == 1 and block.has_gemv else self.scratch_address(n * layout.whole_vectors(block.n_inputs))
+        self.run_entry(
+            self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,
+            address(y),
+        )  # fmt: skip
+        return y
+
+    def _block(
+        self, linears: tuple[Linear, ...], norm: Norm | None = None, activation: int = 0, post: Norm | None = None
+    ) -> Block:
+        key = (activation, norm, post, *linears)
+        block = self._blocks.get(key)
+        if block is None:
+            load_formats(self.library, self._formats)
+            block = self._blocks[key] = Block(linears, norm, activation, self.library, post)
+        return block
+
+    def scratch_address(self, n: int) -> int:
+        """Return the address of scratch memory for n floats, reused by every call: page faults would cost more time."""
+        if self.scratch.size < n:
+            self.scratch = aligned(n)
+        return address(self.scratch)
+
+    def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
+        """Call a compiled entry point with parking disabled, so that no worker thread parks during the call.
+
+        A worker that has found no job for a while needs Python's GIL to mark itself parked, and gets the GIL when this
+        call releases it. By then parked workers have already been counted, so this worker would miss the whole call.
+        """
+        self.pool.control[layout.ON] = 1  # before parked workers are counted
+        try:
+            if self.pool.shared.parked:
+                self.pool.shared.wake()
+            entry(self.pool.address, *arguments)
+        finally:
+            self.pool.control[layout.ON] = 0
+
+    def head_norm_rope(
+        self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
+    ) -> tuple[Native, Native, Native]:
+        """Norm and rotate each head in one read of its memory."""
+        if rope.growth is None:
+            rotated = self._norm_rope(q, k, head_dim, norms, rope, positions)
+        else:  # queries and keys have tables of their own
+            of_q, of_k = (None, None) if norms is None else ((norm, norm) for norm in norms)
+            rotated = (
+                self._norm_rope(q, q[:, :0], head_dim, of_q, rope, positions)[0],
+                self._norm_rope(k, k[:, :0], head_dim, of_k, rope.keys, positions)[0],
+            )
+        return (*rotated, v.reshape(len(v), -1, head_dim))
+
+    def norm_rope(self, x: Native, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Native:
+        """Norm and rotate each head in one read of its memory."""
+        table = Rope.none(head_dim) if rope is None else rope
+        return self._norm_rope(x, x[:, :0], head_dim, (norm, norm), table, positions)[0]
+
+    def _norm_rope(
+        self, q: Native, k: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
+    ) -> tuple[Native, Native]:
+        """Norm and rotate the heads of q (T, H*E) and k (T, G*E) by one table; G may be 0."""
+        cos, sin = self.rope_table(rope, max(positions) + 1)
+        at = np.array(positions, dtype=np.int64)
+        n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
+        q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
+        k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
+        block, q, k = self._head_block(n_q, n_k, head_dim, norms), strided_rows(q), strided_rows(k)
+        self.run_entry(
+            self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k),
+            k.strides[0] // 4, address(cos), address(sin), address(q_out), address(k_out),
+        )  # fmt: skip
+        return q_out, k_out
+
+    def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
+        """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""
+        key = (n_q, n_k, head_dim, *(norms or ()))
+        words = self._heads.get(key)
+        if words is None:
+            words = self._heads[key] = np.zeros(layout.K_NORM_EPS + 1, dtype=np.int64)
+            words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
+            if norms:
+                write_norm(words[layout.Q_NORM_WEIGHT : layout.K_NORM_WEIGHT], norms[0])
+                write_norm(words[layout.K_NORM_WEIGHT :], norms[1])
+        return address(words)
+
+    def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cos/sin table of at least `length` positions; its length doubles when it is too short."""
+        found = self._tables.get(rope)
+        if found is None or len(found[0]) < length:
+            found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
+        return found
+
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
+        """Write in place, on all threads. Rows of k and v may have a stride, as columns of a larger array have."""
+        n, n_heads, width = k.shape
+        # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
+        fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
+        fits = fits and k.shape == v.shape and store.shape[1::2] == (n_heads, width)
+        if not fits or any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
+            return super().kv_write(store, slots, k, v)
+        keys, values = (address(store) + kind * store.strides[0] for kind in (0, 1))
+        self.run_entry(
+            self.library.put_pair, self._tasks["put_span"], n, n_heads, width, address(k), k.strides[0] // 4,
+            address(v), v.strides[0] // 4, keys, values, store.strides[1] // 4, address(slots),
+        )  # fmt: skip
+        return store
+
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
+        """Read keys and values from their pages, without a copy."""
+        n, n_heads, width = q.shape
+        _, n_kv_heads, slots, _ = kv.store.shape
+        if not heads_fit(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
+            return super().attention(q, kv, counts, scores)
+        q, out, sequences = contiguous(q), aligned(*q.shape), sequence_words(kv.spans, counts, counts)
+        parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
+        self.run_entry(
+            self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
+            n_kv_heads, width, address(kv.store), slots, kv.page, kv.window or 0, address(sequences), len(sequences),
+            layout.SEQ_NEW, scores.scale, scores.softcap or 0.0, sinks_address(scores, n_heads), parts, address(out),
+        )  # fmt: skip
+        return out
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        """Call the compiled tanh, which has the same bits on every processor."""
+        x, out = contiguous(x), np.empty(x.shape, dtype=np.float32)
+        self.library.soft_cap(address(x), x.size, cap, address(out))
+        return out
+
+    def compile(self, layers: Layers) -> Program:
+        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation.
+
+        A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
+        """
+        try:
+            recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
+        except CannotCompileError:
+            return OpByOp(self, layers)
+        builders = Builders(
+            self._block_of, self._head_block, heads_fit, self._experts_of, self.convolution_words, self.rule_words
+        )
+        try:
+            if self._overrides():
+                raise CannotCompileError("an operation that a subclass overrides")
+            lowered = {want: lower(recording, builders) for want, recording in recordings.items()}
+            return CompiledProgram(self, lowered)
+        except CannotCompileError:
+            return OpByOp(self, layers, _fused(recordings["every"]))
+
+    def _overrides(self) -> bool:
+        """Return whether this backend overrides an operation that has a compiled step."""
+        names = (*LOWERED, "kv_write", "kv_append")
+        kind = type(self)
+        return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
+
+    def _experts_of(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
+        """Return the kernel parameters of a mixture, with what is added to its sum or without; made once and kept."""
+        block = self._mixtures.get((norm, experts, adds))
+        if block is None:
+            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds)
+            self._mixtures[norm, experts, adds] = block
+        return block
+
+    def _block_of(
+        self, linears: tuple[Linear, ...], norm: Norm | None, activation: Activation | None, post: Norm | None
+    ) -> Block:
+        """Return the block of matrices for a step.
+
+        Raises:
+            CannotCompileError: the kernels do not support such a block.
+        """
+        if not norm_fits(norm):
+            raise CannotCompileError("a norm that is too wide")
+        if len(linears) > layout.MOST_MATRICES:
+            raise CannotCompileError("too many matrices")
+        return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
+
+
+def _is_multiplied_as_stored(weight: Weight) -> bool:
+    """Return whether the kernels have this type; F32 is copied, because the file may not align it."""
+    return is_format(weight.type.name.lower())
+
+
+def _fused(recording: Recording) -> Fused:
+    """Return how many products the blocks fuse when the layers run operation by operation."""
+    of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
+    return Fused(
+        gate_up=sum(norm_fits(args[1]) for args in of if isinstance(args[2], Linear)),
+        qkv=sum(norm_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
+    )

@@ -1,0 +1,80 @@
+"""Load the compiled CPU kernels once per process, from the disk cache if they have been compiled before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from mlx_engine.errors import BackendUnavailableError
+from mlx_engine.observe.log import LOGGER
+
+if TYPE_CHECKING:
+    from kernels.cpu.build.library import Library
+
+
+@cache
+def load_kernels() -> Library | None:
+    """Return the kernels; None, with one warning, if they cannot be compiled or loaded here."""
+    try:
+        from kernels.cpu.build import library
+    except (ImportError, OSError) as error:
+        _say(error)
+        return None
+    lacking = library.lacking()
+    if lacking is not None:
+        _say(lacking)
+        return None
+    try:
+        return _load(library)
+    except Exception as error:  # any compiler or loader error: NumPy runs instead
+        _say(f"{type(error).__name__}: {error}")
+        return None
+
+
+def load_formats(library: Library, formats: Collection[str]) -> None:
+    """Load the kernels of these storage formats; those that have never been compiled are compiled at the same time.
+
+    Raises:
+        BackendUnavailableError: a format cannot be compiled.
+    """
+    from kernels.cpu.build import library as code
+
+    missing = [name for name in sorted(formats) if not library.has_format(name)]
+    if not missing:
+        return
+    try:
+        with _announced([code.code_file(name) for name in missing], f" of {', '.join(missing)}"):
+            library.format(*missing)
+    except Exception as error:  # any compiler or loader error
+        raise BackendUnavailableError(
+            name="parallel",
+            reason=f"the kernels of {', '.join(missing)} cannot be compiled: {type(error).__name__}: {error}",
+            hint="--no-jit (jit=False) runs NumPy instead",
+        ) from error
+
+
+def _load(library: ModuleType) -> Library:
+    with _announced([library.code_file(part) for part in library.BASE]):
+        loaded: Library = library.load()
+    return loaded
+
+
+@contextmanager
+def _announced(files: Sequence[Path], what: str = "") -> Iterator[None]:
+    """Say that kernels are compiled, if one of their files does not exist, and afterwards if it could not be kept."""
+    folder = files[0].parent
+    if not all(file.exists() for file in files):
+        LOGGER.log(logging.WARNING, "compiling the CPU kernels%s, once; they are kept in %s", what, folder)
+    yield
+    if not all(file.exists() for file in files):
+        LOGGER.log(logging.WARNING, "the compiled CPU kernels could not be kept in %s: the next process compiles again",
+                   folder)  # fmt: skip
+
+
+def _say(reason: object) -> None:
+    LOGGER.log(logging.WARNING, "no compiled kernels, NumPy runs instead: %s", reason)

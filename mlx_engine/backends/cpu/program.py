@@ -1,0 +1,162 @@
+"""Programs of the compiled CPU backend: run lowered steps, after binding scratch memory, cos/sin and page tables."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from kernels.cpu.build import layout
+from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
+from mlx_engine.backends.cpu.host_memory import address
+from mlx_engine.backends.cpu.lowering import Lowered
+from mlx_engine.backends.parameters import Array, Native
+from mlx_engine.backends.program import Program
+
+if TYPE_CHECKING:
+    from mlx_engine.backends.cpu.backend import CompiledBackend
+
+
+class CompiledProgram(Program):
+    """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step."""
+
+    def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
+        self.fused = variants["every"].fused
+        self._variants = {want: _Steps(backend, lowered) for want, lowered in variants.items()}
+
+    def run(self, x: Native, batch: Batch) -> Native:
+        """Run the steps that were lowered for the tokens whose logits are wanted."""
+        return self._variants[batch.want].run(x, batch)
+
+
+class _Steps:
+    """The encoded steps of a program (int64 words), bound to cos/sin tables and KV stores."""
+
+    def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
+        self._backend, self._of, self._positions = backend, lowered, 0
+        library = backend.library
+        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "gate_span", "run_experts")
+        self._words = np.zeros(layout.STEPS + lowered.words.size, dtype=np.int64)
+        self._words[: layout.STEPS] = [library.address(name) for name in called]
+        self._words[layout.STEPS :] = lowered.words.reshape(-1)
+        self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
+        are_exchanges = np.isin(self._steps[:, layout.OP], (layout.ALL_SUM, layout.ALL_COLUMNS))
+        self._exchanges = np.flatnonzero(are_exchanges).tolist()
+        self._tables: list[tuple[np.ndarray, np.ndarray]] = []
+        # The KV stores that `_layers` points to; a weak reference, so that they can be freed.
+        self._stores: Callable[[], Stores | None] = lambda: None
+        self._layers = np.zeros((len(lowered.kv), layout.KV_WIDTH), dtype=np.int64)
+        self._groups = np.zeros((len(lowered.kv), layout.GROUP_WIDTH), dtype=np.int64)
+
+    def _bind_rope(self, length: int) -> None:
+        """Write the addresses of cos/sin tables of at least `length` positions into the steps."""
+        tables = [self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]
+        # The words only have addresses: keep the old and the new tables alive until all are written.
+        self._tables += tables
+        for i, (cos, sin) in zip(self._of.ropes, tables, strict=True):
+            self._steps[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
+        self._tables = tables
+        self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
+
+    def _bind_stores(self, batch: Batch) -> None:
+        """Write the addresses of each layer's KV store and page group, or of its state."""
+        stores = batch.stores
+        layers = cast(list[np.ndarray | None], stores.layers)
+        found = [None if store is None else store.shape[1::2] for store in layers]
+        if found != self._of.kv:
+            raise ValueError(f"expected KV stores of (KV heads, head dim) {self._of.kv} by layer, found {found}")
+        for layer, (words, store) in enumerate(zip(self._layers, layers, strict=True)):
+            if store is None:
+                of_layer = cast(tuple[np.ndarray, ...], stores.states[layer])
+                words[layout.STATE_STORE : layout.STATE_STORE + len(of_layer)] = [address(state) for state in of_layer]
+                continue
+            words[layout.KV_STORE], words[layout.KV_SLOTS] = address(store), store.shape[2]
+            words[layout.KV_WINDOW] = batch.group(layer).window or 0
+            words[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
+        self._stores = weakref.ref(stores)
+
+    def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
+        """Return the hidden states after the last step."""
+        n, of, be = len(x), self._of, self._backend
+        length = max(batch.positions) + 1
+        if self._positions < length:
+            self._bind_rope(length)
+        if self._stores() is not batch.stores:
+            self._bind_stores(batch)
+        sequences = [sequence_words(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
+        for words, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
+            words[:] = address(of_group), address(group.slots)
+        forward_pass = _pass_words(batch)
+        spans = batch.groups[0].spans if batch.groups else ()
+        parts = max(parts_of(spans, counts) for counts in (batch.lengths, batch.wanted)) if spans else 0
+        work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
+        work = max(work, *(block.floats(n) for block in of.experts)) if of.experts else work
+        scratch = be.scratch_address(n * of.floats + work + parts * of.parts)
+        values = be.scratch[: n * of.floats]
+        values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
+        work_address = scratch + 4 * n * of.floats
+        arguments = address(forward_pass), address(self._layers), scratch, work_address, work_address + 4 * work
+        for first, last in self._calls(n):
+            be.run_entry(be.library.run_steps, address(self._words), first, last, *arguments)
+            if last in self._exchanges:
+                self._exchange(self._steps[last], values, batch)
+        n_rows = len(batch.rows) if of.y.is_wanted else n
+        y = values[n * of.y.buffer.at :][: n_rows * of.y.width]
+        return np.array(y.reshape(n_rows, of.y.width))
+
+    def _calls(self, n: int) -> Iterator[tuple[int, int]]:
+        """Yield the first step of each call of the kernels for n tokens, and the one after its last.
+
+        Ctrl-C waits for the end of a call, so steps over many tokens, which take long, get a call each. An exchange
+        between ranks lies between two calls.
+        """
+        first = 0
+        for end in (*self._exchanges, len(self._steps)):
+            together = max(1, end - first) if n <= layout.PROGRAM_TOKENS else 1
+            yield from ((at, min(at + together, end)) for at in range(first, max(end, first + 1), together))
+            first = end + 1
+
+    def _exchange(self, step: np.ndarray, values: np.ndarray, batch: Batch) -> None:
+        """Run an exchange between ranks, from one value of the program to another."""
+        be, n, width = self._backend, len(batch.positions), int(step[layout.ROW_WIDTH])
+        n_rows = len(batch.rows) if step[layout.WANTED] else n
+        x = cast(Array, values[n * step[layout.A_AT] :][: n_rows * step[layout.A_ROW]].reshape(n_rows, -1))
+        y = be.all_sum(x) if step[layout.OP] == layout.ALL_SUM else be.all_columns(x, width)
+        values[n * step[layout.OUT] :][: n_rows * width] = be.host(y).reshape(-1)
+
+
+def _pass_words(batch: Batch) -> np.ndarray:
+    """Return the parameters of a pass as int64 words, followed by the positions and the indices of wanted rows."""
+    n, n_rows = len(batch.positions), len(batch.rows)
+    words = np.empty(layout.PASS_WIDTH + n + n_rows, dtype=np.int64)
+    positions = address(words) + words.itemsize * layout.PASS_WIDTH
+    words[: layout.PASS_WIDTH] = (
+        n, n_rows, len(batch.lengths), batch.stores.page, positions, positions + words.itemsize * n,
+        address(batch.runs) if len(batch.runs) else 0, len(batch.runs),
+    )  # fmt: skip
+    words[layout.PASS_WIDTH : layout.PASS_WIDTH + n] = batch.positions
+    words[layout.PASS_WIDTH + n :] = batch.rows
+    return words
+
+
+def sequence_words(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
+    """Return (B, SEQ_WIDTH) int64 words: page table, length, and numbers of new and wanted tokens per sequence."""
+    words = np.empty((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
+    words[:, : layout.SEQ_WANTED + 1] = [
+        (address(span.pages), span.length, n_new, n_wanted)
+        for span, n_new, n_wanted in zip(spans, lengths, wanted, strict=True)
+    ]
+    return words
+
+
+def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
+    """Return how many partial results per head attention needs, one for each query and block of keys.
+
+    With more than FEW queries there are none: each block's result is merged at once.
+    """
+    if sum(counts) > layout.SMALL_BATCH:
+        return 0
+    return sum(n * -(-span.length // layout.BLOCK) for span, n in zip(spans, counts, strict=True))

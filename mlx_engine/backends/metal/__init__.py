@@ -1,0 +1,1 @@
+"""`metal` and `cuda`: the `mlx` backend with our own kernels."""

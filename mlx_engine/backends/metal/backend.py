@@ -1,0 +1,228 @@
+"""`metal` and `cuda`: the `mlx` backend with our own kernels. Both run the same kernel source.
+
+A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
+attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
+two more launches, for the norms.
+
+A row of the result is bit-identical for any number of rows in the pass, and at any place among them. Every product with
+a float32 matrix, or one of a type that kernels read, sums over K in one order (`kernels/metal/products.h.metal`), and
+so does every RMSNorm of whole rows. Experts are multiplied by MLX, a row at a time. The operations that remain in MLX
+work on one element or one row: biases, layer norms, norms of heads, activations without a gate, the choice of experts.
+Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are
+within the tolerance but not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8
+columns; and kernels that the GPU refuses, which are replaced by MLX operations with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.launch import ExecutorName, use
+from kernels.metal.attention import WIDEST_HEAD
+from kernels.metal.dense import NARROWEST
+from kernels.metal.layout import BLOCK
+from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.experts import ExpertLinear
+from mlx_engine.backends.metal.kernels import Kernels
+from mlx_engine.backends.metal.tuning import tuner
+from mlx_engine.backends.metal.weights import Half, SplitMatrix, affine, joined, split
+from mlx_engine.backends.mlx import experts as mlx_experts
+from mlx_engine.backends.mlx.backend import MlxBackend, indices
+from mlx_engine.backends.numpy.simd import rope_table
+from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
+from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
+from mlx_engine.backends.recording import CannotCompileError, record
+from mlx_engine.quant.weight import Weight
+
+# The smallest head dim that the kernel `head_norm_rope` supports; head dims are even.
+NARROWEST_HEAD = 8
+
+
+# Groups of layers whose places are kept: those with a window, those without, and the rows of the last layer.
+KEPT_PLACES = 3
+
+
+class MetalBackend(MlxBackend):
+    """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
+
+    def __init__(self, executor: ExecutorName) -> None:
+        self.name, self.executor = "cuda" if executor == "cuda" else "metal", executor
+        super().__init__()
+        if executor == "emulator":
+            self.device = "emulated on cpu"
+            self._real = mx.float64
+            self._use(mx.Device(mx.cpu))
+        self.kernels = Kernels(executor, tuner(executor))
+        self._rope_tables: dict[Rope, mx.array] = {}
+        self._places: list[Places] = []
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the stream, and launch kernels on this backend's executor."""
+        with super().session(), use(self.executor):
+            yield
+
+    def prepare(self, weight: Weight) -> Native:
+        """Keep the types that kernels multiply as they are stored; dequantise all other weights."""
+        matrix = split(weight, self.kernels)
+        return mx.array(weight.dequantize()) if matrix is None else matrix
+
+    def stack(self, linears: Sequence[Linear]) -> Native:
+        """Give matrices MLX's format for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
+        return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        return mlx_experts.multiply(x, linear.weights, ids, row_by_row=True)
+
+    def warm_up(self, run: Callable[[], Native]) -> None:
+        """Compile, try and tune every kernel of decode now, and not while a user waits for a token."""
+        with self.session():
+            self.wait(run())
+
+    def host(self, x: Native) -> np.ndarray:
+        return super().host(_whole(x))
+
+    def wait(self, x: Native) -> None:
+        super().wait(_whole(x))
+
+    def linear(self, x: Native, linear: Linear) -> Native:
+        """Multiply float32 matrices with our kernel, which has one order of summation for any number of rows."""
+        if isinstance(linear.weight, SplitMatrix) or linear.weight.shape[1] < NARROWEST:
+            return super().linear(x, linear)
+        y = self.kernels.dense(x, linear.weight)
+        if y is None:
+            return super().linear(x, linear)
+        return y if linear.bias is None else y + linear.bias
+
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
+        """Norm whole rows in the summation order of the fused kernels; MLX norms heads."""
+        y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
+        return super().rms_norm(x, weight, eps) if y is None else y
+
+    def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
+        """Launch norm, q, k and v as one kernel, or norm and product as one kernel per projection."""
+        if isinstance(norm, RMSNorm) and (weights := _split(projections)):
+            if len(weights) == 3:
+                products = self.kernels.norm_qkv(x, norm, *weights)
+                if products is not None:
+                    return list(products)
+            ys = [self.kernels.norm_project(x, norm, weight) for weight in weights]
+            if all(y is not None for y in ys):
+                return ys
+        return super().norm_project(x, norm, projections)
+
+    def head_norm_rope(
+        self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
+    ) -> tuple[Native, Native, Native]:
+        if head_dim >= NARROWEST_HEAD and rope.growth is None:  # the kernel reads one table for queries and keys
+            cos_sin = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]
+            made = self.kernels.head_norm_rope(q, k, v, cos_sin, head_dim, norms)
+            if made is not None:
+                rotated, both = made
+                return rotated.transpose(1, 0, 2), Half(both, 0), Half(both, 1)
+        return super().head_norm_rope(q, k, v, head_dim, norms, rope, positions)
+
+    def _table(self, rope: Rope, length: int) -> mx.array:
+        """Return the cos/sin table (L, E/2, 2) of the first L >= `length` positions."""
+        found = self._rope_tables.get(rope)
+        if found is None or len(found) < length:
+            table = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
+            found = self._rope_tables[rope] = mx.array(np.stack(table, axis=-1)[:, 0])
+        return found
+
+    def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
+        """Add the residual in the same kernel as the product."""
+        weights = _split((projection,))
+        y = self.kernels.project_add(x, weights[0], residual) if weights else None
+        return super().project_add(x, projection, residual) if y is None else y
+
+    def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
+        y = None
+        if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
+            y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
+        return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
+
+    def compile(self, layers: Layers) -> Program:
+        """Return `OpByOp`, with the number of fused products counted from the recorded steps of a one-token pass."""
+        try:
+            steps = record(layers, want="some").steps
+        except CannotCompileError:
+            steps = []
+        gate_up = [s.args[1:4] for s in steps if s.op == "norm_gate_up"]
+        qkv = [(s.args[1], *s.args[2]) for s in steps if s.op == "norm_project"]
+        count = [
+            sum(isinstance(norm, RMSNorm) and _are_split(linears) for norm, *linears in of) for of in (gate_up, qkv)
+        ]
+        return OpByOp(self, layers, Fused(*count))
+
+    def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
+        y = None
+        if isinstance(norm, RMSNorm) and (weights := _split((head,))):
+            y = self.kernels.norm_project(x, norm, weights[0])
+        return super().norm_head(x, norm, head) if y is None else y
+
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
+        """Read pages without a copy, in one order of summation for any number of queries."""
+        y = None
+        if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
+            of = self._places_of(kv, counts)
+            y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scores)
+        return super().attention(q, kv, counts, scores) if y is None else y
+
+    def _places_of(self, kv: KVView, counts: Sequence[int]) -> Places:
+        """Return the places of a pass's queries; those of the latest few groups of layers are kept."""
+        found = next((places for places in self._places if places.are_of(kv, counts)), None)
+        if found is None:
+            found = Places(kv, counts)
+            self._places = [found, *self._places[: KEPT_PLACES - 1]]
+        return found
+
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
+        """Write keys and values in one update if they are the halves of one array."""
+        both = joined(k, v)
+        if both is None:
+            return super().kv_write(store, slots, _whole(k), _whole(v))
+        store[:, :, indices(slots)] = both
+        return store
+
+
+class Places:
+    """Page tables, and the sequence and position of each query, as arrays for the kernel `attention`.
+
+    Made once per pass for all layers with the same window.
+    """
+
+    def __init__(self, kv: KVView, counts: Sequence[int]) -> None:
+        self._spans, self._counts = kv.spans, tuple(counts)
+        n_pages = [-(-span.length // kv.page) for span in kv.spans]
+        table = np.zeros((len(n_pages), max(n_pages)), dtype=np.int32)
+        for row, span, n in zip(table, kv.spans, n_pages, strict=True):
+            row[:n] = span.pages[:n]
+        places = [(b, p) for b, n in enumerate(counts) for p in range(kv.spans[b].length - n, kv.spans[b].length)]
+        self.pages = mx.array(table)
+        self.owner, self.position = (mx.array(np.array(column, dtype=np.int32)) for column in zip(*places, strict=True))
+
+    def are_of(self, kv: KVView, counts: Sequence[int]) -> bool:
+        """Return whether these places are for this KV view and these counts of queries."""
+        return self._spans is kv.spans and self._counts == tuple(counts)
+
+
+def _whole(x: Native) -> Native:
+    """Return x with every `Half` replaced by an `mx.array`; x may be several results."""
+    if isinstance(x, tuple | list):
+        return [_whole(part) for part in x]
+    return x.array() if isinstance(x, Half) else x
+
+
+def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
+    """Return the layers' matrices for a fused kernel, or [] unless all are split and have no bias."""
+    return [linear.weight for linear in linears] if _are_split(linears) else []
+
+
+def _are_split(linears: Sequence[Linear]) -> bool:
+    return all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)

@@ -1,0 +1,185 @@
+"""Our Metal kernels for the backend: each instantiation is tried and tuned for the GPU before its first use.
+
+A GPU's compiler may refuse a kernel. MLX is lazy, so the error would only be raised when a result is evaluated.
+Therefore every instantiation first runs once on zeros. A refused kernel returns None from then on, and the caller uses
+MLX operations.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import mlx.core as mx
+
+from kernels.launch import ExecutorName
+from kernels.metal.attention import attention
+from kernels.metal.dense import dense
+from kernels.metal.embed_rows import embed_rows
+from kernels.metal.head_norm_rope import head_norm_rope
+from kernels.metal.matvec import matvec
+from kernels.metal.norm_gate_up import norm_gate_up
+from kernels.metal.norm_project import norm_project
+from kernels.metal.norm_qkv import norm_qkv
+from kernels.metal.norm_rows import norm_rows
+from kernels.metal.project_add import project_add
+from kernels.metal.rows import MOST_VECTORS, Tuning
+from mlx_engine.backends.metal.tuning import Tuner
+from mlx_engine.backends.metal.weights import SplitMatrix
+from mlx_engine.backends.parameters import Activation, HeadNorms, RMSNorm, Scores
+from mlx_engine.observe.log import LOGGER
+
+T = TypeVar("T")
+
+TUNED: tuple[Callable[..., Any], ...] = (norm_qkv, norm_project, norm_gate_up, project_add, matvec)
+
+
+class Kernels:
+    """The kernels of one executor. Every method returns None if the kernel was refused.
+
+    Attributes:
+        refused: the error message of each refused kernel, by its name.
+    """
+
+    def __init__(self, executor: ExecutorName, tuner: Tuner | None = None) -> None:
+        self.refused: dict[str, str] = {}
+        self._refusals = _refusals(executor)
+        self._tuner = tuner
+        self._tried: dict[Hashable, Tuning | None] = {}
+
+    def norm_qkv(
+        self, x: mx.array, norm: RMSNorm, q: SplitMatrix, k: SplitMatrix, v: SplitMatrix
+    ) -> tuple[mx.array, mx.array, mx.array] | None:
+        """Return q, k and v of the normed x."""
+        return self._normed(norm_qkv, (q.instance, k.instance, v.instance), x, norm, q.matrix, k.matrix, v.matrix)
+
+    def norm_project(self, x: mx.array, norm: RMSNorm, weight: SplitMatrix) -> mx.array | None:
+        """Return one product of the normed x."""
+        return self._normed(norm_project, weight.instance, x, norm, weight.matrix)
+
+    def norm_gate_up(
+        self, x: mx.array, norm: RMSNorm, gate: SplitMatrix, up: SplitMatrix, activation: Activation
+    ) -> mx.array | None:
+        """Return the first half of a gated FFN, `activation(gate(h)) * up(h)`."""
+        key = gate.instance, up.instance, activation
+        return self._normed(norm_gate_up, key, x, norm, gate.matrix, up.matrix, activation)
+
+    def project_add(self, x: mx.array, weight: SplitMatrix, residual: mx.array) -> mx.array | None:
+        """Return a product added to the residual stream."""
+        return self._run(project_add, (tile(x), weight.instance), x, weight.matrix, residual)
+
+    def multiply(self, x: mx.array, weight: SplitMatrix) -> mx.array | None:
+        """Return the product of x with a stored matrix."""
+        return self._run(matvec, (tile(x), weight.instance), x, weight.matrix)
+
+    def dense(self, x: mx.array, weight: mx.array) -> mx.array | None:
+        """Return the product of x with a float32 matrix."""
+        return self._run(dense, (tile(x), weight.shape), x, weight)
+
+    def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array | None:
+        """Return rows (T, K) normed; K must be a multiple of 32."""
+        made = self._run(norm_rows, x.shape[1:], x, weight, eps, True)
+        return None if made is None else made[0]
+
+    def rows(self, table: SplitMatrix, ids: mx.array) -> mx.array | None:
+        """Return the rows of a table with these uint32 ids, dequantised."""
+        return self._run(embed_rows, (len(ids) < 8, table.instance), table.matrix, ids.view(mx.int32))
+
+    def head_norm_rope(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        cos_sin: mx.array,
+        head_dim: int,
+        norms: HeadNorms,
+    ) -> tuple[mx.array, mx.array] | None:
+        """Return queries (H, T, E), and keys and values in one array (2, G, T, E)."""
+        weights = (norms[0].weight, norms[1].weight) if norms else None
+        eps = (norms[0].eps, norms[1].eps) if norms else (0.0, 0.0)
+        key = q.shape[1], k.shape[1], head_dim, norms is None
+        return self._run(head_norm_rope, key, q, k, v, cos_sin, head_dim, weights, eps)
+
+    def attention(
+        self,
+        q: mx.array,
+        store: mx.array,
+        pages: mx.array,
+        owner: mx.array,
+        position: mx.array,
+        page: int,
+        window: int,
+        scores: Scores,
+    ) -> mx.array | None:
+        """Return attention (R, H, E) over the keys and values of each query's pages."""
+        variant = scores.softcap is None, scores.sinks is None
+        key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
+        # Try on a store of one slot: a second KV store of full size might not fit into memory.
+        idle = q, store[:, :, :1], pages, owner, position
+        settings = {"page": page, "window": window, "scale": scores.scale, "softcap": scores.softcap}
+        settings["sinks"] = scores.sinks
+        return self._run(attention, key, q, store, pages, owner, position, idle=idle, **settings)
+
+    def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:
+        """Run a kernel with a fused norm. For more than a few vectors, launch `norm_rows` first."""
+        if len(x) <= MOST_VECTORS:
+            return self._run(kernel, (len(x), key), x, norm.weight, norm.eps, *rest)
+        made = None if kernel.__name__ in self.refused else self._run(norm_rows, x.shape[1:], x, norm.weight, norm.eps)
+        if made is None:
+            return None
+        rows, factors = made
+        return self._run(kernel, (tile(x), key), rows, norm.weight, norm.eps, *rest, factors)
+
+    def _run(
+        self, kernel: Callable[..., T], key: Hashable, *args: Any, idle: tuple[Any, ...] = (), **settings: Any
+    ) -> T | None:
+        """Run a kernel. A new instantiation is first tried on zeros like `idle`, or else like the arguments."""
+        name = kernel.__name__
+        if name in self.refused:
+            return None
+        instance = name, key
+        if instance not in self._tried and not self._try(kernel, instance, idle or args, settings):
+            return None
+        tuning = self._tried[instance]
+        return kernel(*args, **settings) if tuning is None else kernel(*args, tuning=tuning, **settings)
+
+    def _try(
+        self,
+        kernel: Callable[..., Any],
+        instance: tuple[str, Hashable],
+        args: tuple[Any, ...],
+        settings: dict[str, Any],
+    ) -> bool:
+        """Try and tune an instantiation; return False and log one warning if the GPU refuses it."""
+        name, idle = instance[0], tuple(map(zeros, args))
+        try:
+            tuning = self._tuner.choose(kernel, idle) if self._tuner is not None and kernel in TUNED else None
+            mx.eval(kernel(*idle, **settings) if tuning is None else kernel(*idle, tuning=tuning, **settings))
+        except self._refusals as error:
+            self.refused[name] = str(error)
+            LOGGER.log(logging.WARNING, "kernel %s is refused, MLX's own operations run instead: %s", name, error)
+            return False
+        self._tried[instance] = tuning
+        return True
+
+
+def tile(x: mx.array) -> int:
+    """Return the number of vectors that selects the instantiation: one for each small number, one for all others."""
+    return min(len(x), MOST_VECTORS + 1)
+
+
+def zeros(argument: Any) -> Any:
+    """Return zeros in place of an array, which need no evaluation; other arguments are returned unchanged."""
+    if isinstance(argument, mx.array):
+        return mx.zeros(argument.shape, argument.dtype)
+    return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument
+
+
+def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:
+    """Return the errors that mean "kernel refused". Any other error of the emulator is a bug that it has found."""
+    if executor == "emulator":
+        from kernels.emulator import CompileError
+
+        return (CompileError,)
+    return (RuntimeError, ValueError)

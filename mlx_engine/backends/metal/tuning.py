@@ -1,0 +1,128 @@
+"""Tune rows per lane and SIMD-groups per threadgroup: measured once per chip, kernel and shape, kept in a file.
+
+Results are bit-identical for every tuning. The number of SIMD-groups that share a row is not tuned: it depends on the
+shape only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+import kernels.metal
+from kernels.drafts import draft
+from kernels.launch import ExecutorName
+from kernels.metal.layout import StoredMatrix
+from kernels.metal.q8_0 import LAYOUT as Q8_0
+from kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
+from mlx_engine.backends.metal.timing import fastest, measured
+from mlx_engine.observe.log import LOGGER
+
+VARIABLE = "MLX_ENGINE_TUNING"
+# Smaller matrices are read within the time of a launch, so that timings do not differ.
+SMALLEST = 1 << 20
+
+# The kernels whose SIMD-groups may share a row.
+SPLIT = ("matvec", "project_add")
+
+
+def candidates(split: int) -> list[Tuning]:
+    """Return the tunings that are possible if `split` SIMD-groups of a threadgroup share a row."""
+    return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
+
+
+class Tuner:
+    """The tunings of one chip, by kernel and shape: read from a file, measured if they are missing there.
+
+    `who` names everything that a measurement depends on; entries under other names are ignored. If the file cannot be
+    read or written, the tuning is measured again.
+    """
+
+    def __init__(self, who: str, file: Path) -> None:
+        self.who, self.file = who, file
+        self._announced = False
+
+    def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
+        """Return the tuning for these arguments; None (the default) for several vectors or a small matrix."""
+        weights = [a for a in args if isinstance(a, StoredMatrix)]
+        n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
+        if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
+            return None
+        name = kernel.__name__
+        shape = " + ".join(map(_described, weights))
+        split = k_split(*weights[0].shape) if name in SPLIT else 1
+        known = self.remembered(f"{name} {shape}")
+        for tuning in candidates(split):
+            if tuning == known:
+                return tuning  # not `known`: the file may have 2.0 in place of 2
+        if not self._announced:
+            self._announced = True
+            LOGGER.log(logging.WARNING, "measuring what suits this GPU, once; it is kept in %s", self.file)
+        default = default_tuning(sum(w.shape[0] for w in weights), 1)
+        samples = measured(kernel, args, candidates(split))
+        if not samples:  # refused with every tuning: do not store the default
+            return default
+        chosen = fastest(samples, default)
+        LOGGER.log(
+            logging.WARNING, "  %s %s: %d rows per lane, %d SIMD-groups", name, shape, chosen.rows, chosen.simdgroups
+        )
+        self.remember(f"{name} {shape}", chosen)
+        return chosen
+
+    def remembered(self, key: str) -> Tuning | None:
+        """Return the tuning in the file, or None if it is missing or invalid."""
+        try:
+            rows, simdgroups = self._read()[self.who][key]
+            return Tuning(rows, simdgroups)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def remember(self, key: str, tuning: Tuning) -> None:
+        """Add a tuning to the file. The file is replaced atomically, because other processes may write it too."""
+        content = self._read()
+        mine = content.get(self.who)
+        content[self.who] = {**(mine if isinstance(mine, dict) else {}), key: [tuning.rows, tuning.simdgroups]}
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with draft(self.file) as part:
+                part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+                part.replace(self.file)
+        except OSError as error:
+            LOGGER.log(logging.INFO, "%s: cannot be written: %s", self.file, error)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+
+def tuner(executor: ExecutorName) -> Tuner | None:
+    """Return the tuner of this machine's GPU; None in the emulator, where speed means nothing, and if switched off."""
+    if executor == "emulator" or os.environ.get(VARIABLE) == "off":
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    chip = str(mx.device_info().get("device_name"))
+    return Tuner(identity(executor, chip), Path(cache) / "mlx_engine" / "tuning.json")
+
+
+def identity(executor: ExecutorName, chip: str) -> str:
+    """Return a name for everything that timings depend on: chip, executor, MLX version and kernel source."""
+    texts = sorted(Path(kernels.metal.__file__).parent.glob("*.metal"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in texts)).hexdigest()[:16]
+    return f"{chip}, {executor}, MLX {version('mlx')}, kernels {digest}"
+
+
+def _described(matrix: StoredMatrix) -> str:
+    """Return the shape, and the type if it is not Q8_0, whose measurements are older than other types."""
+    shape = "{} x {}".format(*matrix.shape)
+    return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

@@ -1,0 +1,161 @@
+"""The `metal` backend's own data types: stored matrices, and new keys and values in one array.
+
+A matrix is repacked once, when it is loaded, and never dequantised. The fallback, MLX's own product, reads the same
+quants; scales in MLX's format are made for each product and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.metal.affine import GROUPS, KINDS, affine_layout, join_affine
+from kernels.metal.layout import StoredMatrix
+from kernels.metal.q4_0 import split_q4_0
+from kernels.metal.q4_k import split_q4_k
+from kernels.metal.q6_k import split_q6_k
+from kernels.metal.q8_0 import split_q8_0
+from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.quant import group_weight
+from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.weight import Weight
+
+if TYPE_CHECKING:
+    from mlx_engine.backends.metal.kernels import Kernels
+
+SPLIT: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]] = {
+    "Q8_0": split_q8_0,
+    "Q4_0": split_q4_0,
+    "Q4_K": split_q4_k,
+    "Q6_K": split_q6_k,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SplitMatrix:
+    """An (N, K) matrix of a stored type, and the kernels that multiply with it.
+
+    Attributes:
+        matrix: quants and scales; a tied head and the embedding table share them.
+        kernels: the kernels; if one is refused, MLX operations replace it.
+        shape: (N, K).
+    """
+
+    matrix: StoredMatrix
+    kernels: Kernels = field(repr=False)
+    shape: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", self.matrix.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        return self.matrix.nbytes
+
+    @property
+    def instance(self) -> Hashable:
+        """What an instantiation of a kernel depends on: the shape and the stored type."""
+        return self.shape, self.matrix.layout
+
+    def multiply(self, x: mx.array) -> mx.array:
+        """Return `x @ matrix.T`, (T, N) from float32 (T, K)."""
+        y = self.kernels.multiply(x, self)
+        return fallback_multiply(x, self.matrix) if y is None else y
+
+    def rows(self, ids: mx.array) -> mx.array:
+        """Return the rows `ids`, dequantised to float32 (T, K)."""
+        rows = self.kernels.rows(self, ids)
+        return self.matrix.dequantized(ids) if rows is None else rows
+
+
+def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
+    """Return a matrix as it is stored; None if its type has no kernel.
+
+    Also None if a scale is infinite or NaN, where the order of products would matter.
+    """
+    matrix = _repacked(weight)
+    return SplitMatrix(matrix, kernels) if matrix is not None and _is_finite(matrix) else None
+
+
+def _repacked(weight: Weight) -> StoredMatrix | None:
+    if len(weight.shape) != 2:
+        return None
+    shape, type_ = (weight.shape[0], weight.shape[1]), weight.type
+    if type_.name in SPLIT:
+        return SPLIT[type_.name](weight.data, shape)
+    if not isinstance(type_, GroupType) or type_.bits not in KINDS or type_.block_size not in GROUPS:
+        return None
+    parts = group_weight.split(weight, type_)
+    if parts.biases is None:
+        return None
+    layout = affine_layout(type_.bits, type_.block_size, type_.scale)
+    return join_affine(layout, shape, parts.quants, parts.scales, parts.biases)
+
+
+def _is_finite(matrix: StoredMatrix) -> bool:
+    of = matrix.layout
+    # An entry of Q6_K begins with its float.
+    parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
+    return all(bool(mx.isfinite(part).all().item()) for part in parts)
+
+
+def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
+    """Return a matrix in MLX's affine format, or else as floats, without changing its values."""
+    if not isinstance(weight, SplitMatrix):
+        return weight
+    matrix = weight.matrix
+    if matrix.layout.affine is None:
+        return matrix.dequantized()
+    scales, biases = matrix.scales_and_biases()
+    return GroupMatrix(matrix.wq, scales, biases, matrix.shape[1] // scales.shape[1], matrix.layout.bits)
+
+
+def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
+    """Return the product of `matvec`, in MLX's operations."""
+    if matrix.layout.affine is None:
+        return x @ matrix.dequantized().T
+    scales, biases = matrix.scales_and_biases()
+    group = matrix.shape[1] // scales.shape[1]
+    return mx.quantized_matmul(x, matrix.wq, scales, biases, group_size=group, bits=matrix.layout.bits)
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """The keys or the values of an array (2, G, T, E) that holds both; to models an array (T, G, E).
+
+    Models pass keys and values as two arrays. With this type `kv_write` can still write both in one update.
+    """
+
+    both: mx.array
+    index: int
+
+    def __len__(self) -> int:
+        return int(self.both.shape[2])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(T, G, E)."""
+        _, G, T, E = self.both.shape
+        return T, G, E
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this half."""
+        return int(self.both.nbytes) // 2
+
+    def array(self) -> mx.array:
+        """Return a view (T, G, E)."""
+        return self.both[self.index : self.index + 1].squeeze(0).transpose(1, 0, 2)
+
+
+def joined(k: object, v: object) -> mx.array | None:
+    """Return the array (2, G, T, E) of which k and v are the halves; None if there is no such array."""
+    if isinstance(k, Half) and isinstance(v, Half) and k.both is v.both and (k.index, v.index) == (0, 1):
+        return k.both
+    return None

@@ -1,0 +1,1 @@
+"""`mlx`: stock MLX operations."""

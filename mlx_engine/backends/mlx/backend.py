@@ -1,0 +1,303 @@
+"""`mlx`: stock MLX operations on MLX's default device, which is Metal, CUDA or, for correctness only, the CPU.
+
+Evaluation is lazy from the embedding to the choice of a token: operations build a graph, which MLX evaluates when a
+result is needed. A chosen token is a zero-dimensional array, and `embed` takes it as an id. So the next pass can be
+built and submitted before the host knows the id of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_engine.backends.batch import KVView, in_order
+from mlx_engine.backends.experts import ExpertLinear, Routing
+from mlx_engine.backends.mlx import device as mlx_device
+from mlx_engine.backends.mlx import experts as mlx_experts
+from mlx_engine.backends.mlx import sampling as mlx_sampling
+from mlx_engine.backends.mlx.states import MlxStates
+from mlx_engine.backends.mlx.stream import DeviceStream
+from mlx_engine.backends.mlx.weights import BlockMatrix, group_matrix, reinterpret
+from mlx_engine.backends.numpy.simd import hidden_keys, rope_table
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
+from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.session_guard import SessionGuard
+from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.mxfp4 import in_mlx_order
+from mlx_engine.quant.types import Q8_0
+from mlx_engine.quant.weight import Weight
+
+
+class MlxBackend(MlxStates):
+    """Lazy float32 `mx.array`s. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head.
+
+    All work goes to one stream that several threads may use, one at a time: a graph that was built in one thread can
+    be evaluated in another. MLX's default streams belong to the thread that created them.
+    """
+
+    name = "mlx"
+    lazy = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        mlx_device.keep_weights_resident()
+        self.device = mlx_device.description()
+        self.guard = SessionGuard(self.name, survives_fork=False)
+        self._use(mx.default_device())
+        self._real = mx.float64 if mlx_device.kind() == "cpu" else mx.float32
+        self._rotations: dict[Rope, tuple[mx.array, mx.array]] = {}
+        self._exchanged: mx.array | None = None
+
+    def _use(self, device: mx.Device) -> None:
+        """Use a stream of a device."""
+        self._lent = DeviceStream(device, self.guard)
+        self._stream = self._lent.stream
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the stream. Arrays that are still unevaluated afterwards may be evaluated in another session."""
+        with self.guard.held(), mx.stream(self._stream):
+            yield
+
+    def close(self) -> None:
+        with self.guard.close():
+            self._lent.close()
+
+    def prepare(self, weight: Weight) -> Native:
+        """Keep matrices of MLX's types, and Q8_0 and MXFP4 repacked with the same values; dequantise all others."""
+        weight = in_mlx_order(weight)
+        if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
+            return group_matrix(weight, weight.type)
+        if weight.type == Q8_0 and len(weight.shape) == 2:
+            matrix = reinterpret(weight)
+            if matrix is not None:
+                return matrix
+        return mx.array(weight.dequantize())
+
+    def array(self, values: np.ndarray) -> Native:
+        return mx.array(np.asarray(values, dtype=np.float32))
+
+    def host(self, x: Native) -> np.ndarray:
+        """Wait for x, and share its memory if the device has no memory of its own.
+
+        Log-probabilities are read outside of sessions. The guard keeps also these threads out of MLX at exit.
+        """
+        with self.guard.held():
+            return np.asarray(x)
+
+    def row_sums(self, logits: Native) -> Native:
+        return logits.sum(axis=-1)
+
+    def token_id(self, token: Native) -> int:
+        return int(token.item())
+
+    def begin(self, x: Native) -> None:
+        mx.async_eval(x)  # type: ignore[no-untyped-call]
+
+    def wait(self, x: Native) -> None:
+        mx.eval(x)
+
+    def all_sum(self, x: Native) -> Native:
+        """Leave the array on its device, and the sum to the evaluation of the graph."""
+        if self.group is None:
+            return x
+        self._exchanged = self.group.sum(self._in_order(x))
+        return self._exchanged
+
+    def all_columns(self, x: Native, n: int) -> Native:
+        if self.group is None:
+            return x
+        padded = mx.pad(x, [(0, 0), (0, -(-n // self.group.size) - x.shape[1])])
+        self._exchanged = self.group.gather(self._in_order(padded)).transpose(1, 0, 2).reshape(len(x), -1)[:, :n]
+        return self._exchanged
+
+    def _in_order(self, x: mx.array) -> mx.array:
+        """Return x, which is evaluated after the exchange before: ranks whose orders differ would mix up messages."""
+        return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
+
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
+        """Return rows of the table; only these rows are dequantised. A table in the file waits for the ids."""
+        if isinstance(table, Weight):
+            return mx.array(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
+        known = [i for i in ids if not isinstance(i, mx.array)]
+        if known and not 0 <= min(known) <= max(known) < table.shape[0]:
+            n = table.shape[0]
+            raise IndexError(f"expected token ids from 0 to {n - 1:,}, found {min(known):,} to {max(known):,}")
+        rows = mlx_sampling.id_array(ids)
+        return table[rows] if isinstance(table, mx.array) else table.rows(rows)
+
+    def linear(self, x: Native, linear: Linear) -> Native:
+        w: mx.array | BlockMatrix = linear.weight
+        y = x @ w.T if isinstance(w, mx.array) else w.multiply(x)
+        return y if linear.bias is None else y + linear.bias
+
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
+        return mx.fast.rms_norm(x, weight, eps)
+
+    def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
+        return mx.fast.layer_norm(x, weight, bias, eps)
+
+    def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
+        """Rotate both halves of each head at once.
+
+        `mx.fast.rope` computes angles in float32, which are wrong in the third decimal at position 40,000.
+        """
+        cos, sin = self.rotation(rope, max(positions) + 1)
+        here = indices(np.asarray(positions))
+        halves = x.reshape(len(x), -1, 2, x.shape[-1] // 2)
+        turned = halves * cos[here][:, None, None] + halves[:, :, ::-1] * sin[here][:, None]
+        return turned.reshape(x.shape)
+
+    def rotation(self, rope: Rope, length: int) -> tuple[mx.array, mx.array]:
+        """Return cosines (L, E/2) and sines (L, 2, E/2), negative then positive, of the first L >= `length` positions.
+
+        The table's length doubles when it is too short.
+        """
+        found = self._rotations.get(rope)
+        if found is None or len(found[0]) < length:
+            cos, sin = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
+            signed = np.concatenate((-sin, sin), axis=1)
+            found = self._rotations[rope] = (mx.array(cos[:, 0]), mx.array(signed))
+        return found
+
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
+        """Call `mx.fast.scaled_dot_product_attention` for each sequence; KV heads are not repeated.
+
+        It has no soft caps: with one, `_capped_attention` replaces it. Consecutive pages are read in place; other pages
+        are gathered into a copy.
+        """
+        outs, end = [], 0
+        for span, n in zip(kv.spans, counts, strict=True):
+            end += n
+            if n:
+                first = kv.first_visible(span, n)
+                slots = indices(span.slots(first, span.length, kv.page))
+                keys, values = (kv.store[i, None][:, :, slots] for i in (0, 1))
+                mask = _mask(n, span.length - first, kv.window)
+                queries = q[end - n : end].transpose(1, 0, 2)[None]
+                if scores.softcap is None:
+                    y = mx.fast.scaled_dot_product_attention(
+                        queries, keys, values, scale=scores.scale, mask=mask, sinks=scores.sinks
+                    )
+                else:
+                    y = _capped_attention(queries, keys, values, scores, scores.softcap, kv.window)
+                outs.append(y.squeeze(0).transpose(1, 0, 2))  # y[0] would be a copy
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+    def silu(self, x: Native) -> Native:
+        """Use `mx.sigmoid`, which does not overflow."""
+        return x * mx.sigmoid(x)
+
+    def gelu(self, x: Native) -> Native:
+        """If the cube overflows, tanh is still 1, which is correct."""
+        return 0.5 * x * (1 + mx.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
+
+    def clamped_swiglu(self, gate: Native, up: Native) -> Native:
+        g, u = mx.minimum(gate, SWIGLU_LIMIT), mx.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return (u + 1) * g * mx.sigmoid(SWIGLU_ALPHA * g)
+
+    def add(self, a: Native, b: Native) -> Native:
+        return a + b
+
+    def multiply(self, a: Native, b: Native) -> Native:
+        return a * b
+
+    def scale(self, x: Native, factor: float) -> Native:
+        return x * factor
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        return cap * mx.tanh(x / cap)
+
+    def heads(self, x: Native, head_dim: int) -> Native:
+        return x.reshape(len(x), -1, head_dim)
+
+    def merge(self, x: Native) -> Native:
+        return x.reshape(len(x), -1)
+
+    def columns(self, x: Native, first: int, last: int) -> Native:
+        return x[:, first:last]
+
+    def concat(self, a: Native, b: Native) -> Native:
+        return mx.concatenate([a, b], axis=1)
+
+    def take(self, x: Native, rows: Sequence[int]) -> Native:
+        return x[indices(np.asarray(rows))]
+
+    def stack(self, linears: Sequence[Linear]) -> Native:
+        return mlx_experts.stacked(linears)
+
+    def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
+        return mlx_experts.route(logits, routing)
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        return mlx_experts.multiply(x, linear.weights, ids, row_by_row=False)
+
+    def combine(self, y: Native, weights: Native) -> Native:
+        return mlx_experts.combine(y, weights)
+
+    def argmax(self, logits: Native) -> Native:
+        """`mx.argmax` returns the first of equal values, as required."""
+        return mx.argmax(logits.squeeze(0))
+
+    def sample(self, logits: Native, draw: Draw) -> Native:
+        row = mlx_sampling.adjust(logits.squeeze(0), draw)
+        return mx.argmax(row) if draw.sampling.is_greedy else mlx_sampling.draw(row, draw.sampling, draw.u, self._real)
+
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
+        """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
+        self.guard.check()  # in a forked process MLX may wait for ever for a lock of a thread of the parent
+        return mx.zeros((2, n_kv_heads, n_slots, head_dim), stream=self._stream)
+
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
+        """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
+        where = indices(slots)
+        store[0, :, where] = k.transpose(1, 0, 2)
+        store[1, :, where] = v.transpose(1, 0, 2)
+        return store
+
+    def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
+        """Wait for the copied slots. While MLX still has to read the store, it writes to a copy of the whole store."""
+        with self.session():
+            copied = mx.contiguous(store[:, :, source : source + n])
+            mx.eval(copied)
+            store[:, :, target : target + n] = copied
+        return store
+
+    def kv_nbytes(self, store: Native) -> int:
+        return int(store.nbytes)
+
+
+def indices(numbers: np.ndarray | slice) -> slice | mx.array:
+    """Return an MLX index: a slice if the numbers are consecutive, else an int32 array."""
+    found = numbers if isinstance(numbers, slice) else in_order(numbers)
+    return found if isinstance(found, slice) else mx.array(found.astype(np.int32))
+
+
+def _capped_attention(
+    q: mx.array, keys: mx.array, values: mx.array, of: Scores, cap: float, window: int | None
+) -> mx.array:
+    """Return attention (1, H, T, E) with a soft cap, from q (1, H, T, E) and keys and values (1, G, S, E)."""
+    (_, H, T, E), (_, G, S, _) = q.shape, keys.shape
+    q = (q * (of.scale / cap)).reshape(G, H // G * T, E)
+    scores = (cap * mx.tanh(q @ keys[0].swapaxes(1, 2))).reshape(H, T, S)
+    hidden = hidden_keys(T, S, window)
+    if hidden is not None:
+        scores = mx.where(mx.array(hidden), -mx.inf, scores)
+    if of.sinks is not None:
+        scores = mx.concatenate([scores, mx.broadcast_to(of.sinks[:, None, None], (H, T, 1))], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)[:, :, :S]
+    return (weights.reshape(G, H // G * T, S) @ values[0]).reshape(1, H, T, E)
+
+
+def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | None:
+    """Return the attention mask: None for a single query, whose keys are already limited to the window."""
+    if n_queries == 1:
+        return None
+    if window is None or n_keys <= window:
+        return "causal"
+    hidden = hidden_keys(n_queries, n_keys, window)
+    return None if hidden is None else mx.array(~hidden)

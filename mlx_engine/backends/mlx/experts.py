@@ -1,0 +1,137 @@
+"""Mixtures of experts in MLX operations: lazy, so that the host never waits for the router.
+
+The matrices of all experts of a layer are one array (X, N, K), from which `mx.gather_mm` and `mx.gather_qmm` read the
+experts that are chosen. For many rows, sorting them by expert lets these operations read each expert once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from mlx_engine.backends.experts import Routing
+from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.backends.parameters import Linear
+
+# From this many rows on they are sorted, as in mlx-lm's SwitchGLU.
+MANY = 64
+
+
+class Stack(Protocol):
+    """The matrices (X, N, K) of all experts of a layer."""
+
+    def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return (..., 1, N): rows x (..., 1, K), each multiplied with the matrix of its expert.
+
+        If the ids are sorted, MLX may multiply the rows of an expert together, in another order of summation.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class FloatStack:
+    """Matrices (X, K, N), transposed, in float32."""
+
+    transposed: mx.array
+
+    def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return what `Stack.multiply` defines."""
+        return mx.gather_mm(x, self.transposed, rhs_indices=ids, sorted_indices=are_sorted)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupStack:
+    """Matrices in one of MLX's formats; the arrays are those of `GroupMatrix`, with a leading axis X."""
+
+    wq: mx.array
+    scales: mx.array
+    biases: mx.array | None
+    group: int
+    bits: int
+    mode: str
+
+    def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return what `Stack.multiply` defines."""
+        return mx.gather_qmm(
+            x, self.wq, self.scales, self.biases, rhs_indices=ids, group_size=self.group, bits=self.bits,
+            mode=self.mode, sorted_indices=are_sorted,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class BiasedStack:
+    """Matrices with a bias for each, (X, N)."""
+
+    matrices: Stack
+    biases: mx.array
+
+    def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return what `Stack.multiply` defines, with the bias of each expert."""
+        return self.matrices.multiply(x, ids, are_sorted=are_sorted) + self.biases[ids][..., None, :]
+
+
+def stacked(linears: Sequence[Linear]) -> Stack:
+    """Return several linear layers, whose matrices are `GroupMatrix` or float arrays, as one stack.
+
+    The arrays are made at once, so that those of the single matrices can be freed.
+    """
+    matrices = _stacked([linear.weight for linear in linears])
+    if linears[0].bias is None:
+        return matrices
+    biases: mx.array = mx.stack([linear.bias for linear in linears])  # type: ignore[misc]
+    mx.eval(biases)
+    return BiasedStack(matrices, biases)
+
+
+def _stacked(matrices: Sequence[Any]) -> Stack:
+    formats = {
+        (matrix.group, matrix.bits, matrix.mode) if isinstance(matrix, GroupMatrix) else None for matrix in matrices
+    }
+    if len(formats) == 1 and (one := formats.pop()) is not None:
+        names = ("wq", "scales") if matrices[0].biases is None else ("wq", "scales", "biases")
+        parts = [mx.stack([getattr(matrix, name) for matrix in matrices]) for name in names]
+        mx.eval(parts)
+        return GroupStack(parts[0], parts[1], parts[2] if len(parts) > 2 else None, *one)
+    floats = mx.stack([matrix if isinstance(matrix, mx.array) else _values(matrix) for matrix in matrices])
+    mx.eval(floats)
+    return FloatStack(floats.swapaxes(1, 2))
+
+
+def _values(matrix: GroupMatrix) -> mx.array:
+    return matrix.rows(mx.arange(matrix.shape[0]))
+
+
+def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
+    """Return ids and weights as `Backend.route` defines them. `mx.argsort` promises no order of equal logits."""
+    n_experts, n_used = logits.shape[1], routing.n_used
+    least = mx.sort(logits, axis=-1)[:, n_experts - n_used, None]
+    above, equal = logits > least, (logits == least).astype(mx.int32)
+    n_left = n_used - above.sum(axis=-1, keepdims=True)
+    chosen = above | ((equal == 1) & (mx.cumsum(equal, axis=-1) <= n_left))
+    # Rows with NaN have fewer chosen experts; their ids must still exist.
+    ids = mx.sort(mx.where(chosen, mx.arange(n_experts), n_experts - 1), axis=-1)[:, :n_used]
+    weights = mx.take_along_axis(mx.softmax(logits, axis=-1), ids, axis=-1)
+    weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+    return ids, weights if routing.scales is None else weights * routing.scales[ids]
+
+
+def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
+    """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
+
+    With `row_by_row`, many rows are also sorted, so that caches hold an expert's matrix for all its rows, but each is
+    multiplied alone: the order of summation is that of a few rows.
+    """
+    each = ids.size // len(x)
+    if ids.size < MANY:
+        y = stack.multiply(x.reshape(len(ids), -1, 1, x.shape[-1]), ids, are_sorted=False)
+        return y.reshape(ids.size, -1)
+    order = mx.argsort(ids.reshape(-1))
+    y = stack.multiply(x[order // each][:, None], ids.reshape(-1)[order], are_sorted=not row_by_row)
+    return y.squeeze(1)[mx.argsort(order)]
+
+
+def combine(y: mx.array, weights: mx.array) -> mx.array:
+    """Return (T, D), the weighted sums of the experts' results (T*C, D)."""
+    return (y.reshape(*weights.shape, -1) * weights[:, :, None]).sum(axis=1)

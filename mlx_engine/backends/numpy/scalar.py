@@ -1,0 +1,255 @@
+"""`scalar`: every operation in plain Python, element by element. The other backends are tested against it.
+
+Arrays are nested lists of floats: (T, D) is a list of T lists of D floats. Python floats are float64, so sums and
+products are float64. NumPy is used only to convert weights, inputs and results. This backend is not optimised on
+purpose: read it to learn what an operation computes, and run models on another backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import mul
+from typing import Any, cast
+
+import numpy as np
+
+from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.experts import ExpertLinear, Routing
+from mlx_engine.backends.numpy.scalar_states import ScalarStates, sigmoid
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
+from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
+from mlx_engine.quant.weight import Weight
+
+
+class ScalarBackend(ScalarStates):
+    """Arrays are nested lists of Python floats. A KV store is a pair of lists: keys and values, by slot."""
+
+    name = "scalar"
+
+    def prepare(self, weight: Weight) -> Native:
+        return weight.dequantize().tolist()
+
+    def array(self, values: np.ndarray) -> Native:
+        return np.asarray(values, dtype=np.float32).tolist()
+
+    def host(self, x: Native) -> np.ndarray:
+        return np.array(x, dtype=np.float32)
+
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
+        return table.rows(ids).tolist() if isinstance(table, Weight) else [table[i] for i in ids]
+
+    def linear(self, x: Native, linear: Linear) -> Native:
+        bias = linear.bias or [0.0] * len(linear.weight)
+        return [[dot(row, w) + b for w, b in zip(linear.weight, bias, strict=True)] for row in x]
+
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
+        return on_rows(lambda row: _rms_norm(row, weight, eps), x)
+
+    def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
+        """The variance is the mean squared distance from the mean, which avoids cancellation."""
+        return on_rows(lambda row: _layer_norm(row, weight, bias, eps), x)
+
+    def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
+        return [[_rotate(head, rope, p) for head in heads] for heads, p in zip(x, positions, strict=True)]
+
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
+        keys, values = kv.store
+        queries, out = iter(q), []
+        for span, n in zip(kv.spans, counts, strict=True):
+            for position in range(span.length - n, span.length):
+                heads = next(queries)
+                first = 0 if kv.window is None else max(0, position + 1 - kv.window)
+                slots = [int(span.pages[p // kv.page]) + p % kv.page for p in range(first, position + 1)]
+                group = len(heads) // len(keys[slots[0]])
+                out.append(
+                    [
+                        _attend(
+                            head,
+                            [keys[s][h // group] for s in slots],
+                            [values[s][h // group] for s in slots],
+                            scores.scale,
+                            scores.softcap,
+                            [] if scores.sinks is None else [scores.sinks[h]],
+                        )
+                        for h, head in enumerate(heads)
+                    ]
+                )
+        return out
+
+    def silu(self, x: Native) -> Native:
+        return [[v * sigmoid(v) for v in row] for row in x]
+
+    def gelu(self, x: Native) -> Native:
+        c = math.sqrt(2 / math.pi)
+        return [[0.5 * v * (1 + math.tanh(c * (v + 0.044715 * v**3))) for v in row] for row in x]
+
+    def add(self, a: Native, b: Native) -> Native:
+        return [[u + v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
+
+    def multiply(self, a: Native, b: Native) -> Native:
+        return [[u * v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
+
+    def clamped_swiglu(self, gate: Native, up: Native) -> Native:
+        return [[_clamped_swiglu(g, u) for g, u in zip(p, q, strict=True)] for p, q in zip(gate, up, strict=True)]
+
+    def scale(self, x: Native, factor: float) -> Native:
+        return [[v * factor for v in row] for row in x]
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        return [[cap * math.tanh(v / cap) for v in row] for row in x]
+
+    def heads(self, x: Native, head_dim: int) -> Native:
+        return [[row[i : i + head_dim] for i in range(0, len(row), head_dim)] for row in x]
+
+    def merge(self, x: Native) -> Native:
+        return [[v for head in heads for v in head] for heads in x]
+
+    def columns(self, x: Native, first: int, last: int) -> Native:
+        return [row[first:last] for row in x]
+
+    def concat(self, a: Native, b: Native) -> Native:
+        return [[*p, *q] for p, q in zip(a, b, strict=True)]
+
+    def take(self, x: Native, rows: Sequence[int]) -> Native:
+        return [x[r] for r in rows]
+
+    def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
+        ids = [sorted(sorted(range(len(row)), key=lambda e: (-row[e], e))[: routing.n_used]) for row in logits]
+        return ids, [_weights(row, chosen, routing) for row, chosen in zip(logits, ids, strict=True)]
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        chosen = [e for row in ids for e in row]
+        each = len(chosen) // len(x)
+        return [self.linear([x[i // each]], linear.weights[e])[0] for i, e in enumerate(chosen)]
+
+    def combine(self, y: Native, weights: Native) -> Native:
+        parts = iter(y)
+        return [[dot(row, column) for column in zip(*(next(parts) for _ in row), strict=True)] for row in weights]
+
+    def argmax(self, logits: Native) -> Native:
+        (row,) = logits
+        return row.index(max(row))
+
+    def sample(self, logits: Native, draw: Draw) -> Native:
+        (row,), sampling = logits, draw.sampling
+        row = _adjusted(row, draw)
+        top = max(row)
+        if sampling.is_greedy:
+            return row.index(top)
+        p = [math.exp((v - top) / sampling.temperature) for v in row]
+        kept = _likely(p, sampling)
+        left = draw.u * sum(p[i] for i in kept)
+        for i in sorted(kept):
+            left -= p[i]
+            if left < 0:
+                return i
+        return max(kept)
+
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
+        return ([None] * n_slots, [None] * n_slots)
+
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
+        for t, slot in enumerate(slots):
+            store[0][slot], store[1][slot] = k[t], v[t]
+        return store
+
+    def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
+        for slots in store:
+            slots[target : target + n] = slots[source : source + n]
+        return store
+
+    def kv_nbytes(self, store: Native) -> int:
+        """Count 8 bytes for each float in a filled slot, without Python's overhead for lists."""
+        return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)
+
+
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the dot product, in float64."""
+    return sum(map(mul, a, b), 0.0)
+
+
+def on_rows(f: Callable[[list[float]], list[float]], x: Native) -> Native:
+    """Apply f to the innermost lists of x, at any depth."""
+    return [on_rows(f, y) for y in x] if isinstance(x[0], list) else f(x)
+
+
+def _rms_norm(row: list[float], weight: list[float], eps: float) -> list[float]:
+    factor = 1 / math.sqrt(dot(row, row) / len(row) + eps)
+    return [w * v * factor for w, v in zip(weight, row, strict=True)]
+
+
+def _layer_norm(row: list[float], weight: list[float], bias: list[float], eps: float) -> list[float]:
+    mean = sum(row) / len(row)
+    centered = [v - mean for v in row]
+    factor = 1 / math.sqrt(dot(centered, centered) / len(row) + eps)
+    return [w * v * factor + b for w, v, b in zip(weight, centered, bias, strict=True)]
+
+
+def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:
+    half = len(head) // 2
+    if len(rope.frequencies) != half:
+        raise ValueError(f"rope: expected {half} frequencies for heads of {len(head)}, found {len(rope.frequencies)}")
+    out = list(head)
+    lengths = rope.lengths or (1.0,) * half
+    growth = 1.0 if rope.growth is None else rope.growth.at(position)
+    for j, (frequency, length) in enumerate(zip(rope.frequencies, lengths, strict=True)):
+        angle, size = position * frequency, growth * length
+        cos, sin = size * math.cos(angle), size * math.sin(angle)
+        out[j] = head[j] * cos - head[j + half] * sin
+        out[j + half] = head[j + half] * cos + head[j] * sin
+    return out
+
+
+def _attend(
+    q: list[float], keys: list[list[float]], values: list[list[float]], scale: float, softcap: float | None,
+    sinks: list[float],
+) -> list[float]:  # fmt: skip
+    scores = [dot(q, k) * scale for k in keys]
+    if softcap is not None:
+        scores = [softcap * math.tanh(s / softcap) for s in scores]
+    top = max(scores + sinks)
+    weights = [math.exp(s - top) for s in scores]
+    total = sum(weights) + sum(math.exp(s - top) for s in sinks)
+    return [sum(w * v[e] for w, v in zip(weights, values, strict=True)) / total for e in range(len(values[0]))]
+
+
+def _weights(logits: list[float], chosen: list[int], routing: Routing) -> list[float]:
+    top = max(logits)
+    p = [math.exp(v - top) for v in logits]
+    total = sum(p[e] for e in chosen) if routing.normalize else sum(p)
+    scales = [1.0] * len(p) if routing.scales is None else routing.scales
+    return [p[e] / total * scales[e] for e in chosen]
+
+
+def _clamped_swiglu(gate: float, up: float) -> float:
+    g, u = min(gate, SWIGLU_LIMIT), min(max(up, -SWIGLU_LIMIT), SWIGLU_LIMIT)
+    return (u + 1) * g * sigmoid(SWIGLU_ALPHA * g)
+
+
+def _adjusted(row: list[float], draw: Draw) -> list[float]:
+    """Return the logits after the bias, the repetition penalty, and the frequency and presence penalties."""
+    row, sampling, recent = list(row), draw.sampling, cast(Sequence[int], draw.recent)
+    for i, bias in sampling.logit_bias:
+        row[i] += bias
+    penalty = min(max(sampling.repetition_penalty, SMALLEST), LARGEST)
+    for i in set(recent):
+        penalized = row[i] / penalty if row[i] > 0 else row[i] * penalty
+        row[i] = min(max(penalized, -LARGEST), LARGEST)
+    for i, count in Counter(recent[draw.n_prompt :]).items():
+        row[i] -= sampling.frequency_penalty * count + sampling.presence_penalty
+    return row
+
+
+def _likely(p: list[float], sampling: Sampling) -> list[int]:
+    order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: sampling.top_k]
+    total, reached = sum(p[i] for i in order), 0.0
+    kept: list[int] = []
+    for i in order:
+        full = sampling.top_p < 1 and reached >= sampling.top_p
+        if kept and (full or p[i] < sampling.min_p * p[order[0]]):
+            break
+        kept.append(i)
+        reached += p[i] / total
+    return kept

@@ -1,0 +1,232 @@
+"""`simd` in plain NumPy: one thread, BLAS for every product, and all weights dequantised when they are loaded.
+
+This backend runs with `--no-jit` and on machines without Numba. It is also the reference for tests of `compiled.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends import sampling as definition
+from mlx_engine.backends.batch import KVView, in_order
+from mlx_engine.backends.experts import ExpertLinear, Routing
+from mlx_engine.backends.numpy.blas import one_blas_thread
+from mlx_engine.backends.numpy.simd_states import SimdStates
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
+from mlx_engine.backends.sampling import Draw
+from mlx_engine.quant.weight import Weight
+
+
+class SimdBackend(SimdStates):
+    """NumPy on one thread. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head."""
+
+    name = "simd"
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The first search for BLAS libraries takes 0.1 to 0.2 seconds; do it here and not in the first pass.
+        with one_blas_thread():
+            pass
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Limit BLAS to one thread, and restore the limit afterwards."""
+        with super().session(), one_blas_thread():
+            yield
+
+    def prepare(self, weight: Weight) -> Native:
+        return weight.dequantize()
+
+    def array(self, values: np.ndarray) -> Native:
+        return np.asarray(values, dtype=np.float32)
+
+    def host(self, x: Native) -> np.ndarray:
+        return np.asarray(x)
+
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
+        return table.rows(ids) if isinstance(table, Weight) else table[np.asarray(ids, dtype=np.int64)]
+
+    def linear(self, x: Native, linear: Linear) -> Native:
+        y = x @ linear.weight.T
+        return y if linear.bias is None else y + linear.bias
+
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
+        """The mean is float32; NumPy sums pairwise, which keeps the error small."""
+        mean = np.mean(np.square(x), axis=-1, keepdims=True)
+        return weight * (x / np.sqrt(mean + np.float32(eps)))
+
+    def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
+        """The variance is computed after the mean, in a second read of x, which avoids cancellation."""
+        centered = x - np.mean(x, axis=-1, keepdims=True)
+        variance = np.mean(np.square(centered), axis=-1, keepdims=True)
+        return weight * (centered / np.sqrt(variance + np.float32(eps))) + bias
+
+    def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
+        cos, sin = rope_table(rope, tuple(positions))
+        half = x.shape[-1] // 2
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
+        """Compute one sequence at a time. Pages that are not consecutive are gathered into a copy."""
+        y, ends = np.empty_like(q), np.cumsum(counts)
+        for span, end, n in zip(kv.spans, ends, counts, strict=True):
+            if n:
+                rows, first = slice(end - n, end), kv.first_visible(span, n)
+                keys, values = kv.store[:, :, span.slots(first, span.length, kv.page)]
+                y[rows] = self._attend(q[rows], keys, values, kv.window, scores)
+        return y
+
+    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
+        """Return attention (T, H, E) of a sequence's last T tokens over keys and values (G, S, E).
+
+        The query heads of one KV head are stacked, so that keys and values are not repeated.
+        """
+        T, H, E = q.shape
+        G, S, _ = keys.shape
+        stacked = (q * np.float32(of.scale)).reshape(T, G, H // G, E).transpose(1, 2, 0, 3).reshape(G, -1, E)
+        scores = (stacked @ keys.transpose(0, 2, 1)).reshape(G, H // G, T, S)
+        if of.softcap is not None:
+            scores = self.soft_cap(scores, of.softcap)
+        hidden = hidden_keys(T, S, window)
+        if hidden is not None:
+            scores[..., hidden] = -np.inf
+        sinks = None if of.sinks is None else of.sinks.reshape(G, H // G, 1, 1)
+        weights = softmax(scores, sinks).reshape(G, -1, S)
+        return (weights @ values).reshape(G, H // G, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
+
+    def silu(self, x: Native) -> Native:
+        """For a very negative x the exponential overflows to infinity, and x / infinity is 0, which is correct."""
+        with np.errstate(over="ignore"):
+            return x / (np.float32(1) + np.exp(-x))
+
+    def gelu(self, x: Native) -> Native:
+        """If the cube overflows, tanh is still 1, which is correct."""
+        with np.errstate(over="ignore"):
+            inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+        return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+
+    def clamped_swiglu(self, gate: Native, up: Native) -> Native:
+        """For a very negative gate the exponential overflows to infinity, and the result is 0, which is correct."""
+        alpha, limit = np.float32(SWIGLU_ALPHA), np.float32(SWIGLU_LIMIT)
+        g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        with np.errstate(over="ignore"):
+            return (u + np.float32(1)) * g / (np.float32(1) + np.exp(-alpha * g))
+
+    def add(self, a: Native, b: Native) -> Native:
+        return a + b
+
+    def multiply(self, a: Native, b: Native) -> Native:
+        return a * b
+
+    def scale(self, x: Native, factor: float) -> Native:
+        return x * np.float32(factor)
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        return np.tanh(x * np.float32(1 / cap)) * np.float32(cap)
+
+    def heads(self, x: Native, head_dim: int) -> Native:
+        return x.reshape(len(x), -1, head_dim)
+
+    def merge(self, x: Native) -> Native:
+        return x.reshape(len(x), -1)
+
+    def columns(self, x: Native, first: int, last: int) -> Native:
+        return np.ascontiguousarray(x[:, first:last])
+
+    def concat(self, a: Native, b: Native) -> Native:
+        return np.concatenate((a, b), axis=1)
+
+    def take(self, x: Native, rows: Sequence[int]) -> Native:
+        return x[list(rows)]
+
+    def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
+        """A stable sort keeps experts with equal logits in ascending order."""
+        ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
+        p = softmax(logits)
+        weights = np.take_along_axis(p, ids, axis=-1)
+        weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+        return ids, weights if routing.scales is None else weights * routing.scales[ids]
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        """Multiply with one expert at a time, the rows of all its tokens together."""
+        chosen = ids.reshape(-1)
+        y, each = np.empty((len(chosen), linear.shape[0]), dtype=np.float32), len(chosen) // len(x)
+        for e in np.unique(chosen):
+            rows = np.flatnonzero(chosen == e)
+            y[rows] = self.linear(x[rows // each], linear.weights[e])
+        return y
+
+    def combine(self, y: Native, weights: Native) -> Native:
+        y = y.reshape(*weights.shape, -1)
+        total = weights[:, 0, None] * y[:, 0]
+        for c in range(1, weights.shape[1]):
+            total += weights[:, c, None] * y[:, c]
+        return total
+
+    def argmax(self, logits: Native) -> Native:
+        """`np.argmax` returns the first of equal values, as required."""
+        return int(np.argmax(logits))
+
+    def sample(self, logits: Native, draw: Draw) -> Native:
+        row = definition.adjust(logits[0], draw)
+        if draw.sampling.is_greedy:
+            return int(np.argmax(row))
+        return definition.draw(definition.probabilities(row, draw.sampling), draw.u)
+
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
+        """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""
+        return np.empty((2, n_kv_heads, n_slots, head_dim), dtype=np.float32)
+
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
+        where = in_order(slots)
+        store[0][:, where] = k.transpose(1, 0, 2)
+        store[1][:, where] = v.transpose(1, 0, 2)
+        return store
+
+    def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
+        store[:, :, target : target + n] = store[:, :, source : source + n]
+        return store
+
+    def kv_nbytes(self, store: Native) -> int:
+        return int(store.nbytes)
+
+
+@lru_cache(maxsize=8)
+def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return cosines and sines (T, 1, E/2). Cached, because every layer of a pass needs them; `positions` is hashable.
+
+    Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
+    """
+    angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
+    lengths = np.asarray(1.0 if rope.lengths is None else rope.lengths)
+    if rope.growth is not None:
+        lengths = lengths * np.array([rope.growth.at(position) for position in positions])[:, None, None]
+    return (np.cos(angles) * lengths).astype(np.float32), (np.sin(angles) * lengths).astype(np.float32)
+
+
+def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray | None:
+    """Return the attention mask (T, S), True for hidden keys; None if no key is hidden."""
+    if n_queries == 1 and (window is None or n_keys <= window):
+        return None
+    position = np.arange(n_keys - n_queries, n_keys)[:, None]
+    key = np.arange(n_keys)[None, :]
+    hidden = key > position
+    return hidden if window is None else hidden | (key <= position - window)
+
+
+def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
+    """Return the softmax over the last axis; the maximum is subtracted first, so that no exponential overflows.
+
+    `sinks`, of size 1 in the last axis, is one more score of each row, whose weight is not returned.
+    """
+    most = scores.max(axis=-1, keepdims=True)
+    most = most if sinks is None else np.maximum(most, sinks)
+    weights = np.exp(scores - most)
+    divisor = weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights / (divisor if sinks is None else divisor + np.exp(sinks - most)))

@@ -1,0 +1,195 @@
+"""Options shared by several commands: model, backend, weights. Those of a run are in `run_options`.
+
+Options of one subject are one class (see `groups`); single options are aliases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from mlx_engine.errors import OptionError, SourceError, Words
+
+if TYPE_CHECKING:
+    from mlx_engine.weights.conversion import Conversion
+
+Model: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="GGUF file, Hugging Face folder, hub id org/repo[:FILE or :TYPE], such as org/repo:Q4_K_M, or its address "
+        "on huggingface.co, builtin, or shape:NAME (random weights).",
+    ),
+]
+Backend: TypeAlias = Annotated[
+    str, typer.Option("--backend", "-b", help="Backend to run on; the `backends` command lists all.")
+]
+Strict: TypeAlias = Annotated[
+    bool, typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto.")
+]
+
+Think: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Turn thinking on or off, if the model's template can.",
+        show_default="the template's",
+    ),
+]
+SUGGESTED = "Use the sampling that the model's files suggest (generation_config.json) where no option sets it."
+
+
+def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
+    """Keep shapes in no cache until the command ends, if wanted."""
+    if wanted:
+        from mlx_engine.checkpoint.shapes import not_kept
+
+        try:
+            context.with_resource(not_kept())
+        except SourceError as error:
+            raise typer.BadParameter(str(error)) from None
+    return wanted
+
+
+# The option of every command that builds a model or its plan.
+AllowSetting: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-setting",
+        metavar="NAME",
+        help="Ignore this setting of the model if it is not implemented; results may be wrong. May be given several "
+        "times.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Conversion of linear layers on load, settings that are ignored, and the number of threads."""
+
+    quant: Annotated[
+        str, typer.Option("--quant", help="Convert linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
+    ] = "keep"
+    quant_min_dim: Annotated[
+        str,
+        typer.Option("--quant-min-dim", metavar="auto|N", help="Do not quantise layers whose longer side is below N."),
+    ] = "auto"
+    quant_layer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quant-layer",
+            metavar="LAYER=TYPE",
+            help="Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
+        ),
+    ] = None
+    allow_setting: AllowSetting = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", "-t", help="Number of threads, on backends that use several.", show_default="all cores"
+        ),
+    ] = None
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache",
+            callback=_keep_no_shape,
+            help="Remove the random weights of a shape: model at the end, instead of keeping them for later runs.",
+        ),
+    ] = False
+
+    @property
+    def allow_settings(self) -> tuple[str, ...]:
+        """The settings that are ignored if they are not implemented."""
+        return tuple(self.allow_setting or ())
+
+    def conversion(self) -> Conversion:
+        """Return the conversion of linear layers.
+
+        Raises:
+            OptionError: a value in this group is invalid.
+        """
+        from mlx_engine.weights.conversion import check_load_options
+
+        layers = layers_of(self.quant_layer)
+        return check_load_options(self.quant, self.threads, min_dim_of(self.quant_min_dim), layers)
+
+
+@dataclass(frozen=True)
+class ComputeOptions(LoadOptions):
+    """`LoadOptions`, the choice of compiled kernels or NumPy, and whether memory is checked."""
+
+    no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")] = False
+    allow_too_large: Annotated[
+        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free.")
+    ] = False
+
+    def options(self) -> dict[str, Any]:
+        """Return keyword arguments of `load`, without the conversion."""
+        return {**self.machine(), "jit": not self.no_jit, "allow_settings": self.allow_settings}
+
+    def machine(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that do not change results."""
+        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
+
+
+@dataclass(frozen=True)
+class EngineOptions(ComputeOptions):
+    """`ComputeOptions`, and the context that the model is loaded for."""
+
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            metavar="N",
+            help="Load for texts of up to N tokens: LongRoPE and dynamic NTK have other frequencies for long contexts.",
+            show_default="that of the training",
+        ),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that change results.
+
+        Raises:
+            OptionError: a value in this group is invalid.
+        """
+        given: dict[str, Any] = {} if self.context is None else {"context": self.context}
+        if self.allow_settings:
+            given["allow_settings"] = list(self.allow_settings)
+        return {"jit": not self.no_jit, **given, **self.conversion().options()}
+
+
+def min_dim_of(text: str) -> int | str:
+    """Parse `auto` or a number.
+
+    Raises:
+        OptionError: the text is neither.
+    """
+    if text == "auto":
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise OptionError(option="--quant-min-dim", expected="auto, or a whole number >= 0", found=text)
+    return int(text)
+
+
+def layers_of(given: Sequence[str] | None) -> dict[str, str]:
+    """Parse a list of `LAYER=TYPE` into a dict.
+
+    Raises:
+        OptionError: an entry has another form, or a layer is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in given or ():
+        layer, equals, quant = text.partition("=")
+        if not equals:
+            raise OptionError(option="--quant-layer", expected="LAYER=TYPE, such as attn_v=f32", found=text)
+        if layer in found:
+            raise OptionError(
+                option="--quant-layer", expected=f"{layer} once", found=Words(f"{found[layer]} and {quant}")
+            )
+        found[layer] = quant
+    return found

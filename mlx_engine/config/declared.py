@@ -1,0 +1,212 @@
+"""Declarative configs: each field names its GGUF key, its key in config.json, its default and its condition.
+
+A model file derives its `Config` from `Declared` and declares each field with `whole`, `number` or `declared`.
+`Declared.read` reads a config from GGUF metadata or config.json, and `Declared.to_gguf` returns the GGUF keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+
+from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.settings import REQUIRED, Settings
+
+Naming: TypeAlias = Literal["gguf", "hf"]
+# A key, or (key, default). The default is a value, or a function of the fields that were read before.
+Where: TypeAlias = str | tuple[str, object] | None
+# A function of a value and the fields that were read before: returns None if the value is valid, else what is expected.
+Condition: TypeAlias = Callable[[Any, Any], str | None]
+
+SETTING = "setting"
+# Relative tolerance for equal floats: a default may have been computed in a different way.
+CLOSE = 1e-6
+
+C = TypeVar("C", bound="Declared")
+
+
+class Setting(Protocol):
+    """Reads a field from a file's settings, and returns it as GGUF keys."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> Any:
+        """Return the value; `known` has the fields that were read before, and `n_embeddings`.
+
+        Raises:
+            UnsupportedConfigError: a setting is missing, invalid or not implemented.
+        """
+
+    def to_gguf(self, value: Any) -> Mapping[str, object]:
+        """Return the GGUF keys for this value."""
+
+    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
+        """Return the keys of config.json for this value of a config."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A setting that has one key.
+
+    Attributes:
+        kind: the method of `Settings` that reads it.
+        gguf: the key without the architecture's prefix; None if GGUF has no key, and the value is None.
+        hf: the key in config.json; None if config.json has no key.
+        repeated: GGUF keys that must have the same value if they are present.
+        condition: checks the value.
+    """
+
+    kind: Callable[[Settings, str, Any], Any]
+    gguf: Where
+    hf: Where
+    repeated: tuple[str, ...] = ()
+    condition: Condition | None = None
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> Any:
+        """Return the value of the key, or its default."""
+        where = self.gguf if naming == "gguf" else self.hf
+        if where is None:
+            return None
+        key, default = where if isinstance(where, tuple) else (where, REQUIRED)
+        value = self.kind(s, key, default(known) if callable(default) else default)
+        expected = self.condition(value, known) if self.condition else None
+        if expected is not None:
+            raise s.error(key, expected, value)
+        for again in self.repeated if naming == "gguf" else ():
+            s.expect(again, value)
+        return value
+
+    def to_gguf(self, value: Any) -> Mapping[str, object]:
+        """Return the key and the keys that repeat it."""
+        if self.gguf is None:
+            return {}
+        return dict.fromkeys((self.gguf if isinstance(self.gguf, str) else self.gguf[0], *self.repeated), value)
+
+    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {} if self.hf is None else {self.hf if isinstance(self.hf, str) else self.hf[0]: value}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Settings that are not fields, because only some of their values are implemented.
+
+    Attributes:
+        gguf: the implemented value, or a tuple of them, by GGUF key; the key may be absent. In place of a value, a
+            function of (settings, key, config) can check the setting.
+        hf: the same for config.json.
+        harmless: keys of config.json that do not affect the forward pass, whatever their value.
+    """
+
+    gguf: Mapping[str, object] = field(default_factory=dict)
+    hf: Mapping[str, object] = field(default_factory=dict)
+    harmless: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The base class of configs, whose fields know how to read and write themselves."""
+
+    expected: ClassVar[Expected] = Expected()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The attention window of each layer, in tokens; None for all tokens."""
+        return (None,) * int(getattr(self, "n_layers"))  # noqa: B009 - a field of every config
+
+    def of_layer(self, i: int) -> Any:
+        """Return the config with the sizes of layer i, for models whose layers differ."""
+        return self
+
+    @classmethod
+    def read(cls: type[C], s: Settings, naming: Naming, n_embeddings: int = 1) -> C:
+        """Read a config, field by field in their order.
+
+        Args:
+            s: GGUF metadata without the architecture's prefix, or config.json.
+            naming: which of the two `s` is.
+            n_embeddings: number of rows of the embedding table in a GGUF file.
+
+        Raises:
+            UnsupportedConfigError: a setting is missing, invalid or not implemented.
+        """
+        known = SimpleNamespace(n_embeddings=n_embeddings)
+        for f in fields(cls):
+            setattr(known, f.name, f.metadata[SETTING].read(s, naming, known))
+        config = cls(**{f.name: getattr(known, f.name) for f in fields(cls)})
+        for key, allowed in (cls.expected.gguf if naming == "gguf" else cls.expected.hf).items():
+            if callable(allowed):
+                allowed(s, key, config)
+            else:
+                s.expect(key, *(allowed if isinstance(allowed, tuple) else (allowed,)))
+        s.refuse_rest({*HARMLESS, *cls.expected.harmless} if naming == "hf" else ())
+        return config
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys, without the architecture's prefix."""
+        keys: dict[str, object] = {}
+        for f in fields(self):
+            keys |= f.metadata[SETTING].to_gguf(getattr(self, f.name))
+        return keys
+
+    def to_hf(self) -> dict[str, object]:
+        """Return this config as keys of config.json, with all settings that have one implemented value."""
+        keys: dict[str, object] = {}
+        for key, allowed in self.expected.hf.items():
+            value = allowed[0] if isinstance(allowed, tuple) else allowed
+            if value is not None and not callable(value):
+                keys[key] = value
+        for f in fields(self):
+            keys = merged(keys, f.metadata[SETTING].to_hf(getattr(self, f.name), self))
+        return keys
+
+    def differences(self, other: object) -> list[str]:
+        """Return the names of the fields in which `other` differs; a missing field counts as None."""
+        return [f.name for f in fields(self) if not is_same(getattr(self, f.name), getattr(other, f.name, None))]
+
+
+def merged(keys: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of both; mappings under one key are merged too."""
+    made = dict(keys)
+    for key, value in more.items():
+        before = made.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        made[key] = merged(before, value) if both else value  # type: ignore[arg-type]
+    return made
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Return whether two values are equal, with a tolerance for floats, also inside of dataclasses."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=CLOSE)
+    if is_dataclass(a) and type(a) is type(b):
+        return all(is_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return bool(a == b)
+
+
+def declared(setting: Setting) -> Any:
+    """Declare a field with its setting."""
+    return field(metadata={SETTING: setting})
+
+
+def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: Condition | None = None) -> Any:
+    """Declare a field that is a whole number >= 1.
+
+    Args:
+        gguf: the GGUF key without the architecture's prefix, or (key, default).
+        hf: the same for config.json.
+        repeated: GGUF keys that must have the same value if they are present.
+        condition: checks the value.
+    """
+    return declared(Key(Settings.whole, gguf, hf, repeated, condition))
+
+
+def whole_or_none(gguf: Where, hf: Where) -> Any:
+    """Declare a field that is a whole number >= 1, or None if the value is null or the naming has no key."""
+    return declared(Key(Settings.whole_or_none, gguf, hf))
+
+
+def number(gguf: Where, hf: Where) -> Any:
+    """Declare a field that is a finite number > 0."""
+    return declared(Key(Settings.number, gguf, hf))

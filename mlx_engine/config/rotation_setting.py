@@ -1,0 +1,282 @@
+"""Read and write rotary embedding settings: their keys in GGUF, and in config.json of transformers 4 and 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import isclose
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.config.declared import CLOSE, Naming, declared
+from mlx_engine.config.rotation import Rotation, longrope_attention, yarn_attention
+from mlx_engine.config.settings import REQUIRED, Settings
+
+# The kinds of layers with different rotary settings, as transformers 5 names them.
+LAYER_KINDS = ("full_attention", "sliding_attention")
+ORIGINAL = "original_max_position_embeddings"
+SCALING = "rope.scaling."
+EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
+WITH_FACTOR, WITH_CONTEXT = ("linear", "dynamic", "llama3", "yarn", "proportional"), ("llama3", "yarn", "longrope")
+# Old names of longrope.
+OLD_NAMES = {"su": "longrope"}
+
+
+@dataclass(frozen=True)
+class RotationSetting:
+    """The setting that reads and writes a `Rotation`; the attributes are the arguments of `rotation`."""
+
+    gguf: str
+    hf: str
+    theta: float | Callable[[Any], float]
+    rules: tuple[str, ...]
+    layers: str | None
+    always: bool
+    partial: bool = False
+    grows: bool = False
+    truncates: bool = True
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
+        """Return the rotary embedding settings."""
+        found = self._from_hf(s, known) if naming == "hf" else self._from_gguf(s, known)
+        if found.rule == "yarn" and found.theta <= 1:
+            raise s.error(self.gguf if naming == "gguf" else self.hf, "more than 1", found.theta)
+        return found
+
+    def _usual(self, known: Any) -> float:
+        return self.theta(known) if callable(self.theta) else self.theta
+
+    # ---- GGUF ----
+
+    def _from_gguf(self, s: Settings, known: Any) -> Rotation:
+        plain = Rotation(s.number(self.gguf, self._usual(known)), n_rotated=self._rotated_of_gguf(s, known))
+        if not self.rules:
+            return plain
+        # As in llama.cpp, a file with a factor and without a type has linear scaling.
+        known_here = [rule for rule in ("linear", "yarn", "longrope") if rule in self.rules]
+        rule = s.choice(f"{SCALING}type", "linear" if "linear" in self.rules else "none", "none", *known_here)
+        # Written for some models whose positions are not scaled.
+        s.flag(f"{SCALING}finetuned", True)
+        context = s.whole(f"{SCALING}original_context_length", getattr(known, "context_length", 1))
+        factor, attention = s.number(f"{SCALING}factor", 1.0), s.number(f"{SCALING}attn_factor", 1.0)
+        if rule == "yarn":
+            return self._yarn_of_gguf(s, replace(plain, rule=rule, factor=factor, context=context), attention)
+        if rule != "linear" and factor != 1:
+            raise s.error(f"{SCALING}factor", "1.0", factor)
+        if rule == "longrope" or ("longrope" in self.rules and factor == 1 and attention != 1):
+            # The divisors are tensors: `models/longrope.py` reads them.
+            return replace(plain, rule="longrope", context=context, attention_factor=attention)
+        if attention != 1:
+            raise s.error(f"{SCALING}attn_factor", "1.0", attention)
+        return plain if factor == 1 else replace(plain, rule=rule, factor=factor)
+
+    def _rotated_of_gguf(self, s: Settings, known: Any) -> int | None:
+        if not self.partial:
+            return None
+        n = s.whole("rope.dimension_count", known.head_dim)
+        if n % 2 or n > known.head_dim:
+            raise s.error("rope.dimension_count", f"an even number of at most {known.head_dim}", n)
+        return None if n == known.head_dim else n
+
+    def _yarn_of_gguf(self, s: Settings, r: Rotation, attention: float) -> Rotation:
+        """Return YaRN as llama.cpp understands the keys: `attn_factor` multiplies the factor that YaRN computes."""
+        s.expect(f"{SCALING}yarn_ext_factor", 1.0)
+        usual, times = (
+            yarn_attention(r.factor),
+            s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0,
+        )
+        # llama.cpp ignores this key. Converters copy config.json's `attention_factor`, if it has one.
+        repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
+        if not isclose(repeated, usual, rel_tol=CLOSE):
+            raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
+        if times:
+            usual /= yarn_attention(r.factor, times)
+        low, high = s.number(f"{SCALING}yarn_beta_slow", 1.0), s.number(f"{SCALING}yarn_beta_fast", 32.0)
+        beta = s.number_or_zero("attention.temperature_scale") if self.grows else 0.0
+        return replace(
+            r, low=low, high=high, attention_factor=usual * attention, beta=beta, truncate=self.truncates
+        )  # fmt: skip
+
+    def to_gguf(self, value: Rotation) -> Mapping[str, object]:
+        """Return the keys of a rotation.
+
+        GGUF has no keys for "llama3" and "dynamic". The divisors of "longrope" are tensors.
+        """
+        keys: dict[str, object] = {self.gguf: value.theta} if self.always or value.theta != self.theta else {}
+        if self.partial and value.n_rotated is not None:
+            keys["rope.dimension_count"] = value.n_rotated
+        if value.rule in ("linear", "yarn"):
+            keys |= {f"{SCALING}type": value.rule, f"{SCALING}factor": value.factor}
+        if value.rule == "longrope":
+            keys |= {f"{SCALING}type": value.rule, f"{SCALING}attn_factor": value.attention_factor}
+        if value.rule in ("yarn", "longrope"):
+            keys[f"{SCALING}original_context_length"] = value.context
+        return keys | self._yarn_to_gguf(value) if value.rule == "yarn" else keys
+
+    def _yarn_to_gguf(self, value: Rotation) -> dict[str, object]:
+        keys: dict[str, object] = {f"{SCALING}yarn_beta_slow": value.low, f"{SCALING}yarn_beta_fast": value.high}
+        more = value.attention_factor / yarn_attention(value.factor)
+        if self.grows:
+            keys["attention.temperature_scale"] = value.beta
+            if value.attention_factor == 1:
+                return keys | {f"{SCALING}yarn_log_multiplier": 1.0}
+        return keys if isclose(more, 1, rel_tol=CLOSE) else keys | {f"{SCALING}attn_factor": more}
+
+    # ---- config.json ----
+
+    def to_hf(self, value: Rotation, config: Any) -> Mapping[str, object]:
+        """Return the keys of a rotation as transformers 5 names them."""
+        keys: dict[str, object] = {"rope_type": value.rule, "rope_theta": value.theta}
+        if value.n_rotated is not None:
+            keys["partial_rotary_factor"] = value.n_rotated / config.head_dim
+        if value.rule in WITH_FACTOR:
+            keys["factor"] = value.factor
+        if value.rule in WITH_CONTEXT:
+            keys[ORIGINAL] = value.context
+        if value.rule in _WRITTEN:
+            keys |= _WRITTEN[value.rule](value)
+        return {"rope_parameters": keys if self.layers is None else {self.layers: keys}}
+
+    def _from_hf(self, s: Settings, known: Any) -> Rotation:
+        theta, scaling = s.number(self.hf, self._usual(known)), s.mapping("rope_parameters")
+        part = s.number("partial_rotary_factor", 1.0) if self.partial else 1.0
+        if scaling is not None and self.layers is not None:
+            outer, scaling = scaling, scaling.mapping(self.layers)
+            outer.refuse_rest(LAYER_KINDS)
+        if self.rules:
+            # transformers 5 renamed the mapping; a file must not have both.
+            if scaling is None:
+                scaling = s.mapping("rope_scaling")
+            else:
+                s.expect("rope_scaling", None)
+        # Phi-3 has the length of the training context beside the mapping.
+        original = s.whole_or_none(ORIGINAL, None) if "longrope" in self.rules else None
+        if scaling is None:
+            return Rotation(theta, n_rotated=self._rotated(s, part, known))
+        if self.partial:
+            part = scaling.number("partial_rotary_factor", part)
+        found = Rotation(scaling.number("rope_theta", theta), n_rotated=self._rotated(s, part, known))
+        found = self._scaled(scaling, found, known, original)
+        scaling.refuse_rest()
+        # A base outside the mapping must equal the base in it.
+        s.expect(self.hf, found.theta)
+        return found
+
+    def _rotated(self, s: Settings, part: float, known: Any) -> int | None:
+        if part == 1:
+            return None
+        n = int(known.head_dim * part)
+        if n % 2 or not 0 < n < known.head_dim:
+            raise s.error("partial_rotary_factor", f"an even part of the head dim, {known.head_dim}", part)
+        return n
+
+    def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
+        """Return the rotation with the rule of a mapping. Older files name the key of the rule "type"."""
+        kinds = ("default", *self.rules, *(old for old, new in OLD_NAMES.items() if new in self.rules))
+        rule = s.choice("rope_type", s.choice("type", *kinds), *kinds)
+        rule = OLD_NAMES.get(rule, rule)
+        if rule == "default":
+            return r
+        if rule == "linear":
+            return replace(r, rule=rule, factor=s.number("factor"))
+        # Without the key, transformers takes 4,096 for Phi-3, and the whole context for other models.
+        usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
+        context = s.whole(ORIGINAL, usual)
+        if original not in (None, context):
+            raise s.error(ORIGINAL, f"{original}, as outside of this mapping", context)
+        return _READ[rule](self, s, replace(r, rule=rule, context=context), known)
+
+    def _dynamic(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        s.expect(ORIGINAL, known.context_length)
+        return replace(r, factor=s.number("factor"))
+
+    def _proportional(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        part = s.number("partial_rotary_factor", 1.0)
+        if part > 1:
+            raise s.error("partial_rotary_factor", "at most 1", part)
+        return replace(r, factor=s.number("factor", 1.0), part=part)
+
+    def _llama3(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        factor, low, high = s.number("factor"), s.number("low_freq_factor"), s.number("high_freq_factor")
+        if high <= low:
+            raise s.error("high_freq_factor", f"more than low_freq_factor, {low:g}", high)
+        return replace(r, factor=factor, low=low, high=high)
+
+    def _yarn(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        factor = s.number("factor", known.context_length / r.context)
+        once, all_ = s.number_or_zero("mscale"), s.number_or_zero("mscale_all_dim")
+        usual = yarn_attention(factor, once) / yarn_attention(factor, all_) if once and all_ else yarn_attention(factor)
+        low, high = s.number("beta_slow", 1.0), s.number("beta_fast", 32.0)
+        # Written by the first YaRN models; transformers does not read it.
+        s.flag("finetuned", True)
+        beta = 0.0
+        if self.grows:
+            beta = s.number_or_zero("llama_4_scaling_beta")
+            s.expect("max_position_embeddings", known.context_length)
+        return replace(
+            r, factor=factor, low=low, high=high, attention_factor=s.number("attention_factor", usual),
+            truncate=s.flag("truncate", True), beta=beta,
+        )  # fmt: skip
+
+    def _longrope(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        n = (r.n_rotated or known.head_dim) // 2
+        usual = longrope_attention(s.number("factor", known.context_length / r.context), r.context)
+        return replace(
+            r, attention_factor=s.number("attention_factor", usual), short=_divisors(s, "short_factor", n),
+            long=_divisors(s, "long_factor", n),
+        )  # fmt: skip
+
+
+def _yarn_to_hf(value: Rotation) -> dict[str, object]:
+    keys: dict[str, object] = {"beta_fast": value.high, "beta_slow": value.low, "truncate": value.truncate}
+    if value.beta:
+        keys["llama_4_scaling_beta"] = value.beta
+    if value.attention_factor == 1:
+        return keys | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    is_usual = isclose(value.attention_factor, yarn_attention(value.factor), rel_tol=CLOSE)
+    return keys if is_usual else keys | {"attention_factor": value.attention_factor}
+
+
+_WRITTEN: Mapping[str, Callable[[Rotation], dict[str, object]]] = {
+    "llama3": lambda of: {"low_freq_factor": of.low, "high_freq_factor": of.high},
+    "yarn": _yarn_to_hf,
+    "longrope": lambda of: {
+        "short_factor": list(of.short), "long_factor": list(of.long), "attention_factor": of.attention_factor,
+    },
+    "proportional": lambda of: {"partial_rotary_factor": of.part},
+}  # fmt: skip
+_READ = {
+    "dynamic": RotationSetting._dynamic,
+    "llama3": RotationSetting._llama3,
+    "yarn": RotationSetting._yarn,
+    "longrope": RotationSetting._longrope,
+    "proportional": RotationSetting._proportional,
+}
+
+
+def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
+    """Return n divisors of frequencies, rounded to float32 as transformers and GGUF files round them."""
+    values = s.numbers(key, n)
+    return tuple(np.asarray(values, dtype=np.float32).tolist())
+
+
+def rotation(
+    *, gguf: str = "rope.freq_base", hf: str = "rope_theta", theta: float | Callable[[Any], float] = 10_000.0,
+    rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
+    grows: bool = False, truncates: bool = True,
+) -> Any:  # fmt: skip
+    """Declare a field that is a `Rotation`. It follows the fields `head_dim` and `context_length`.
+
+    Args:
+        gguf: the GGUF key of the base.
+        hf: the key of the base in config.json, if `rope_parameters` does not have it.
+        theta: the default base, or a function of the fields that were read before.
+        rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
+        layers: the kind of layers in `rope_parameters` that have this rotation, if kinds differ.
+        always: whether to write the base to a GGUF file even if it is `theta`.
+        partial: whether files may say that only a part of each head is rotated.
+        grows: whether files may have Llama 4's attention scaling.
+        truncates: whether YaRN's limits in GGUF files, which have no key for it, are rounded to whole pairs.
+    """
+    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates))

@@ -1,0 +1,175 @@
+"""A checkpoint's settings, read with type and default. A setting that no model file reads is an error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.config.harmless import OFF
+from mlx_engine.errors import UnsupportedConfigError
+
+# The default of a setting that has none.
+REQUIRED: Any = object()
+
+# Far above any model: otherwise a damaged count would make a list of millions of missing tensors.
+MOST_LAYERS = 10_000
+
+# Sizes and positions are kept in 32 bits by some kernels; published settings stay far below.
+LARGEST = 2**31 - 1
+
+
+# Types whose values `in` compares as a whole; arrays are compared element by element.
+_COMPARABLE = (str, int, float, list, dict, type(None))
+
+
+class Settings:
+    """Reads a mapping of settings and remembers which keys were read.
+
+    An ignored setting could mean wrong results, so model files call `refuse_rest` last.
+    """
+
+    def __init__(self, values: Mapping[str, object], *, where: str, path: str = "") -> None:
+        """Make a reader; `path` begins the names of nested settings, such as "rope_scaling."."""
+        self._values, self._where, self._path = values, where, path
+        self._read, self._required = set[str](), set[str]()
+
+    def whole(self, key: str, default: Any = REQUIRED) -> int:
+        """Return a whole number from 1 to `LARGEST`."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise self.error(key, f"a whole number from 1 to {LARGEST:,}", value)
+        return value
+
+    def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
+        """Return a whole number from 1 to `LARGEST`, or None for null; the default is for an absent key."""
+        self._read.add(key)
+        return None if self._values.get(key, default) is None else self.whole(key, default)
+
+    def whole_or_zero(self, key: str, default: Any = 0) -> int:
+        """Return a whole number from 0 to `LARGEST`; null is 0."""
+        return 0 if self._get(key, default) == 0 else self.whole(key, default)
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
+        """Return a finite number > 0."""
+        value = self._get(key, default)
+        # An int beyond the largest float cannot be converted.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < sys.float_info.max:
+            raise self.error(key, "a finite number > 0", value)
+        return float(value)
+
+    def number_or_none(self, key: str, default: Any = REQUIRED) -> float | None:
+        """Return a finite number > 0, or None for null; the default is for an absent key."""
+        self._read.add(key)
+        return None if self._values.get(key, default) is None else self.number(key, default)
+
+    def number_or_zero(self, key: str) -> float:
+        """Return a finite number >= 0; 0 if the key is absent."""
+        return 0.0 if self._get(key, 0) in (0, 0.0) else self.number(key)
+
+    def numbers(self, key: str, n: int) -> list[float]:
+        """Return a list of n finite numbers > 0."""
+        values = self._get(key, REQUIRED)
+        if not isinstance(values, list) or len(values) != n:
+            raise self.error(key, f"a list of {n} numbers", values)
+        each = Settings({str(i): value for i, value in enumerate(values)}, where=f"{self._where}: {key}")
+        return [each.number(str(i)) for i in range(n)]
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        """Return True or False."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false", value)
+        return value
+
+    def mapping(self, key: str) -> Settings | None:
+        """Return nested settings, or None if the key is absent."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, "a mapping", value)
+        return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
+
+    def choice(self, key: str, default: Any, *others: str) -> str:
+        """Return one of several words."""
+        value = self._get(key, default)
+        words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
+        if not isinstance(value, str) or value not in words:
+            raise self.error(key, " or ".join(map(repr, words)), value)
+        return value
+
+    def words(self, key: str, n: int, *allowed: str) -> list[str] | None:
+        """Return a list of n words, each among `allowed`; None if the key is absent."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != n or not all(word in allowed for word in value):
+            raise self.error(key, f"{n} words among {', '.join(allowed)}", value)
+        return value
+
+    def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
+        """Return n flags from a list or an array of booleans or of 1 and 0; None if the key is absent."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        flags = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(flags, list) or len(flags) != n or not all(flag in (0, 1) for flag in flags):
+            raise self.error(key, f"{n} flags", value)
+        return tuple(map(bool, flags))
+
+    def counts(self, key: str, n: int) -> list[int] | None:
+        """Return n whole numbers from 0 to `LARGEST`, or None if the key is absent; one number stands for all."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        found = [value] * n if isinstance(value, int) else list(value) if isinstance(value, Collection) else []
+        if len(found) != n or not all(
+            isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i <= LARGEST for i in found
+        ):
+            raise self.error(key, f"{n} whole numbers from 0 to {LARGEST:,}", value)
+        return [int(i) for i in found]
+
+    def indices(self, key: str, n: int) -> list[int]:
+        """Return a list of indices below n; all of them if the key is absent."""
+        value = self._get(key, list(range(n)))
+        if not isinstance(value, list) or not all(type(i) is int and 0 <= i < n for i in value):
+            raise self.error(key, f"a list of whole numbers below {n}", value)
+        return value
+
+    def expect(self, key: str, *allowed: object) -> None:
+        """Check that the setting is absent or has one of the allowed values; None allows null."""
+        value = self._get(key, allowed[0])
+        if not isinstance(value, _COMPARABLE) or value not in allowed:
+            raise self.error(key, " or ".join(map(repr, allowed)), value)
+
+    def refuse_rest(self, harmless: Collection[str] = ()) -> None:
+        """Check that every key was read, is harmless, or has a value that switches a feature off.
+
+        Raises:
+            UnsupportedConfigError: names the first other key.
+        """
+        for key, value in self._values.items():
+            if key in self._read or key in harmless:
+                continue
+            off = OFF.get(key, ())
+            if not isinstance(value, _COMPARABLE) or value not in off:
+                raise self.error(key, " or ".join(["absent", *map(repr, off)]), value)
+
+    def _get(self, key: str, default: object) -> object:
+        self._read.add(key)
+        if default is REQUIRED:
+            self._required.add(key)
+        if key not in self._values and default is REQUIRED:
+            raise self.error(key, "present", "nothing")
+        value = self._values.get(key, default)
+        # In config.json, null means the default.
+        return default if value is None and default is not REQUIRED else value
+
+    def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
+        """Return the error about one setting, for the caller to raise."""
+        # A model cannot be built without a setting that has no default.
+        name = None if key in self._required else self._path + key
+        return UnsupportedConfigError(where=self._where, key=key, expected=expected, found=found, name=name)

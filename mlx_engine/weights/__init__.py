@@ -1,0 +1,1 @@
+"""From the tensors of a file to the parameters of a model."""

@@ -1,0 +1,117 @@
+"""The options of quantising on load: which linear layers are converted, and to which types."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES, layer_type
+from mlx_engine.errors import is_whole, require
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.types import GGMLType
+
+KEEP, AUTO = "keep", "auto"
+QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
+
+
+# The width from which on a layer is no slower as Q8_0 than as F32, on one thread and on several, as measured by
+# `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the two. It is the width of one
+# block, so by default every layer is quantised.
+AUTO_MIN_DIM = 32
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The types that linear layers are converted to; embedding tables and norms are never converted.
+
+    Attributes:
+        quant: "keep", or the type for all linear layers and the head.
+        min_dim: layers whose longer side is shorter are not quantised, unless `layers` names them; "auto" is
+            AUTO_MIN_DIM. There is no such limit for "f32".
+        layers: types that override `quant`, by layer type or group; a layer type overrides its group.
+
+    Raises:
+        OptionError: an option is invalid.
+    """
+
+    # The types for all layers and for single ones.
+    quants: ClassVar[tuple[str, ...]] = QUANTS
+    layer_quants: ClassVar[tuple[str, ...]] = QUANTS
+
+    quant: str = KEEP
+    min_dim: int | str = AUTO
+    layers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.quant in self.quants, option="quant", expected=" or ".join(self.quants), found=self.quant)
+        sound = self.min_dim == AUTO or (is_whole(self.min_dim) and int(self.min_dim) >= 0)
+        require(sound, option="quant_min_dim", expected="auto, or a whole number >= 0", found=self.min_dim)
+        is_mapping = isinstance(self.layers, Mapping)
+        require(is_mapping, option="quant_layers", expected="a mapping from layers to types", found=self.layers)
+        names = (*LAYER_TYPES, *GROUPS)
+        for name, quant in self.layers.items():
+            require(name in names, option="quant_layers", expected=f"layers among {', '.join(names)}", found=name)
+            expected = " or ".join(self.layer_quants)
+            require(quant in self.layer_quants, option=f"quant_layers {name}", expected=expected, found=quant)
+
+    def check(self, where: str, tensors: Collection[str]) -> None:
+        """Check that every name in `layers` is a layer of the model with these tensors.
+
+        Raises:
+            OptionError: the model has no such layer.
+        """
+        there = [kind for kind in LAYER_TYPES if kind == HEAD or any(layer_type(name) == kind for name in tensors)]
+        for name in self.layers:
+            found = any(kind in there for kind in GROUPS.get(name, (name,)))
+            expected = f"layers that {where} has, among {', '.join(there)}"
+            require(found, option="quant_layers", expected=expected, found=name)
+
+    def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
+        """Return the type of a linear layer after loading, and if it is not converted as asked, the reason."""
+        given = self.given(layer_type(name))
+        quant = self.quant if given is None else given
+        if quant == KEEP:
+            return stored, "" if self.quant == KEEP else "kept as asked"
+        wanted, least = BY_NAME[quant.upper()], AUTO_MIN_DIM if self.min_dim == AUTO else int(self.min_dim)
+        if wanted == stored:
+            return stored, f"already {quant}"
+        if shape[-1] % wanted.block_size:
+            return stored, f"rows do not fill blocks of {wanted.block_size}"
+        if given is None and wanted.block_size > 1 and max(shape) < least:
+            return stored, f"no side of {least} or more"
+        return wanted, ""
+
+    def given(self, kind: str) -> str | None:
+        """Return the type that `layers` gives to a layer type; None if it gives none."""
+        groups = [self.layers[group] for group, kinds in GROUPS.items() if kind in kinds and group in self.layers]
+        return self.layers.get(kind, groups[0] if groups else None)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options as keyword arguments of `load`."""
+        return {"quant": self.quant, "quant_min_dim": self.min_dim, "quant_layers": self.layers}
+
+    def __str__(self) -> str:
+        """Return the options in the syntax of the commands."""
+        parts = [self.quant, *([] if self.min_dim == AUTO else [f"min-dim={self.min_dim}"])]
+        return " ".join([*parts, *(f"{name}={quant}" for name, quant in self.layers.items())])
+
+
+STORED, F32_LAYERS = Conversion(), Conversion("f32")
+
+
+def check_load_options(
+    quant: str,
+    threads: int | None,
+    quant_min_dim: int | str = AUTO,
+    quant_layers: Mapping[str, str] | None = None,
+) -> Conversion:
+    """Check the options of `load`.
+
+    Raises:
+        OptionError: an option is invalid.
+    """
+    conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
+    sound = threads is None or (is_whole(threads) and threads >= 1)
+    require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
+    return conversion

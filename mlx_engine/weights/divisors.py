@@ -1,0 +1,81 @@
+"""The rule of rotary embedding that a GGUF file encodes as divisors of frequencies, `rope_freqs.weight`.
+
+GGUF has no keys for Llama 3's rule and for Gemma 4's. Their parameters are found from the divisors, and checked: the
+rule must give the same divisors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.rotation import Rotation
+from mlx_engine.errors import ModelError
+
+FREQUENCIES = "rope_freqs"
+NAME = f"{FREQUENCIES}.weight"
+# The limits of every published Llama 3, in rotations over the training context.
+LOW, HIGH = 1.0, 4.0
+# Divisors above this one stand for pairs that are not rotated.
+NOT_ROTATED = 1e29
+# Relative tolerance of divisors, which files have in float32.
+CLOSE = 1e-5
+
+
+def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
+    """Return the field `rope` of a config with the rule that the divisors encode; nothing if there are none.
+
+    Raises:
+        ModelError: the divisors are those of no rule that is known here.
+    """
+    if checkpoint.naming != "gguf" or NAME not in checkpoint.shapes:
+        return {}
+    divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
+    if (divisors == 1).all():
+        return {}
+    # A second rule beside that of the keys has no form in config.json.
+    is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
+    plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
+    for rope in _candidates(plain, divisors) if is_sound else ():
+        found = np.array([np.inf if not slow else fast / slow for fast, slow in _pairs(rope, head_dim)])
+        found = np.where(np.isinf(found) & (divisors > NOT_ROTATED), divisors, found)
+        if np.allclose(found, divisors, rtol=CLOSE, atol=0):
+            return {"rope": rope}
+    raise ModelError(
+        f"{checkpoint.where}: {NAME}: expected the divisors of Llama 3's rule or of Gemma 4's, found others; "
+        "config.json has no settings for them: --to q8_0 or q4_0 writes a GGUF file"
+    )
+
+
+def _pairs(rope: Rotation, head_dim: int) -> list[tuple[float, float]]:
+    plain = Rotation(rope.theta).for_heads(head_dim).frequencies
+    return list(zip(plain, rope.for_heads(head_dim).frequencies, strict=True))
+
+
+def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rotation]:
+    """Return the rotations that may have these divisors."""
+    rotated = divisors[divisors < NOT_ROTATED]
+    if not len(rotated):
+        return []
+    part = replace(plain, rule="proportional", factor=float(rotated[0]), part=len(rotated) / len(divisors))
+    if len(rotated) < len(divisors):
+        return [part]
+    slowest = float(divisors.max())
+    llama3 = replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH)
+    return [replace(llama3, context=context) for context in _contexts(plain, divisors, slowest)]
+
+
+def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
+    """Return the training contexts that may have given Llama 3's divisors: by each changed pair, or powers of 2."""
+    found = []
+    for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
+        if 1 < divisor < factor:
+            kept = (1 / divisor - 1 / factor) / (1 - 1 / factor)
+            found.append(round((LOW + kept * (HIGH - LOW)) * 2 * math.pi / frequency))
+    return list(dict.fromkeys(found)) or [1 << n for n in range(4, 24)]

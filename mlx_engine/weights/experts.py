@@ -1,0 +1,242 @@
+"""Mixtures of experts in files: the tensors of a layer's experts and of its router, and how each kind of file has them.
+
+In the model each expert has matrices of its own, which are views of the file's bytes. Files store them one by one or
+all experts of a layer in one tensor with a leading axis for the expert:
+
+    GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
+                                Gemma 4, and others if asked for: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
+    transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
+    transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
+    mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight; gpt-oss: experts.gate_proj.weight
+    gpt-oss, published          model.layers.0.mlp.experts.gate_up_proj_blocks and _scales, (X, 2F, D), gate in the even
+                                rows; in bf16 gate_up_proj (X, D, 2F), which is transposed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_engine.backends.experts import Experts, Routing, SharedExpert
+from mlx_engine.backends.parameters import Gating
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Naming
+from mlx_engine.config.settings import Settings
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.stored import Stored
+
+# Far above any model. A damaged count would make a list of millions of missing tensors.
+MOST_EXPERTS = 100_000
+
+PARTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of an architecture's experts in transformers.
+
+    Attributes:
+        block: the module of a layer that has router and experts; "" for the layer itself.
+        parts: the published names of gate, up and down.
+        router: the name of the router's module.
+        interleaved: whether files have gate and up in alternating rows of one tensor. Their experts and routers have
+            biases.
+        is_fused: whether published folders have transformers' fused tensors.
+        stacked: the module in which mlx-lm has all experts of a layer.
+        stem: the prefix of the text model's tensors.
+    """
+
+    block: str = "mlp"
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    interleaved: bool = False
+    is_fused: bool = False
+    stacked: str = "switch_mlp"
+    stem: str = "model."
+
+    def blocks(self, i: int) -> list[str]:
+        """Return the modules of layer i that may have router and experts: the published one, and that of mlx-lm."""
+        return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of experts in each layer. In config.json its key depends on who wrote the file.
+
+    Attributes:
+        published: the key in published files of the architecture.
+    """
+
+    published: str = "num_experts"
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number; config.json has it as `num_experts` or, from transformers 5 on, `num_local_experts`."""
+        key = "expert_count"
+        if naming == "hf":
+            key = "num_experts" if s.whole_or_none("num_local_experts", None) is None else "num_local_experts"
+        n = s.whole(key)
+        most = most_experts(known.n_layers)
+        if n > most:
+            raise s.error(key, f"at most {most:,} in each of {known.n_layers:,} layers", n)
+        return n
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the GGUF key."""
+        return {"expert_count": value}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.published: value}
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Whether the weights of a token's experts add up to 1. In GGUF files it is always `in_gguf`, as in llama.cpp."""
+
+    in_gguf: bool
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> bool:
+        """Return the flag."""
+        return self.in_gguf if naming == "gguf" else s.flag("norm_topk_prob", False)
+
+    def to_gguf(self, value: bool) -> Mapping[str, object]:
+        """Return no key."""
+        return {}
+
+    def to_hf(self, value: bool, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"norm_topk_prob": value}
+
+
+def most_experts(n_layers: int) -> int:
+    """Return the largest number of experts of a layer that is accepted in a model with this many layers."""
+    return max(1, MOST_EXPERTS // n_layers)
+
+
+def of_all(n_used: int, known: Any) -> str | None:
+    """Check the number of experts that a token uses."""
+    return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"
+
+
+def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
+    """Return the plan with the tensors of each layer's router and experts.
+
+    The config has `n_layers`, `n_experts` and `hidden_size`; `expert_size` is the FFN size of one expert.
+    """
+    cfg = plan.config
+    made = list(plan.tensors)
+    for i in range(cfg.n_layers):
+        blocks = names.blocks(i)
+        router = _existing(checkpoint, [f"{block}.{names.router}.weight" for block in blocks])
+        made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
+        for part in range(len(PARTS)):
+            made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
+        if names.interleaved:
+            made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
+            made += _biases(checkpoint, i, blocks[0], cfg.n_experts, (expert_size, cfg.hidden_size))
+    return replace(plan, tensors=made)
+
+
+def _tensors(
+    checkpoint: Checkpoint, i: int, part: int, blocks: Sequence[str], names: Names, n: int, size: tuple[int, int]
+) -> list[Tensor]:
+    """Return the tensors of one part of all experts of layer i; `size` is (F, D)."""
+    stem, shape = f"blk.{i}.ffn_{PARTS[part]}", size[::-1] if PARTS[part] == "down" else size
+    half = None if PARTS[part] == "down" else (part * size[0], 2 * size[0])
+    gguf = _form(
+        checkpoint,
+        lambda e: Stored(f"{stem}_exps.weight", expert=(e, n)),
+        lambda e: Stored(f"{stem}.{e}.weight"),
+        lambda e: Stored(f"blk.{i}.ffn_gate_up_exps.weight", rows=half, expert=(e, n)),
+    )
+    if names.interleaved:
+        hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
+        return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
+    fused = [lambda e, block=block: _fused(f"{block}.experts", PARTS[part], size[0], (e, n)) for block in blocks]
+    hf = _form(
+        checkpoint,
+        *(fused if names.is_fused else ()),
+        *(lambda e, block=block: Stored(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
+        *(
+            lambda e, block=block: Stored(f"{block}.{names.stacked}.{PARTS[part]}_proj.weight", expert=(e, n))
+            for block in blocks
+        ),
+        *fused,
+    )
+    return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
+
+
+def _fused(stem: str, part: str, width: int, expert: tuple[int, int]) -> Stored:
+    """Return a part of transformers' fused tensors: gate is the first half of gate_up_proj's rows, up the second."""
+    if part == "down":
+        return Stored(f"{stem}.down_proj", expert=expert)
+    return Stored(f"{stem}.gate_up_proj", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
+
+
+def _form(checkpoint: Checkpoint, *choices: Callable[[int], Stored]) -> Callable[[int], Stored]:
+    """Return the first form whose tensors the checkpoint has, else the first."""
+    return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
+
+
+def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], Stored]:
+    """Return a part of gpt-oss's tensors: with MXFP4 experts, in floats, or as mlx-community divides them."""
+    whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
+    rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
+    return _form(
+        checkpoint,
+        lambda e: Stored(f"{whole}_blocks", expert=(e, n), **rows),
+        lambda e: Stored(f"{stem}.{part}_proj.weight", expert=(e, n)),
+        lambda e: Stored(whole, expert=(e, n), transposed=True, **rows),
+    )
+
+
+def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int, int]) -> list[Tensor]:
+    """Return the biases of gpt-oss's experts in layer i; `size` is (F, D)."""
+    width, hidden = size
+    made = []
+    for part in PARTS:
+        name, shape = f"blk.{i}.ffn_{part}_exps", (hidden if part == "down" else width,)
+        whole = Stored(f"{block}.experts.down_proj_bias")
+        if part != "down":
+            whole = Stored(f"{block}.experts.gate_up_proj_bias", rows=(int(part == "up"), 2 * width), step=2)
+        divided = Stored(f"{block}.experts.{part}_proj.bias")
+        hf = divided if divided.name in checkpoint.shapes else whole
+        made += [
+            Tensor(
+                f"{name}.{e}.bias", replace(hf, expert=(e, n)), shape, gguf=Stored(f"{name}.bias", expert=(e, n))
+            )
+            for e in range(n)
+        ]  # fmt: skip
+    return made
+
+
+def _existing(checkpoint: Checkpoint, names: Sequence[str]) -> str:
+    return next((name for name in names if name in checkpoint.shapes), names[0])
+
+
+def with_shared_expert(plan: Plan, names: Names, size: int) -> Plan:
+    """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`.
+
+    Its weight is a product with one row, which GGUF files store as a vector.
+    """
+    made, hidden = list(plan.tensors), plan.config.hidden_size
+    for i in range(plan.config.n_layers):
+        block = f"{names.blocks(i)[0]}.shared_expert"
+        weight = Stored(f"{block}_gate.weight", expert=(0, 1))
+        made.append(Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,)))
+        for part in PARTS:
+            shape = (hidden, size) if part == "down" else (size, hidden)
+            made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
+    return replace(plan, tensors=made)
+
+
+def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation: Gating = "silu") -> Experts:
+    """Return the router and the experts of layer i, and its shared expert, if there is one."""
+    gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
+    name, shared = f"blk.{i}.ffn_gate_inp_shexp", None
+    if f"{name}.weight" in p:
+        shared = SharedExpert(p.row(name), *(p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS))
+    router = p.router(f"blk.{i}.ffn_gate_inp")
+    return Experts(f"blk.{i}.ffn_moe", router, routing, gate, up, down, activation, shared)

@@ -1,0 +1,205 @@
+"""Build models with the model file of an architecture: GGUF `general.architecture`, config.json `model_type`."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from pkgutil import iter_modules
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.program import Program
+from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.context import for_context
+from mlx_engine.errors import ModelError, UnknownArchitectureError
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.converted import Converted
+from mlx_engine.weights.parameters import Parameters, Progress
+from mlx_engine.weights.plan import Plan, Tensor, check
+from mlx_engine.weights.slices import OwnSlices
+from mlx_engine.weights.stage import Stage
+
+
+class Model(Protocol):
+    """The interface of models."""
+
+    config: Any
+    backend: Backend
+    program: Program
+
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence: KV heads, head dim and window, or a state."""
+
+    def forward(self, batch: Batch) -> Array | None:
+        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
+
+    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
+        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return a KV pool for `n_tokens` tokens."""
+
+    def scratch_kv(self, n_tokens: int) -> KVSequence:
+        """Return an empty KV cache for a single pass of `n_tokens` tokens, without later passes."""
+
+
+class FirstFault(NamedTuple):
+    """The first value of some passes that is not finite.
+
+    Attributes:
+        name: such as "blk.3.attn_q".
+        rank: the rank that computed it, if one of several did.
+        n_nan: number of NaN.
+        n_bad: number of NaN and infinities.
+        n_values: number of all values.
+    """
+
+    name: str
+    rank: int | None
+    n_nan: int
+    n_bad: int
+    n_values: int
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A model whose layers several machines run, so that several passes of different sequences may be under way.
+
+    Attributes:
+        n_stages: the number of passes that keep all machines busy.
+    """
+
+    n_stages: int
+
+    def room(self) -> tuple[int, int]:
+        """Return how many bytes of keys and values fit into all machines, and the rank whose memory is the limit."""
+
+    def submit(self, batch: Batch) -> Callable[[], Array] | None:
+        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
+
+    def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
+        """Return the first value that is not finite in the passes that `run` begins, on all machines."""
+
+    def rest(self) -> None:
+        """Take notice that there is no work: the other machines may sleep until the next pass."""
+
+
+class ModelFile(Protocol):
+    """A module of `mlx_engine/models` that implements architectures.
+
+    Attributes:
+        ARCHITECTURES: the values of `general.architecture` and `model_type` that it implements.
+        GGUF_ARCHITECTURE: the `general.architecture` of a GGUF file that is written from a folder.
+        Model: the model class, called with (config, parameters, backend).
+    """
+
+    ARCHITECTURES: tuple[str, ...]
+    GGUF_ARCHITECTURE: str
+    Model: Callable[[Any, Parameters, Backend], Model]
+
+    def plan(self, checkpoint: Checkpoint) -> Plan:
+        """Return the config and the expected tensors of a checkpoint.
+
+        Raises:
+            UnsupportedConfigError: a setting is missing, invalid or not implemented.
+        """
+
+
+def model_file(checkpoint: Checkpoint) -> ModelFile:
+    """Return the module of `mlx_engine/models` that implements a checkpoint's architecture.
+
+    Raises:
+        UnknownArchitectureError: no model file implements the architecture.
+    """
+    architecture, supported = checkpoint.architecture, list[str]()
+    if checkpoint.naming == "gguf" and architecture == "llama" and checkpoint.settings.get("expert_count"):
+        architecture = "mixtral"
+    # Try the file with the architecture's name first: most files are named so, and no other has to be imported.
+    models = importlib.import_module("mlx_engine.models")
+    for name in sorted((file.name for file in iter_modules(models.__path__)), key=lambda name: name != architecture):
+        module: Any = importlib.import_module(f"mlx_engine.models.{name}")
+        supported += getattr(module, "ARCHITECTURES", ())
+        if architecture in supported:
+            return cast(ModelFile, module)
+    raise UnknownArchitectureError(
+        where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported)
+    )
+
+
+class Loaded(NamedTuple):
+    """A model, and the types of its linear layers."""
+
+    model: Model
+    converted: Converted
+
+
+def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
+    """Build a checkpoint's model on a backend, with weights in their stored types."""
+    return convert_model(checkpoint, backend, Conversion()).model
+
+
+class Planned(NamedTuple):
+    """What a model is built from, known before any weight is read: its config and tensors, and their conversion.
+
+    Attributes:
+        stage: the layers that this process runs, if others run the rest; None for all.
+        slices: what of the tensors this process holds, if others hold the rest; None for all.
+    """
+
+    checkpoint: Checkpoint
+    make: Callable[[Any, Parameters, Backend], Model]
+    config: Any
+    tensors: Mapping[str, Tensor]
+    conversion: Conversion
+    stage: Stage | None = None
+    slices: OwnSlices | None = None
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters; a tied head counts once, unused tensors do not count."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
+        """Build the model on a backend."""
+        options: dict[str, Any] = {"conversion": self.conversion, "progress": progress}
+        options |= {"stage": self.stage, "slices": self.slices}
+        parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
+        return Loaded(self.make(self.config, parameters, backend), parameters.converted)
+
+
+def plan_model(checkpoint: Checkpoint, conversion: Conversion, context: int | None = None) -> Planned:
+    """Return what a checkpoint's model is built from, for sequences of `context` tokens. No weight is read.
+
+    Raises:
+        OptionError: the conversion names a layer that the model does not have, or the context is too long.
+        UnknownArchitectureError: no model file implements the architecture.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+        TensorMismatchError: the tensors do not match the settings.
+    """
+    module = model_file(checkpoint)
+    if not checkpoint.shapes:
+        raise ModelError(
+            f"{checkpoint.where}: expected a model's tensors, found none: it holds a vocabulary alone, "
+            "which the `tokenize` command can use; choose another file to run"
+        )
+    plan = module.plan(checkpoint)
+    tensors = check(checkpoint, plan)
+    conversion.check(checkpoint.where, tensors)
+    return Planned(checkpoint, module.Model, for_context(plan.config, context), tensors, conversion)
+
+
+def convert_model(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    conversion: Conversion,
+    *,
+    progress: Progress | None = None,
+    context: int | None = None,
+) -> Loaded:
+    """Build a checkpoint's model on a backend, with its linear layers converted; errors as for `plan_model`."""
+    return plan_model(checkpoint, conversion, context).build(backend, progress)

@@ -1,0 +1,195 @@
+"""A model without its weights: built as for a run, with the size of each array in its place."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.program import Layers, OpByOp, Program
+from mlx_engine.backends.stored_types import FLOAT_BYTES, ROWS, probe
+from mlx_engine.machine.mapped_pages import is_view
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.types import F32, GGMLType
+from mlx_engine.quant.weight import Weight, cut_shape
+from mlx_engine.weights.model import Model, Planned
+from mlx_engine.weights.parameters import Parameters
+
+ALTERNATIVE = "Q8_0"
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """An array that a backend would hold: its shape and its bytes."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """A weight of which only name, shape and type are known; the few values that a model needs are read.
+
+    Attributes:
+        is_stored: whether it has the type and the bytes of the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    read: Callable[[], Weight]
+    is_stored: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """The number of stored bytes."""
+        return self.type.bytes_for(math.prod(self.shape))
+
+    @property
+    def data(self) -> np.ndarray:
+        """The stored bytes, which are read."""
+        return self.read().data
+
+    def as_type(self, type_: GGMLType) -> Unread:
+        """Return the weight as it would be after a conversion."""
+        return self if type_ == self.type else replace(self, type=type_, is_stored=False)
+
+    def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Unread:
+        """Return the weight as it would be after `Weight.cut`; only a single range of rows stays in the file."""
+        shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
+        return replace(
+            self, shape=shape, read=lambda: self.read().cut(axis, ranges), is_stored=self.is_stored and is_view
+        )
+
+    def dequantize(self) -> np.ndarray:
+        """Return the values, which are read."""
+        return self.read().dequantize()
+
+
+class Expanded(NamedTuple):
+    """Matrices of one type that a backend expands: their bytes in the file, on the backend, and as Q8_0."""
+
+    stored: int
+    held: int
+    alternative: int
+
+
+class OutlineBackend:
+    """A backend that prepares outlines. All else is done by the backend whose sizes it reports.
+
+    Attributes:
+        nbytes: bytes of all weights that have been prepared.
+        n_mapped: those of them that stay in the mapped file.
+        shapes: the shapes (N, K) of the matrices.
+        saved: bytes that all matrices take more than as Q8_0.
+        expanded: the matrices that take more memory than in the file, by their type.
+        types: bytes of the matrices before they are prepared, by their type.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend, self.nbytes, self.n_mapped, self.saved = backend, 0, 0, 0
+        self._left: dict[str, int] = {}
+        self._multiplied: set[str] = set()
+        self.shapes: set[tuple[int, int]] = set()
+        self.expanded: dict[str, Expanded] = {}
+        self.types: Counter[GGMLType] = Counter()
+        self._probed: dict[tuple[str, int], tuple[float, bool]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the backend."""
+        return getattr(self._backend, name)
+
+    def prepare(self, weight: Weight | Unread) -> Outline:
+        """Return the outline of a weight."""
+        n_rows, nbytes = math.prod(weight.shape[:-1]), FLOAT_BYTES * math.prod(weight.shape)
+        if len(weight.shape) > 1:
+            row_bytes, views = self._probe(weight.type, weight.shape[-1])
+            nbytes = round(n_rows * row_bytes)
+            self.shapes.add((n_rows, weight.shape[-1]))
+            self.types[weight.type] += weight.nbytes
+            self.n_mapped += nbytes if views and isinstance(weight, Unread) and weight.is_stored else 0
+            self._multiplied.add(weight.name)
+            alternative = self._as_alternative(weight, nbytes)
+            self.saved += max(0, nbytes - alternative)
+            if nbytes > weight.nbytes:
+                of = self.expanded.get(weight.type.name, Expanded(0, 0, 0))
+                found = Expanded(of.stored + weight.nbytes, of.held + nbytes, of.alternative + alternative)
+                self.expanded[weight.type.name] = found
+        self.nbytes += nbytes
+        return Outline(weight.shape, nbytes)
+
+    def embeds_stored(self, table: Weight) -> bool:
+        """Return whether the backend reads a table as it is stored."""
+        is_left = self._backend.embeds_stored(table)
+        if is_left:
+            self._left[table.name] = table.nbytes
+        return is_left
+
+    @property
+    def n_left(self) -> int:
+        """Bytes of the embedding tables that stay in the file, of which a pass reads a few rows.
+
+        A table that is also the head counts among `nbytes` alone.
+        """
+        return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
+
+    def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
+        """Return the outlines of several matrices, which may be stacked: their bytes stay the same."""
+        return matrices
+
+    def compile(self, layers: Layers) -> Program:
+        """Return a program that is never run."""
+        return OpByOp(cast(Backend, self), layers)
+
+    def _probe(self, type_: GGMLType, width: int) -> tuple[float, bool]:
+        """Return the bytes of a row on the backend, and whether they are those of the file."""
+        key = (type_.name, width)
+        if key not in self._probed:
+            weight, prepared, nbytes = probe(self._backend, type_, width)
+            self._probed[key] = nbytes / ROWS, is_view(prepared, weight.data)
+        return self._probed[key]
+
+    def _as_alternative(self, weight: Weight | Unread, nbytes: int) -> int:
+        """Return the bytes that a matrix would take as Q8_0; `nbytes` if its rows do not fill whole blocks."""
+        type_ = BY_NAME[ALTERNATIVE]
+        if weight.shape[-1] % type_.block_size:
+            return nbytes
+        return round(math.prod(weight.shape[:-1]) * self._probe(type_, weight.shape[-1])[0])
+
+
+class OutlineParameters(Parameters):
+    """Parameters whose weights are not read."""
+
+    def _read(self, name: str) -> Weight:
+        tensor = self._tensors[name]
+        stored = tensor.stored(self._checkpoint.naming)
+        type_ = F32 if stored.is_shifted else self._checkpoint.weight(stored.name).type
+        is_copied = stored.is_shifted or stored.transposed or any((stored.heads, stored.order, stored.columns))
+        unread = Unread(name, tensor.shape, type_, lambda: tensor.weight(self._checkpoint), not is_copied)
+        return cast(Weight, unread)
+
+
+@dataclass(frozen=True)
+class Outlined:
+    """A model of outlines, which cannot be run; the attributes of `OutlineBackend` are those of all its weights."""
+
+    model: Model
+    sizes: OutlineBackend
+
+
+def outlined(planned: Planned, backend: Backend) -> Outlined:
+    """Build a planned model with outlines in place of weights.
+
+    Raises:
+        UnsupportedTypeError: a type cannot be read.
+    """
+    sizes = OutlineBackend(backend)
+    made, given = cast(Backend, sizes), (planned.checkpoint, planned.tensors)
+    parts: dict[str, Any] = {"stage": planned.stage, "slices": planned.slices}
+    parameters = OutlineParameters(*given, made, conversion=planned.conversion, **parts)
+    return Outlined(planned.make(planned.config, parameters, made), sizes)

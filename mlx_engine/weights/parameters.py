@@ -1,0 +1,213 @@
+"""Load a model's weights: prepare the tensors of a checkpoint for a backend, quantised if asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.costs import nbytes_of
+from mlx_engine.backends.experts import ExpertLinear
+from mlx_engine.backends.parameters import Array, Layer, LayerNorm, Linear, RMSNorm
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.machine.mapped_pages import map_small_pages, release
+from mlx_engine.quant.types import F32
+from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.converted import Converted
+from mlx_engine.weights.plan import Tensor
+from mlx_engine.weights.slices import OwnSlices
+from mlx_engine.weights.stage import Elsewhere, Stage, is_elsewhere
+from mlx_engine.weights.table_in_file import TableInFile
+
+# Called with (prepared, total) tensors while a model is built.
+Progress = Callable[[int, int], None]
+
+
+class Parameters:
+    """Prepares each tensor for a backend on its first use. A tied head shares the array of the embedding table.
+
+    Attributes:
+        stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tensors: Mapping[str, Tensor],
+        backend: Backend,
+        *,
+        conversion: Conversion | None = None,
+        progress: Progress | None = None,
+        stage: Stage | None = None,
+        slices: OwnSlices | None = None,
+    ) -> None:
+        """Prepare tensors of a checkpoint; with a stage or slices, only what it has of them."""
+        self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
+        self._conversion, self._progress = conversion or Conversion(), progress
+        self.stage, self._slices = stage, slices
+        self._n_read = sum(self._reads(name) for name in tensors)
+        self._prepared: dict[tuple[str, str], Array] = {}
+        self._seen: set[str] = set()
+        self._rows: list[tuple[str, str, str]] = []
+        # Bytes of the weights by type.
+        self._nbytes: Counter[str] = Counter()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor."""
+        return name in self._tensors
+
+    @property
+    def converted(self) -> Converted:
+        """The types of the linear layers so far."""
+        return Converted.of(self._conversion, self._rows, self._nbytes)
+
+    def table(self, name: str) -> Array | Weight:
+        """Return an embedding table (V, D), in its stored type.
+
+        A rank that does not have the whole head leaves the table in the file, of which a pass reads a few rows.
+        """
+        weight = self._stored(f"{name}.weight")
+        if is_elsewhere(weight):
+            return cast(Array, weight)
+        has_head = self._slices is None and (self.stage is None or self.stage.is_last)
+        if has_head and not self._backend.embeds_stored(weight):
+            return self._prepare(f"{name}.weight", weight)
+        self._nbytes[weight.type.name] += weight.nbytes
+        self._done(f"{name}.weight")
+        if type(weight) is not Weight:  # the bytes of other classes are made on demand
+            return weight
+        return TableInFile(weight.name, weight.shape, weight.type, weight.data)
+
+    def linear(self, name: str) -> Linear:
+        """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""
+        stored = self._own(f"{name}.weight")
+        type_, reason = self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
+        if not is_elsewhere(stored):
+            self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
+        weight = self._prepare(f"{name}.weight", stored.as_type(type_), stored)
+        return Linear(name, weight, self._bias(name), self._is_partial(name))
+
+    def expert_linear(self, name: str, n: int) -> ExpertLinear:
+        """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
+        made = [self.linear(f"{name}.{e}") for e in range(n)]
+        first = f"{name}.0.weight"
+        shape = self._tensors[first].shape if self._slices is None else self._slices.shape(first)
+        if is_elsewhere(made[0].weight):
+            return ExpertLinear(name, made[0].weight, (shape[0], shape[1]), 0, n)
+        nbytes = sum(nbytes_of(linear.weight) for linear in made)
+        # The backend may have copied the matrices into one array.
+        self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
+        weights = self._backend.stack(made)
+        return ExpertLinear(name, weights, (shape[0], shape[1]), nbytes, n, self._is_partial(name))
+
+    def router(self, name: str) -> Linear:
+        """Return a linear layer of `name.weight` that is never converted: errors would choose other experts."""
+        return Linear(name, self._vector(f"{name}.weight"), self._bias(name))
+
+    def row(self, name: str) -> Linear:
+        """Return a linear layer of one output, whose `name.weight` is stored as a vector; it is never converted."""
+        stored = self._own(f"{name}.weight")
+        if is_elsewhere(stored):
+            return Linear(name, cast(Array, stored))
+        matrix = Weight(stored.name, (1, *stored.shape), stored.type, stored.data)
+        return Linear(name, self._prepare(f"{name}.weight", matrix))
+
+    def vector(self, name: str) -> Array:
+        """Return the vector `name.weight`, such as the sinks of attention."""
+        return self._vector(f"{name}.weight")
+
+    def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
+        """Return an RMS norm of weight `name.weight`, multiplied by `times`."""
+        if times == 1:
+            return RMSNorm(name, self._vector(f"{name}.weight"), eps)
+        weight = Weight.pack(f"{name}.weight", self.values(name) * np.float32(times), F32)
+        return RMSNorm(name, self._backend.prepare(weight), eps)
+
+    def plain_norm(self, name: str, n: int, eps: float) -> RMSNorm:
+        """Return an RMS norm over n values without a weight: all its weights are 1."""
+        weight = Weight.pack(f"{name}.weight", np.ones(n, dtype=np.float32), F32)
+        return RMSNorm(name, self._backend.prepare(weight), eps)
+
+    def layer_norm(self, name: str, eps: float) -> LayerNorm:
+        """Return a layer norm of weight `name.weight` and bias `name.bias`."""
+        return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
+
+    def array(self, name: str, *, transposed: bool = False) -> Array:
+        """Return `name` as the backend's float32 array, for operations that are no product with a matrix."""
+        values = self._own(name).dequantize()
+        self._done(name)
+        return self._backend.array(np.ascontiguousarray(values.T if transposed else values))
+
+    def values(self, name: str) -> NDArray[np.float32]:
+        """Return the values of `name.weight` in float32, for computations while the model is built."""
+        values = self._stored(f"{name}.weight").dequantize()
+        self._done(f"{name}.weight")
+        return values
+
+    def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+        """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""
+        return layers if self._slices is None else self._slices.layers(layers)
+
+    def elsewhere(self, name: str) -> Array:
+        """Return a placeholder for `name.weight`, which this process does not use."""
+        return cast(Array, Elsewhere(f"{name}.weight", self._tensors[f"{name}.weight"].shape))
+
+    def _reads(self, name: str) -> bool:
+        """Return whether this process reads a tensor."""
+        return self.stage is None or self.stage.reads(name, is_tied="output.weight" not in self._tensors)
+
+    def _stored(self, name: str) -> Weight:
+        return self._read(name) if self._reads(name) else cast(Weight, Elsewhere(name, self._tensors[name].shape))
+
+    def _read(self, name: str) -> Weight:
+        return self._tensors[name].weight(self._checkpoint)
+
+    def _own(self, name: str) -> Weight:
+        """Return what this rank holds of a tensor."""
+        stored = self._stored(name)
+        if self._slices is None:
+            return stored
+        if type(stored) is Weight:  # the bytes of other classes are made on demand
+            map_small_pages(stored.data)
+        own = self._slices.own(name, stored)
+        if type(own) is Weight and type(stored) is Weight:
+            release(stored.data, own)
+        return own
+
+    def _vector(self, name: str) -> Array:
+        return self._prepare(name, self._own(name))
+
+    def _bias(self, name: str) -> Array | None:
+        here = f"{name}.bias" in self and (self._slices is None or self._slices.has(f"{name}.bias"))
+        return self._vector(f"{name}.bias") if here else None
+
+    def _is_partial(self, name: str) -> bool:
+        return self._slices is not None and self._slices.is_partial(name)
+
+    def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
+        """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array.
+
+        `source` is the weight before its conversion, if there was one.
+        """
+        if is_elsewhere(weight):
+            return cast(Array, weight)
+        key = (name, weight.type.name)
+        if key not in self._prepared:
+            self._prepared[key] = self._backend.prepare(weight)
+            if type(source or weight) is Weight:  # the bytes of other classes are made on demand
+                release((source or weight).data, self._prepared[key])
+            self._nbytes[weight.type.name] += weight.nbytes
+            self._done(name)
+        return self._prepared[key]
+
+    def _done(self, name: str) -> None:
+        """Report progress; a table that is also the head counts once."""
+        is_new = name not in self._seen and self._reads(name)
+        self._seen.add(name)
+        if is_new and self._progress is not None:
+            self._progress(len(self._seen), self._n_read)

@@ -1,0 +1,90 @@
+"""The tensors that a model needs, and the check that a checkpoint has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.errors import TensorMismatchError
+from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.stored import Stored
+
+# Tables that the settings determine and that modules of transformers once saved with the weights.
+ROTARY_BUFFER = re.compile(r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of an architecture: its name, how each kind of file stores it, its row-major shape (out, in).
+
+    `name` is the GGUF name. GGUF files store the tensor under this name unless `gguf` is given.
+    """
+
+    name: str
+    hf: str | Stored
+    shape: tuple[int, ...]
+    required: bool = True
+    gguf: Stored | None = None
+
+    def stored(self, naming: Literal["gguf", "hf"]) -> Stored:
+        """Return how files of this kind store the tensor."""
+        if naming == "gguf":
+            return self.gguf or Stored(self.name)
+        return self.hf if isinstance(self.hf, Stored) else Stored(self.hf)
+
+    def weight(self, checkpoint: Checkpoint) -> Weight:
+        """Return the tensor's weight from a checkpoint."""
+        stored = self.stored(checkpoint.naming)
+        return stored.take(checkpoint.weight(stored.name), self.shape)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checkpoint's config, and the tensors that a model with this config needs.
+
+    Attributes:
+        config: the config.
+        tensors: the tensors of the model, and how the checkpoint stores them.
+        unused: names of tensors that a file may have and that are not read.
+        in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
+        gguf_only: tensors that a GGUF file needs only to encode those fields, by name.
+    """
+
+    config: Any
+    tensors: Sequence[Tensor]
+    unused: tuple[str, ...] = ()
+    in_tensors: tuple[str, ...] = ()
+    gguf_only: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
+    """Check the checkpoint's tensors against the plan, and return the plan's tensors that it has, by name.
+
+    Raises:
+        TensorMismatchError: lists all missing, unexpected and misshapen tensors.
+    """
+    found: dict[str, Tensor] = {}
+    # Names in the plan's order, without repetition: several tensors of the model may be stored as one.
+    names, missing, misshapen = set[str](), dict[str, None](), dict[str, None]()
+    for tensor in plan.tensors:
+        stored = tensor.stored(checkpoint.naming)
+        shape, expected = checkpoint.shapes.get(stored.name), stored.shape(tensor.shape)
+        if shape is None:
+            if tensor.required:
+                missing[stored.name] = None
+            continue
+        found[tensor.name] = tensor
+        names.add(stored.name)
+        if shape != expected:
+            misshapen[f"{stored.name} (expected {expected}, found {shape})"] = None
+    unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))
+    if checkpoint.naming == "hf":
+        unexpected = [name for name in unexpected if not ROTARY_BUFFER.search(name)]
+    if missing or unexpected or misshapen:
+        raise TensorMismatchError(
+            where=checkpoint.where, missing=list(missing), unexpected=unexpected, misshapen=list(misshapen)
+        )
+    return found

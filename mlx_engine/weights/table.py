@@ -1,0 +1,170 @@
+"""Tensor tables: one row per tensor of an architecture, with its GGUF name, its transformers name and its shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+from mlx_engine.backends.parameters import Layer, Linear, Norm
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Declared
+from mlx_engine.config.settings import Settings
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.stored import Stored
+
+# The config field of each axis letter; adjacent letters are multiplied.
+AXES = {
+    "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
+    "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
+    "I": "per_layer_size", "X": "n_experts",
+}  # fmt: skip
+EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
+
+C = TypeVar("C", bound=Declared)
+
+Head: TypeAlias = Literal["required", "optional", "absent"]
+
+
+AS_IT_IS = Stored("")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a tensor table. The key in the table is the GGUF name, where "*" stands for the layer's index.
+
+    Attributes:
+        hf: the name in transformers.
+        shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
+            "1" is a single value.
+        heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
+        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated; "1" for
+            a single head.
+        before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
+        after: the rows after this tensor's there.
+        gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of a tensor with the
+            same parts.
+        plus: added to the values of a Hugging Face folder to get the model's values.
+        times: factor by which the values in a GGUF file are multiplied.
+        kind: the kind of layers that have this tensor, among the config's `kinds`; None for every layer.
+        stored: how GGUF files store the tensor, beside the other attributes; its name is ignored.
+        in_hf: the same for folders; None if they do not differ.
+    """
+
+    hf: str
+    shape: str
+    heads: str | None = None
+    plus: float = 0.0
+    times: float = 1.0
+    kind: str | None = None
+    rotated: str | None = None
+    gguf: str | None = None
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    stored: Stored = AS_IT_IS
+    in_hf: Stored | None = None
+
+
+Table: TypeAlias = Mapping[str, Row]
+
+
+def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
+    """Return whether the files have a matrix for the head; `tied` is the default of config.json's key.
+
+    GGUF has no key for a tied head: a file has a matrix for the head, or the head is tied to the embedding table.
+    """
+    if checkpoint.naming == "gguf":
+        return "optional"
+    return "absent" if s.flag("tie_word_embeddings", tied) else "required"
+
+
+def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
+    """Return the prefix of the text model's tensors in a folder; the first one if no embedding table has any."""
+    return next((stem for stem in stems if f"{stem}embed_tokens.weight" in checkpoint.shapes), stems[0])
+
+
+def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
+    """Return the tensors of a model with this config: first the tensors outside the layers, then layer by layer."""
+    outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
+    made = [_tensor(config, name, row, required=name != HEAD or head == "required") for name, row in outside]
+    return made + [tensor for i in range(config.n_layers) for tensor in layer_tensors(config, table, i)]
+
+
+def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
+    """Return the tensors of layer i, whose sizes are those of this config."""
+    kind = getattr(config, "kinds", (None,) * config.n_layers)[i]
+    rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in (None, kind))
+    return [_tensor(config, name, row, str(i)) for name, row in rows]
+
+
+def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: bool = True) -> Tensor:
+    def size(letters: str) -> int:
+        return 1 if letters == "1" else math.prod(int(getattr(config, AXES[letter])) for letter in letters)
+
+    shape, first = tuple(map(size, row.shape.split())), sum(map(size, row.before))
+    same: dict[str, Any] = {}
+    if row.before or row.after:
+        same["rows"] = first, first + shape[0] + sum(map(size, row.after))
+    if row.rotated is not None and config.rotary_dim != config.head_dim:
+        same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
+    hf = replace(row.in_hf or row.stored, name=row.hf.replace("*", layer), plus=row.plus, **same)
+    if row.gguf is None:
+        same.pop("rows", None)
+    gguf = replace(row.stored, name=(row.gguf or name).replace("*", layer), times=row.times, **same)
+    if row.heads is not None:
+        gguf = replace(gguf, heads=size(row.heads))
+    return Tensor(name.replace("*", layer), hf, shape, required, gguf)
+
+
+def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
+    """Return the config with a vocabulary of all rows of the embedding table, if the file pads it with further rows.
+
+    The logits have a column for each row, as in transformers when a table was resized.
+    """
+    (rows, *_) = checkpoint.shapes.get(embeddings) or (0,)
+    if rows <= int(getattr(config, "vocab_size")):  # noqa: B009 - a field of every config
+        return config
+    return cast(C, replace(cast(Any, config), vocab_size=rows))
+
+
+def decoder_plan(
+    checkpoint: Checkpoint, config_type: type[Declared], table: Table, *, tied: bool = False,
+    settings: Settings | None = None,
+) -> Plan:  # fmt: skip
+    """Return the config and the expected tensors of a checkpoint, by a tensor table.
+
+    Args:
+        checkpoint: the checkpoint.
+        config_type: the class of its config.
+        table: its tensors.
+        tied: whether the head is tied if config.json does not say so.
+        settings: those of the text model, if they are not all settings of the checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    s = settings or Settings(checkpoint.settings, where=checkpoint.where)
+    head = head_of(checkpoint, s, tied=tied)
+    embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
+    config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, embeddings)
+    # A tied head needs no matrix, but some files have one.
+    return Plan(config, tensors(config, table, head), (table[HEAD].hf,) if head == "absent" else ())
+
+
+def parts(p: Parameters, i: int, eps: float) -> dict[str, Any]:
+    """Return the norms and linear layers of layer i as keyword arguments of `Layer`, whose fields have GGUF names.
+
+    The tensor table decides which of them exist. A norm with a bias is a layer norm.
+    """
+    made: dict[str, Norm | Linear] = {}
+    for part in (f.name for f in fields(Layer)):
+        name = f"blk.{i}.{part}"
+        if f"{name}.weight" not in p:
+            continue
+        if "norm" in part:
+            made[part] = p.layer_norm(name, eps) if f"{name}.bias" in p else p.rms_norm(name, eps)
+        else:
+            made[part] = p.linear(name)
+    return made
