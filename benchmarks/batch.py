@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
-from functools import partial
 from pathlib import Path
 
 import mlx_engine
 from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.model_memory import matrices
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
-from mlx_engine.cache import New
+from mlx_engine.cache.pool import PAGE
+from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.passes import Part, Passes, Running
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.output import NoText, Output
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler
 
 RESULTS = Path(__file__).parent / "results" / "batch.jsonl"
 
@@ -36,8 +35,6 @@ SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Tokens of each sequence before the first step.
 DEPTH = 128
 STEPS, ROUNDS = 4, 7
-# Tokens of a pass that reads prompts.
-CHUNK = 512
 
 
 def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
@@ -65,36 +62,33 @@ def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
 def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
     """Return every sample and the medians, tokens/s by number of sequences, and what the machine reaches."""
     model, n_vocab, most = engine.model, engine.config.vocab_size, max(SEQUENCES)
-    capacity = depth + STEPS
-    pool = model.new_pool(most * capacity, n_sequences=most)
-    running = [Running(pool.sequence(capacity), Sampler(engine.backend, Sampling(), ())) for _ in range(most)]
+    # The prefix cache holds the first tokens of every sequence, so that a step reads one token of each.
+    pool = model.new_pool(most * (depth + STEPS + PAGE), n_sequences=2 * most)
+    scheduler = Scheduler(model, pool, slots=most, prefix=PrefixCache(pool), overlap=False)
+    prompts = [[(7 * i + 3 * b) % n_vocab for i in range(depth)] for b in range(most)]
     samples: dict[str, list[float]] = {str(n): [] for n in SEQUENCES}
-    passes = Passes(model, overlap=False)
     with engine.backend.session():
-        for b, one in enumerate(running):
-            ids = [(7 * i + 3 * b) % n_vocab for i in range(depth)]
-            for start in range(0, depth, CHUNK):
-                forward(model, New(ids[start : start + CHUNK], one.kv, wanted=0))
-            one.unread = [b % n_vocab]
+        run(scheduler, prompts, 0)
         for counted in range(-1, ROUNDS):
             limits.sample()
             for n in SEQUENCES:
-                plan = partial(parts, running[:n])
-                start_time = time.perf_counter()
-                for _ in range(STEPS):
-                    passes.step(plan)
-                seconds = time.perf_counter() - start_time
-                for one in running[:n]:
-                    one.kv.truncate(depth)
+                seconds = run(scheduler, [[*prompts[b], b % n_vocab] for b in range(n)], STEPS)
                 if counted >= 0:  # in the first round weights and pages are not in memory yet
                     samples[str(n)].append(n * STEPS / seconds)
     medians = {n: statistics.median(rates) for n, rates in samples.items()}
     return {"samples_ts": samples, "medians_ts": medians, **limits.take()}
 
 
-def parts(running: list[Running]) -> list[Part]:
-    """Return the parts of a pass over the next token of each sequence."""
-    return [Part(one, 1, (one.pick,)) for one in running]
+def run(scheduler: Scheduler, prompts: list[list[int]], n_new: int) -> float:
+    """Run all prompts together, with so many new tokens each; return the seconds of the passes."""
+    options = Options(ignore_eos=True)
+    for prompt in prompts:
+        output = Output(options, max_tokens=n_new, text=NoText(), end_ids=())
+        scheduler.submit(Request(prompt, options, [output]))
+    seconds = 0.0
+    while scheduler.has_work:
+        seconds += scheduler.step().seconds
+    return seconds
 
 
 def limit(of: Sizes, n: int, depth: int, read_gbs: float, peak_gflops: float) -> tuple[float, float]:

@@ -19,8 +19,8 @@ import numpy as np
 import mlx_engine
 from benchmarks.log import Log
 from benchmarks.text import Row, source, table
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward_logits
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward_logits
 from mlx_engine.machine.cores import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "bits.jsonl"
@@ -61,7 +61,9 @@ def read(engine: mlx_engine.Engine, *, chunk: int, page: int, n_sequences: int) 
     sequences, rows = [pool.sequence() for _ in prompts], []
     with engine.backend.session():
         for at in range(0, LENGTH, chunk):
-            new = [New(ids[at : at + chunk], kv, wanted=None) for ids, kv in zip(prompts, sequences, strict=True)]
+            new = [
+                SequenceInput(ids[at : at + chunk], kv, wanted=None) for ids, kv in zip(prompts, sequences, strict=True)
+            ]
             logits = forward_logits(model, *new)
             rows.append(np.array(engine.backend.host(logits)[: len(new[0].ids)]))
     return np.concatenate(rows)

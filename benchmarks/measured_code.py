@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 PRODUCTS = ("kernels/cpu", "mlx_engine/backends")
-FORWARD_PASS = (*PRODUCTS, "mlx_engine/cache", "mlx_engine/decode", "mlx_engine/models", "mlx_engine/quant")
+FORWARD_PASS = (*PRODUCTS, "mlx_engine/cache", "mlx_engine/loop", "mlx_engine/models", "mlx_engine/quant")
 # By the name of the benchmark and of its file of results.
 FOLDERS = {
     "peers": FORWARD_PASS,
@@ -28,8 +28,8 @@ FOLDERS = {
     "baseline": FORWARD_PASS,
     "rows": FORWARD_PASS,
     "batch": FORWARD_PASS,
-    "concurrency": (*FORWARD_PASS, "mlx_engine/schedule"),
-    "server": (*FORWARD_PASS, "mlx_engine/schedule", "mlx_engine/serve"),
+    "concurrency": FORWARD_PASS,
+    "server": (*FORWARD_PASS, "mlx_engine/serve"),
     "bits": FORWARD_PASS,
     "ways": ("kernels/cpu",),
     "chunks": PRODUCTS,

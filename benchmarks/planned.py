@@ -89,11 +89,11 @@ def passes(kind: ShardKind, n: int) -> int:
 
 def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times | None:
     """Be a rank, or a process alone that begins at a time of the clock. Return the times on rank 0."""
-    from mlx_engine.cache import New
-    from mlx_engine.decode.options import Options
-    from mlx_engine.decode.step import forward
+    from mlx_engine.cache import SequenceInput
     from mlx_engine.distributed.shard import join
     from mlx_engine.engine import Engine, open_source
+    from mlx_engine.loop.forward import forward
+    from mlx_engine.loop.options import Options
 
     pinned()
     shard = join(kind, split if kind == "pipeline" else None) if len(split) > 1 else None
@@ -112,7 +112,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times
         for n, count in ((PROMPT, PROMPTS), (1, TOKENS)):
             for _ in range(count):
                 start = time.perf_counter()
-                logits = forward(model, New(ids[:n], kv))
+                logits = forward(model, SequenceInput(ids[:n], kv))
                 model.backend.wait([] if logits is None else logits)
                 seconds.setdefault(n, []).append(time.perf_counter() - start)
                 if n > 1:

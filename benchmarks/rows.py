@@ -17,8 +17,8 @@ import mlx_engine
 from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.cache import New, begin
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput, begin
+from mlx_engine.loop.forward import forward
 
 RESULTS = Path(__file__).parent / "results" / "rows.jsonl"
 
@@ -46,11 +46,11 @@ def measure(engine: mlx_engine.Engine) -> Row:
     samples: dict[str, list[float]] = {str(n): [] for n in ROWS}
     with engine.backend.session():
         kv = model.new_kv(DEPTH + max(ROWS))
-        forward(model, New(ids[:DEPTH], kv, wanted=0))
+        forward(model, SequenceInput(ids[:DEPTH], kv, wanted=0))
         for counted in range(-1, ROUNDS):
             for n in ROWS:
                 start = time.perf_counter()
-                batch = begin([New(ids[DEPTH : DEPTH + n], kv, wanted=None)])
+                batch = begin([SequenceInput(ids[DEPTH : DEPTH + n], kv, wanted=None)])
                 model.forward(batch)
                 seconds = time.perf_counter() - start
                 batch.roll_back()

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.decode.options import Options, names_options
 from mlx_engine.errors import Words, require
+from mlx_engine.loop.options import Options, names_options
 
 if TYPE_CHECKING:
-    from mlx_engine.engine import Engine
-    from mlx_engine.prompts import Prompts
-    from mlx_engine.schedule.scheduler import Scheduler
-    from mlx_engine.schedule.stream import Generation, Progress, Stream
+    from mlx_engine.engine import Engine, RequestBuilder
+    from mlx_engine.loop.scheduler import Scheduler
+    from mlx_engine.loop.stream import Generation, Progress, Stream
     from mlx_engine.tokenizer.history import History
     from mlx_engine.tokenizer.thinking import Reasoning
 
@@ -279,7 +278,7 @@ def asked(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
 
 
 def conversation_ids(
-    prompts: Prompts,
+    prompts: RequestBuilder,
     messages: Sequence[dict[str, Any]],
     variables: Mapping[str, Any] | None = None,
     history: History | None = None,

@@ -1,55 +1,130 @@
-"""The public interface: load a model, get logits, generate text."""
+"""Load a model, get logits, generate text: the public interface, and what a reader opens first.
+
+`load` finds a model's files, checks them (`open_source`), reads the weights and returns an `Engine`. An engine makes
+requests from prompts (`RequestBuilder`) and runs them on a `Scheduler`, see `loop/scheduler.py`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from mlx_engine.backends import check_backend
+from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.cache import New
+from mlx_engine.backends.profiled import watched
+from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.config.context import context_notes
-from mlx_engine.decode.finite import check_logits
-from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
-from mlx_engine.decode.options import Options, names_options
-from mlx_engine.decode.step import forward_logits
-from mlx_engine.distributed.shard import Shard
-from mlx_engine.errors import require
-from mlx_engine.loaded import LoadedModel
+from mlx_engine.errors import (
+    ClosedError,
+    ContextLengthError,
+    NotCopyableError,
+    OptionError,
+    Words,
+    out_of_memory,
+    require,
+)
+from mlx_engine.loop.finite import check_logits
+from mlx_engine.loop.forward import forward_logits
+from mlx_engine.loop.keywords import OptionValues, one_per_prompt, shows_options
+from mlx_engine.loop.memory import Traffic, pool_for
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options, names_options
+from mlx_engine.loop.output import Output
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.cores import bounded_threads
+from mlx_engine.machine.forks import kept_over_forks
+from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.observe import log
-from mlx_engine.opened import Opened
-from mlx_engine.prompts import Prompt, Prompts
-from mlx_engine.schedule.memory import pool_for
-from mlx_engine.schedule.request import Request
-from mlx_engine.schedule.scheduler import Scheduler
-from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream, drained, outcome
-from mlx_engine.schedule.traffic import Traffic
-from mlx_engine.schedule.uncached import Uncached
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.weights.model import plan_model
+from mlx_engine.weights.model import Loaded, Model, Planned, plan_model
+from mlx_engine.weights.need import expansions, need_of
+from mlx_engine.weights.outline import outlined
 
 if TYPE_CHECKING:
     import mlx.core as mx
     from typing_extensions import Unpack
 
+    from mlx_engine.distributed.shard import Shard
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt
     from mlx_engine.tokenizer.history import History
     from mlx_engine.tokenizer.messages import Message
 
+# Text, token ids, messages, or messages with tools, documents and variables of the template.
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
+
+Self = TypeVar("Self", bound="Engine")
+
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32
+# A model with fewer parameters is loaded without a check of the free memory.
+FEW_PARAMETERS = 1 << 26
 
 
-class Engine(LoadedModel):
+@names_options
+def load(
+    source: str | Path = "builtin",
+    backend: str = "auto",
+    quant: str = KEEP,
+    threads: int | None = None,
+    *,
+    quant_min_dim: int | str = AUTO,
+    quant_layers: Mapping[str, str] | None = None,
+    allow_settings: Sequence[str] = (),
+    jit: bool = True,
+    context: int | None = None,
+    allow_too_large: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Engine:
+    """Load a model.
+
+    Args:
+        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", or "builtin".
+        backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
+        quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
+        threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
+            number than that is reduced, with a warning.
+        quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
+            which on quantising is faster, see `mlx_engine.weights.conversion`.
+        quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
+            names of layers, or the groups "attention" and "ffn".
+        allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
+            `notes` of the engine says so. "rope_scaling.factor" is a nested setting.
+        jit: use compiled CPU kernels if they are available; without it, NumPy.
+        context: the longest sequence in tokens, for models with LongRoPE or dynamic NTK: they have other rotary
+            frequencies for longer contexts, which are chosen here; None is the context of their training.
+        allow_too_large: load a model that needs more memory than is free.
+        progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
+
+    Raises:
+        OptionError: an option is invalid, or the model has no such layer or setting.
+        BackendUnavailableError: this machine cannot run the backend.
+        SourceError, FormatError, ModelError: the model cannot be found, read or built.
+        NotEnoughMemoryError: the model needs more memory than is free.
+    """
+    options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
+    options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
+    options |= {"allow_too_large": allow_too_large}
+    return Engine(open_source(source, backend, quant, threads, **options), progress)
+
+
+class Engine:
     """A model on a backend, with its tokenizer. Made by `load`; `with load(...) as engine:` closes it at the end.
 
     Attributes:
@@ -60,27 +135,44 @@ class Engine(LoadedModel):
         n_parameters: number of the model's parameters.
     """
 
-    def __init__(self, opened: Opened, progress: Progress | None = None) -> None:
+    def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
         """Load the weights of a model whose files have been opened."""
         model, converted = opened.build(progress)
         planned = opened.planned
         self.architecture = opened.checkpoint.architecture
         self.n_tensors, self.n_parameters = len(planned.tensors), planned.n_parameters
         about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
-        super().__init__(model, opened.path, about)
-        self._prompts = opened.prompts
+        self._model: Model | None = model
+        self.path, self._about, self._prompts = opened.path, about, opened.prompts
         program = model.program.fused.notes()
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), program, context_notes(model.config), shared
         self.notes = tuple(note for some in notes for note in some)
 
+    @property
+    def model(self) -> Model:
+        """The model.
+
+        Raises:
+            ClosedError: the engine has been closed.
+        """
+        if self._model is None:
+            raise ClosedError
+        return self._model
+
     def close(self) -> None:
-        """Do what `LoadedModel.close` does, and free the file."""
-        super().close()
+        """Free the weights and the file, and end the backend's threads.
+
+        A forward pass that another thread is running ends first. Every later call raises ClosedError, also of streams
+        and schedulers that were made before.
+        """
+        model, self._model = self._model, None
+        if model is not None:
+            model.backend.close()
         self._prompts.close()
 
     @property
-    def prompts(self) -> Prompts:
+    def prompts(self) -> RequestBuilder:
         """What makes requests from prompts.
 
         Raises:
@@ -126,7 +218,7 @@ class Engine(LoadedModel):
         checked = self.prompts.checked(ids)
         self.prompts.fitting(len(checked) - 1, 1, None)
         with self.backend.session():
-            new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
+            new = SequenceInput(checked, self.model.scratch_kv(len(checked)), wanted=None)
             logits = forward_logits(self.model, new)
             check_logits(self.model, logits, checked)
             return mx.array(self.backend.host(logits))
@@ -211,14 +303,14 @@ class Engine(LoadedModel):
     ) -> Stream:
         """Do the same as `stream`, with an `Options` object. `scheduler` runs the request; None makes one for it."""
         request = self.request(prompt, options)
-        return Stream(scheduler or self._steps([request]), request, progress=progress)
+        return Stream(scheduler or self._scheduler_for([request]), request, progress=progress)
 
     def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
         """Return a stream for each request. The streams share forward passes: each continues while any is read."""
         for request in requests:  # it may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
-        steps = self._steps(requests) if self.model and requests else None
-        return [Stream(steps, request) for request in requests] if steps else []
+        scheduler = self._scheduler_for(requests) if self.model and requests else None
+        return [Stream(scheduler, request) for request in requests] if scheduler else []
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
         """Return a request for a scheduler: the prompt as token ids, and `n` empty outputs.
@@ -256,16 +348,17 @@ class Engine(LoadedModel):
         traffic = Traffic.of(self.model, pool)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
-    def _steps(self, requests: Sequence[Request]) -> Steps:
+    def _scheduler_for(self, requests: Sequence[Request]) -> Scheduler:
         """Return a scheduler with memory for these requests."""
         kv = {request.options.kv for request in requests}
         require(len(kv) == 1, option="kv", expected="the same value for all prompts", found=sorted(kv))
-        if not kv.pop():
-            return Uncached(self.model)
+        if not kv.pop():  # each pass runs one whole sequence, and nothing is kept for the next pass
+            longest = max(request.longest for request in requests)
+            return Scheduler(self.model, self.model.new_pool(longest, longest_pass=longest, kept=False))
         n_answers = [len(request.outputs) for request in requests]
         slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
-        longest = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
-        n_tokens = max(sum(longest[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
+        lengths = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
+        n_tokens = max(sum(lengths[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
         return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -285,52 +378,160 @@ class Engine(LoadedModel):
         """
         return self.prompts.chat_ids(messages, history)
 
+    def __enter__(self: Self) -> Self:
+        """Return the engine itself.
 
-@names_options
-def load(
-    source: str | Path = "builtin",
-    backend: str = "auto",
-    quant: str = KEEP,
-    threads: int | None = None,
-    *,
-    quant_min_dim: int | str = AUTO,
-    quant_layers: Mapping[str, str] | None = None,
-    allow_settings: Sequence[str] = (),
-    jit: bool = True,
-    context: int | None = None,
-    allow_too_large: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> Engine:
-    """Load a model.
+        Raises:
+            ClosedError: the engine has been closed.
+        """
+        _ = self.model
+        return self
 
-    Args:
-        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", or "builtin".
-        backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
-        quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
-            number than that is reduced, with a warning.
-        quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
-            which on quantising is faster, see `mlx_engine.weights.conversion`.
-        quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
-            names of layers, or the groups "attention" and "ffn".
-        allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
-            `notes` of the engine says so. "rope_scaling.factor" is a nested setting.
-        jit: use compiled CPU kernels if they are available; without it, NumPy.
-        context: the longest sequence in tokens, for models with LongRoPE or dynamic NTK: they have other rotary
-            frequencies for longer contexts, which are chosen here; None is the context of their training.
-        allow_too_large: load a model that needs more memory than is free.
-        progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
-    Raises:
-        OptionError: an option is invalid, or the model has no such layer or setting.
-        BackendUnavailableError: this machine cannot run the backend.
-        SourceError, FormatError, ModelError: the model cannot be found, read or built.
-        NotEnoughMemoryError: the model needs more memory than is free.
+    def __repr__(self) -> str:
+        if self._model is None:
+            state = "closed"
+        else:
+            be = self._model.backend
+            state = f"{self._about}, {be.name} on {be.device}"
+        return f"<{type(self).__name__} {self.path.name}: {state}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise NotCopyableError(name="engine", hint="load the model in each process")
+
+
+class RequestBuilder:
+    """Makes requests from prompts, by a model's config and its tokenizer.
+
+    Attributes:
+        config: the model's config.
+        phases: seconds of the phases of loading so far, included in the metrics of every request.
     """
-    options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
-    options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
-    options |= {"allow_too_large": allow_too_large}
-    return Engine(open_source(source, backend, quant, threads, **options), progress)
+
+    def __init__(self, checkpoint: Checkpoint, path: Path, config: Any) -> None:
+        self.config, self.phases = config, dict[str, float]()
+        self._path = path
+        self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
+        self._lock = kept_over_forks(threading.Lock())
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, built on first use.
+
+        Raises:
+            TokenizerError: the checkpoint has no tokenizer, or it cannot be built.
+        """
+        with self._lock:
+            if self._checkpoint is not None:
+                start = time.perf_counter()
+                self._tokenizer = self._build_tokenizer(self._checkpoint)
+                self.phases["build_tokenizer"] = time.perf_counter() - start
+                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per merge
+        return self._tokenizer
+
+    def _build_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
+        from mlx_engine import tokenizer
+
+        if checkpoint.naming == "hf":
+            made = tokenizer.load_tokenizer(self._path)
+        else:
+            made = tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
+        # A padded embedding table has more rows than there are tokens.
+        return made.padded(self.config.vocab_size)
+
+    def close(self) -> None:
+        """Free the file. A tokenizer that has not been built cannot be built any more."""
+        self._checkpoint = None
+
+    def begin_with(self, phases: Mapping[str, float]) -> None:
+        """Add the seconds of phases before all others."""
+        self.phases = {**phases, **self.phases}
+
+    def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
+        """Return a request for a scheduler: the prompt as token ids, and `n` empty outputs.
+
+        Raises:
+            OptionError: an option is invalid for this model, or the prompt is empty.
+            ContextLengthError: prompt and max_tokens exceed the context.
+            ChatTemplateError: the template is missing, refuses the messages, or fails.
+        """
+        options.sampling.check_vocabulary(self.config.vocab_size)
+        texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
+        metrics = Metrics(phases=dict(self.phases))
+        prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
+        max_tokens = self.fitting(len(prompt_ids), options.max_tokens, options.context_len)
+        end_ids = self.tokenizer.eog_ids
+        outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
+        return Request(prompt_ids, options, outputs, metrics=metrics)
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
+        is_list = isinstance(prompt, list | tuple)
+        if hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping)):
+            return self.chat_ids(prompt)  # type: ignore[arg-type]
+        if not isinstance(prompt, str):
+            return self.checked(prompt)
+        bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
+        return self.checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
+
+    def chat_ids(
+        self,
+        messages: Sequence[Message] | ChatPrompt,
+        history: History | None = None,
+        check: Callable[[str], None] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation by the model's chat template, as `Engine.chat_prompt` describes.
+
+        `check` is called before each piece of the work with its text; what it raises ends the work.
+        """
+        from mlx_engine.tokenizer.chat import chat_ids
+        from mlx_engine.tokenizer.markers import unchecked
+
+        return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
+
+    def checked(self, ids: Sequence[Any]) -> list[int]:
+        """Return the ids as a list of ints, from any sequence.
+
+        Raises:
+            OptionError: there are none, or one is not in the vocabulary.
+        """
+        expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
+        try:
+            # The elements of an mx.array are zero-dimensional arrays, which `operator.index` refuses.
+            values = [i.item() if hasattr(i, "item") else i for i in ids]
+            if isinstance(ids, bytes) or any(isinstance(value, bool) for value in values):
+                raise TypeError("bytes and truth values are no ids")
+            checked = [operator.index(value) for value in values]
+        except (TypeError, ValueError) as error:
+            raise OptionError(option="prompt", expected=expected, found=ids) from error
+        require(len(checked) > 0, option="prompt", expected="at least one token", found=Words("nothing"))
+        wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
+        require(wrong is None, option="prompt", expected=expected, found=wrong)
+        return checked
+
+    def fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
+        """Return the largest number of new tokens after `n_prompt` tokens.
+
+        None means 256, or what the context leaves; `UNTIL_FULL` what the context leaves.
+
+        Raises:
+            ContextLengthError: prompt and `max_tokens` exceed the context.
+        """
+        whole: int = self.config.context_length
+        length = whole if context_len is None else min(whole, context_len)
+        whose = "context_len" if length < whole else "the model's context"
+        room, least = length - n_prompt, 1 if max_tokens is None or max_tokens == UNTIL_FULL else max_tokens
+        if room < least:
+            raise ContextLengthError(
+                option="prompt and max_tokens",
+                expected=f"at most {length:,} tokens, {whose}",
+                found=Words(f"a prompt of {n_prompt:,} and {least:,} more"),
+            )
+        if max_tokens is not None and max_tokens != UNTIL_FULL:
+            return max_tokens
+        return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else room
 
 
 def open_source(
@@ -347,7 +548,7 @@ def open_source(
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
-) -> Opened:
+) -> CheckedCheckpoint:
     """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
 
     `shard` has the ranks that share the model; all of them call this function.
@@ -367,7 +568,130 @@ def open_source(
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    return Opened(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large, shard)
+    return CheckedCheckpoint(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large, shard)
+
+
+@dataclass(eq=False)
+class CheckedCheckpoint:
+    """A model's files, and what was asked for.
+
+    Attributes:
+        path: the file or folder.
+        planned: the model's config and tensors, and their conversion.
+        backend: the name of the backend, or "auto".
+        threads: number of threads of the backend; None takes all cores that this process may use.
+        jit: whether the backend uses compiled kernels.
+        seconds: the time that opening the files took.
+        prompts: makes requests from prompts.
+        allow_too_large: whether to load a model that needs more memory than is free.
+        shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
+    """
+
+    path: Path
+    planned: Planned
+    backend: str
+    threads: int | None
+    jit: bool
+    seconds: float
+    allow_too_large: bool = False
+    shard: Shard | None = None
+    prompts: RequestBuilder = field(init=False)
+    _is_checked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shard is not None:
+            config = hashlib.sha256(repr(self.config).encode()).hexdigest()
+            settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
+            self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
+        self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The contents of the files."""
+        return self.planned.checkpoint
+
+    @property
+    def config(self) -> Any:
+        """The model's config, see the model file."""
+        return self.planned.config
+
+    @cached_property
+    def made(self) -> Backend:
+        """The backend."""
+        return create_backend(self.backend, threads=self.threads, jit=self.jit)
+
+    def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
+        """Compare the memory that the model needs with what is free, and warn of weights that are expanded.
+
+        Args:
+            n_tokens: tokens of all sequences in the cache.
+            kv: bytes of the cache, in place of tokens.
+
+        Raises:
+            NotEnoughMemoryError: the model cannot run in what is free.
+        """
+        self._is_checked = True
+        if self.checkpoint.is_converted or self.planned.n_parameters < FEW_PARAMETERS:
+            return
+        outline = outlined(self.planned, self.made)
+        for line in expansions(outline, self.made.name):
+            log.warn(line)
+        need = need_of(outline, n_tokens, kv=kv)
+        need.check(self.checkpoint.where, available_memory(), allowed=self.allow_too_large)
+
+    def build(self, progress: Progress | None = None) -> Loaded:
+        """Read the weights and build the model; add the seconds of both phases to those of `prompts`.
+
+        Raises:
+            NotEnoughMemoryError: the model cannot run in the memory that is free.
+            EngineError: a weight cannot be read.
+        """
+        start = time.perf_counter()
+        backend, loaded, created = self._load(progress)
+        _read_ahead(backend)
+        if self.shard is not None:
+            loaded = loaded._replace(model=self.shard.lead(loaded.model))
+        built = time.perf_counter()
+        if backend.profiler is None:  # a profiler would count the warm-up
+            backend.warm_up(lambda: forward_logits(loaded.model, SequenceInput([0], loaded.model.scratch_kv(1))))
+        ended = time.perf_counter()
+        phases = {"load": self.seconds + built - created, "warm_up": created - start + ended - built}
+        self.prompts.begin_with(phases)
+        return loaded
+
+    def follow(self) -> None:
+        """Read this rank's share of the weights, and run its part of every pass until rank 0 ends the run.
+
+        Raises:
+            NotEnoughMemoryError, EngineError: as `build`.
+        """
+        if self.shard is None:
+            raise ValueError("follow: expected a model that ranks share, found one that this process has alone")
+        backend, loaded, _ = self._load()
+        del self.planned, self.prompts  # frees the metadata: 27 MB of strings for a vocabulary of 150,000 tokens
+        _read_ahead(backend)
+        self.shard.follow(loaded.model)
+
+    def _load(self, progress: Progress | None = None) -> tuple[Backend, Loaded, float]:
+        """Return the backend, the model, and the time when the backend had been made."""
+        if not self._is_checked:
+            self.check_memory()
+        backend = watched(self.made)
+        created = time.perf_counter()
+        try:
+            loaded = self.planned.build(backend, progress)
+        except MemoryError as error:
+            raise out_of_memory(self.checkpoint.where, error) from error
+        return backend, loaded, created
+
+
+def _read_ahead(backend: Backend) -> None:
+    """Return the memory that loading freed to the system, then start reading the mapped weights.
+
+    In the other order, the peak would be their sum.
+    """
+    give_back_freed()
+    backend.read_ahead()
 
 
 def configure_log(level: str | None = None) -> None:

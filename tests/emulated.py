@@ -11,10 +11,10 @@ from kernels.folder import cache_folder
 from kernels.lab.run import prepare
 from kernels.launch import Launch, planned
 from mlx_engine.backends.metal.backend import MetalBackend
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.decode.step import forward
+from mlx_engine.loop.forward import forward
 from mlx_engine.weights.model import load_model
 from tests.contract.cases import CASES
 
@@ -52,4 +52,4 @@ def _run(path: Path, lengths: tuple[int, ...]) -> None:
     with model.backend.session():
         for n in lengths:
             for wanted in (1, None):
-                forward(model, New(list(range(n)), model.scratch_kv(n), wanted))
+                forward(model, SequenceInput(list(range(n)), model.scratch_kv(n), wanted))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_engine.backends import create_backend
-from mlx_engine.cache import KVLayer, KVPool, KVSequence, New, PrefixCache, begin
+from mlx_engine.cache import KVLayer, KVPool, KVSequence, PrefixCache, SequenceInput, begin
 from mlx_engine.cache.radix import Node
 
 BACKEND = create_backend("simd")
@@ -23,7 +23,7 @@ class Prefixes:
 
     def append(self, kv: KVSequence, ids: list[int], new: list[int], *, committed: int | None = None) -> None:
         """Run a pass over new tokens of a sequence that has `ids`, and commit some of them, by default all."""
-        batch, pool = begin([New(new, kv)]), kv.pool
+        batch, pool = begin([SequenceInput(new, kv)]), kv.pool
         numbers = np.array(self.values(ids + new)[len(ids) :], dtype=np.float32)
         for layer, group in enumerate(pool.stores.group_of):
             k = np.tile(numbers[:, None, None], (1, 1, 2))

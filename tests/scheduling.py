@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx_engine
-from mlx_engine.decode.options import Options
-from mlx_engine.schedule import Report, Request, Scheduler
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler, StepOutput
 
 MICRO = Path(__file__).parent / "data" / "qwen3-micro" / "model-q8_0.gguf"
 PROMPTS = [[5, 9, 300, 17, 2], [8], list(range(1, 31)), [400, 3], [7] * 12]
@@ -45,13 +46,13 @@ def scheduler_of(engine: mlx_engine.Engine, n_tokens: int = 400, *, slots: int =
     return Scheduler(engine.model, pool, slots=slots, **of)
 
 
-def run(scheduler: Scheduler, limit: int = 1000) -> list[Report]:
+def run(scheduler: Scheduler, limit: int = 1000) -> list[StepOutput]:
     reports = list(_steps(scheduler, limit))
     assert scheduler.pool.free_pages(0) == pages(scheduler), "pages are missing"
     return reports
 
 
-def _steps(scheduler: Scheduler, limit: int) -> Iterator[Report]:
+def _steps(scheduler: Scheduler, limit: int) -> Iterator[StepOutput]:
     for _ in range(limit):
         if not scheduler.has_work:
             return

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
-from mlx_engine.decode.output import Output
-from mlx_engine.schedule.request import Request
-from mlx_engine.schedule.scheduler import Scheduler
-from mlx_engine.schedule.stream import Stream
-from mlx_engine.schedule.uncached import Uncached
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.output import Output
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.stream import Stream
 
 
 class Marks:
@@ -32,7 +31,6 @@ def stream_of(model, prompt, options, *, max_tokens, text, end_ids, metrics=None
     """A stream over one request to a model."""
     metrics = metrics or Metrics()
     request = request_of(prompt, options, max_tokens=max_tokens, text=text, end_ids=end_ids, metrics=metrics)
-    if not options.kv:
-        return Stream(Uncached(model), request, progress=progress)
-    scheduler = Scheduler(model, model.new_pool(request.longest), clock=metrics.clock)
+    kept = {} if options.kv else {"kept": False, "longest_pass": request.longest}
+    scheduler = Scheduler(model, model.new_pool(request.longest, **kept), clock=metrics.clock)
     return Stream(scheduler, request, progress=progress)

@@ -18,9 +18,11 @@ from mlx_engine.bench.origin import versions
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
+from mlx_engine.cache import SequenceInput
+from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.loop import prefill
-from mlx_engine.decode.sampler import Sampler
+from mlx_engine.loop.forward import forward, forward_logits
+from mlx_engine.loop.sampler import Sampler
 from mlx_engine.weights.conversion import Conversion
 
 # Samples of the memory bandwidth per request.
@@ -45,7 +47,7 @@ class Ours(Peer):
         self._checkpoint = open_checkpoint(path)
         self._model, self._backend = self._engine.model, self._engine.backend
         self._kv = self._model.new_kv(context)
-        self._pick = Sampler(self._backend, Sampling(), ())
+        self._sampler = Sampler(self._backend, Sampling(), ())
         self.n_vocab = self._engine.config.vocab_size
 
     def facts(self) -> Answer:
@@ -80,7 +82,11 @@ class Ours(Peer):
 
     def read(self, ids: Sequence[int]) -> int:
         """Read a prompt in chunks, as `generate` does."""
-        return self._pick(prefill(self._model, ids, self._kv))
+        for start in range(0, len(ids) - LONGEST_PASS, LONGEST_PASS):
+            forward(self._model, SequenceInput(ids[start : start + LONGEST_PASS], self._kv, wanted=0))
+            self._backend.wait(self._kv.pool.stores.arrays)
+        rest = (len(ids) - 1) // LONGEST_PASS * LONGEST_PASS
+        return self._sampler(forward_logits(self._model, SequenceInput(ids[rest:], self._kv)))
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Return the logits of the public API."""

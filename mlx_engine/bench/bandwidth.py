@@ -14,7 +14,7 @@ from mlx_engine.backends.cpu.matrices import Matrix
 from mlx_engine.bench.machine import cache_bytes
 from mlx_engine.bench.model_memory import in_words
 from mlx_engine.engine import Engine
-from mlx_engine.schedule.traffic import linears
+from mlx_engine.loop.memory import linears
 
 # The most bytes of a reading: at 10 GB/s all readings take 0.2 s.
 MOST_BYTES = 512 << 20

@@ -11,19 +11,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from itertools import islice
 
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.estimate import rest
 from mlx_engine.bench.samples import Result, Test
-from mlx_engine.cache import New
-from mlx_engine.decode.loop import decode, decode_without_cache, prefill
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward_logits
-from mlx_engine.engine import Engine
+from mlx_engine.bench.timed import TimedTest
+from mlx_engine.cache import SequenceInput
+from mlx_engine.engine import CheckedCheckpoint, Engine
 from mlx_engine.errors import Words, require
-from mlx_engine.opened import Opened
+from mlx_engine.loop.forward import forward_logits
 
 # Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
 PROBES = (4, 64)
@@ -84,7 +79,7 @@ def measure(
     )
 
 
-def check(test: Test, engine: Engine | Opened) -> None:
+def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
     """Check that a test can be run.
 
     Raises:
@@ -104,7 +99,7 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
                 start = time.perf_counter()
                 if probed and start + n * per_token > deadline:
                     break
-                engine.backend.wait(forward_logits(engine.model, New(ids[:n], engine.model.scratch_kv(n))))
+                engine.backend.wait(forward_logits(engine.model, SequenceInput(ids[:n], engine.model.scratch_kv(n))))
                 probed, per_token = n, (time.perf_counter() - start) / n
     return probed, per_token
 
@@ -122,20 +117,14 @@ def _estimate(
 
 def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool, deadline: float | None) -> Result:
     """Run the test once."""
-    model, be = engine.model, engine.backend
-    pick, metrics = Sampler(be, Sampling(), ids), Metrics()
-    held = model.new_kv(test.depth + test.n_tokens)
     n_read = 1 if test.n_prompt else 0  # number of prefill passes
-    with be.session():
-        if kv and test.depth:
-            be.wait(prefill(model, ids[: test.depth], held))
-        if kv:
-            tokens = decode(model, ids[test.depth :], held, pick, metrics, overlap=overlap)
-        else:
-            tokens = decode_without_cache(model, ids, pick, metrics)
-        for i, _ in enumerate(islice(tokens, n_read + test.n_gen)):
-            if deadline is not None and i >= n_read and time.perf_counter() > deadline:
+    with engine.backend.session():
+        timed = TimedTest(engine.model, test, ids, kv=kv, overlap=overlap, clock=time.perf_counter)
+        while not timed.request.has_ended:
+            timed.step()
+            if deadline is not None and timed.n_passes > n_read and time.perf_counter() > deadline:
                 break
+    metrics = timed.request.metrics
     read, written = metrics.passes[:n_read], metrics.passes[n_read:]
     result = Result(test, seconds=[sum(read)])
     if len(written) < test.n_gen:

@@ -8,10 +8,8 @@ import statistics
 from typing import Any
 
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.samples import Result, Test
-from mlx_engine.decode.loop import prefill
-from mlx_engine.decode.sampler import Sampler
+from mlx_engine.bench.timed import TimedTest
 from mlx_engine.engine import Engine
 from mlx_engine.observe.profiler import Profiler
 
@@ -44,19 +42,17 @@ def _pass(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
     model = copy.copy(engine.model)
     model.backend = profiled(engine.backend, profiler)
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
-    pick = Sampler(model.backend, Sampling(), ids)
+    one = Test(n_prompt=test.n_prompt, n_gen=0 if test.n_prompt else 1, depth=test.depth)
     with model.backend.session():
-        kv = model.new_kv(len(ids) + 1)
-        if test.depth:
-            model.backend.wait(prefill(model, ids[: test.depth], kv))
-        profiler.ops.clear()
-        profiler.begin_pass()
-        pick(prefill(model, ids[test.depth :], kv))
-        taken = profiler.end_pass()
+        timed = TimedTest(model, one, ids)
+        profiler.clear()
+        timed.run()
+    ms = {name: seconds * 1e3 for name, seconds in profiler.phases.items()}
     ops = {
         name: {"calls": op.calls, "ms": op.seconds * 1e3, "flops": op.flops, "nbytes": op.nbytes}
         for name, op in sorted(profiler.ops.items(), key=lambda item: -item[1].seconds)
     }
     # A backend may fuse the last norm with the output head, so they are one part here.
-    parts = {"embedding": taken["embedding"], "layers": taken["layers"], "head": taken["norm"] + taken["projection"]}
+    of_parts = {"embedding": ["embedding"], "layers": ["layers"], "head": ["norm", "projection"]}
+    parts = {part: sum(ms.get(name, 0.0) for name in names) for part, names in of_parts.items()}
     return {"ms": sum(op["ms"] for op in ops.values()), "ops": ops, "parts": parts}

@@ -18,9 +18,9 @@ from mlx_engine.bench.samples import Test
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.stock_dispatches import STOCK, TWO_PASSES
 from mlx_engine.bench.work import work
-from mlx_engine.cache import New, begin
-from mlx_engine.decode.step import wanted_logits
+from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.engine import Engine, load
+from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import Model
 
@@ -58,7 +58,7 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
         if depth:
             kv.begin(depth)
             kv.commit(depth)
-        batch = begin([New([0], kv)])
+        batch = begin([SequenceInput([0], kv)])
         _choose(model, batch)  # the first pass compiles and checks the kernels
         layers.clear()
         around.clear()

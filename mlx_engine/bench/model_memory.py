@@ -7,7 +7,7 @@ import numpy as np
 from mlx_engine.backends.cpu.matrices import Matrix
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
-from mlx_engine.schedule.traffic import linears
+from mlx_engine.loop.memory import linears
 
 # Arrays with fewer bytes than this in all are concatenated: a call per array would take as long as reading it.
 SMALL = 64 << 20

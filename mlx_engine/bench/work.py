@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.sizes import Sizes
-from mlx_engine.decode.loop import CHUNK
+from mlx_engine.cache.pool import LONGEST_PASS
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,6 @@ def passes(test: Test, *, kv: bool) -> Iterator[tuple[int, int, int]]:
         yield from [(before, 0, 1)] if test.n_prompt else []
         yield from ((before + 1 + i, 0, 1) for i in range(test.n_gen))
         return
-    for start in range(0, test.n_prompt, CHUNK):
-        yield min(CHUNK, test.n_prompt - start), test.depth + start, int(start + CHUNK >= test.n_prompt)
+    for start in range(0, test.n_prompt, LONGEST_PASS):
+        yield min(LONGEST_PASS, test.n_prompt - start), test.depth + start, int(start + LONGEST_PASS >= test.n_prompt)
     yield from ((1, before + i, 1) for i in range(test.n_gen))

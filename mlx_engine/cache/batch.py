@@ -12,7 +12,7 @@ from mlx_engine.backends.parameters import Token
 from mlx_engine.cache.sequence import KVSequence
 
 
-class New(NamedTuple):
+class SequenceInput(NamedTuple):
     """New tokens of a sequence.
 
     Attributes:
@@ -26,7 +26,7 @@ class New(NamedTuple):
     wanted: int | None = 1
 
 
-def begin(parts: Sequence[New]) -> Batch:
+def begin(parts: Sequence[SequenceInput]) -> Batch:
     """Allocate pages for the new tokens and return them as one batch. The caller commits or rolls back the batch.
 
     Raises:
@@ -55,7 +55,9 @@ def begin(parts: Sequence[New]) -> Batch:
         raise
 
 
-def _batch(parts: Sequence[New], lengths: tuple[int, ...], wanted: tuple[int, ...], firsts: Sequence[int]) -> Batch:
+def _batch(
+    parts: Sequence[SequenceInput], lengths: tuple[int, ...], wanted: tuple[int, ...], firsts: Sequence[int]
+) -> Batch:
     pool, sequences = parts[0].kv.pool, tuple(part.kv for part in parts)
     places = tuple(zip(sequences, firsts, lengths, strict=True))
     groups = tuple(
@@ -78,7 +80,7 @@ def _batch(parts: Sequence[New], lengths: tuple[int, ...], wanted: tuple[int, ..
     )
 
 
-def _runs(parts: Sequence[New], lengths: Sequence[int]) -> np.ndarray:
+def _runs(parts: Sequence[SequenceInput], lengths: Sequence[int]) -> np.ndarray:
     """Return the rows and slots of states (n, 4): see `StateView`."""
     runs, row = [], 0
     for part, n in zip(parts, lengths, strict=True):

@@ -33,8 +33,8 @@ from mlx_engine.errors import ContextLengthError, EngineError
 if TYPE_CHECKING:
     from mlx_engine.commands.options.suggested import Chosen
     from mlx_engine.conversation import Conversation
-    from mlx_engine.decode.options import Options
-    from mlx_engine.prompts import Prompts
+    from mlx_engine.engine import RequestBuilder
+    from mlx_engine.loop.options import Options
     from mlx_engine.tokenizer.thinking import Reasoning
 
 BUILTIN = (
@@ -122,7 +122,7 @@ def shortest(system: str | None) -> list[dict[str, Any]]:
     return [*first, {"role": "user", "content": "a"}]
 
 
-def check(prompts: Prompts, options: Options, messages: list[Any], variables: Mapping[str, Any]) -> None:
+def check(prompts: RequestBuilder, options: Options, messages: list[Any], variables: Mapping[str, Any]) -> None:
     """Check what would make every answer of a conversation fail. No weight is needed for it.
 
     Raises:

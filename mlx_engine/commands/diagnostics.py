@@ -12,7 +12,7 @@ from mlx_engine.errors import size as size_of
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
-    from mlx_engine.schedule.stream import Generation, Stream
+    from mlx_engine.loop.stream import Generation, Stream
 
 
 def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:

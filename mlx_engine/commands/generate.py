@@ -30,7 +30,7 @@ from mlx_engine.errors import BackendUnavailableError, NotFiniteError, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
-    from mlx_engine.schedule.stream import Generation, Stream
+    from mlx_engine.loop.stream import Generation, Stream
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def print_failure(
     label: str, error: NotFiniteError, stream: Stream, engine: Engine, requested: str, *, json: bool
 ) -> None:
     """Print the error of one run of a batch, whose other runs continue; with `json` one object with the error."""
-    from mlx_engine.schedule.stream import failed
+    from mlx_engine.loop.stream import failed
 
     notice(f"{label}error: {error}")
     print(json_module.dumps(as_json(failed(stream, error), engine, requested)) if json else "", flush=True)

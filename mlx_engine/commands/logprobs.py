@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlx_engine.decode.logprobs import TokenLogprobs
+    from mlx_engine.loop.logprobs import TokenLogprobs
     from mlx_engine.tokenizer import Tokenizer
 
 

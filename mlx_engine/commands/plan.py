@@ -98,7 +98,7 @@ def planned(
     """
     from mlx_engine.backends import auto, create_backend
     from mlx_engine.bench.outlook import USUAL_CONTEXT
-    from mlx_engine.decode.loop import CHUNK
+    from mlx_engine.cache.pool import LONGEST_PASS
     from mlx_engine.distributed.model_parts import model_parts
     from mlx_engine.distributed.plan import Asked
     from mlx_engine.distributed.split import parsed
@@ -116,7 +116,7 @@ def planned(
     outline, longest = outlined(whole, made), int(whole.config.context_length)
     context = min(longest, USUAL_CONTEXT) if asked["context"] is None else asked["context"]
     require(context <= longest, option="--context", expected=f"at most {longest:,} tokens", found=context)
-    prompt = min(CHUNK, context) if asked["prompt"] is None else asked["prompt"]
+    prompt = min(LONGEST_PASS, context) if asked["prompt"] is None else asked["prompt"]
     require(prompt <= context, option="--prompt", expected=f"at most {context:,} tokens, the context", found=prompt)
     for line in expansions(outline, name):
         log.warn(line)
@@ -127,7 +127,9 @@ def planned(
     of_slices = [model_parts(outlined(each, made)) for each in slices]
     layers = None if split is None else parsed(split)
     about = {"where": checkpoint.where, "architecture": checkpoint.architecture, "backend": name}
-    return Summary.of(of_slices, machines, link, wanted, shard, layers, chunk=CHUNK, measured=hosts.measured, **about)
+    return Summary.of(
+        of_slices, machines, link, wanted, shard, layers, chunk=LONGEST_PASS, measured=hosts.measured, **about
+    )
 
 
 def opened(model: str, load: LoadOptions) -> Checkpoint:

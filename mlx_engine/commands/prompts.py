@@ -16,9 +16,9 @@ from mlx_engine.commands.options.model import Think
 from mlx_engine.errors import EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:
-    from mlx_engine.decode.options import Options
-    from mlx_engine.prompts import Prompt, Prompts
-    from mlx_engine.schedule.request import Request
+    from mlx_engine.engine import Prompt, RequestBuilder
+    from mlx_engine.loop.options import Options
+    from mlx_engine.loop.request import Request
     from mlx_engine.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "Once upon a time"
@@ -162,7 +162,7 @@ def _is_silent(seconds: float) -> bool:
         return False
 
 
-def requests_for(makes: Prompts, prompts: Sequence[Prompt], options: Options) -> list[Request]:
+def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Options) -> list[Request]:
     """Return a request for each prompt. The weights need not have been loaded.
 
     Raises:

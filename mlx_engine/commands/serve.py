@@ -24,7 +24,7 @@ from mlx_engine.errors import EngineError, size
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
-    from mlx_engine.schedule import Scheduler
+    from mlx_engine.loop.scheduler import Scheduler
     from mlx_engine.serve.service import Service
 
 # Python's own defaults: new objects, and collections of the younger generation, between two collections.
@@ -136,7 +136,7 @@ def load_engine(
     """
     from mlx_engine.commands.options.suggested import checked
     from mlx_engine.engine import Engine, open_source
-    from mlx_engine.schedule.memory import map_pages
+    from mlx_engine.loop.memory import map_pages
 
     with progress_bar("opening") as progress:
         opened = open_source(source, backend, progress=progress, **options)
@@ -162,7 +162,7 @@ def load_engine(
 def kv_memory(engine: Engine, capacity: CapacityOptions) -> int | None:
     """Return the bytes for keys and values: without --kv-memory, at most what --context-len takes in every slot."""
     from mlx_engine.cache.size import pool_nbytes
-    from mlx_engine.schedule.memory import spare_bytes
+    from mlx_engine.loop.memory import spare_bytes
 
     if capacity.kv_memory is not None or capacity.context_len is None:
         return capacity.kv_bytes

@@ -15,9 +15,9 @@ from mlx_engine.observe.spans import EMBEDDING, OUTSIDE, SAMPLING, Cost, Span, T
 
 
 class Profiler:
-    """Collect spans. `ops` and `layers` have the sums of the whole run, `phases` the sums of the current pass.
+    """Collect spans. `ops`, `layers` and `phases` have the sums of the whole run.
 
-    With `keep`, `spans` has every span of the current pass.
+    With `keep`, `spans` has every span until `take_spans` is called.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep: bool = False) -> None:
@@ -29,6 +29,7 @@ class Profiler:
         self.ops: dict[str, Total] = defaultdict(Total)
         self.layers: dict[int | None, Total] = defaultdict(Total)
         self.phases: dict[str, float] = defaultdict(float)
+        self._before: dict[str, float] = {}
 
     @contextmanager
     def span(self, op: str, layer: int | None = None, part: str = "") -> Iterator[Span]:
@@ -80,17 +81,27 @@ class Profiler:
         return "embedding" if outside else "layers"
 
     def begin_pass(self) -> None:
-        """Begin a pass: discard spans from before it."""
-        self.phases.clear()
-        self.spans = []
+        """Begin a pass, whose milliseconds `end_pass` returns."""
+        self._before = dict(self.phases)
         self._layer, self._part = None, ""
 
     def end_pass(self) -> dict[str, float]:
         """End a pass and return its milliseconds: embedding, layers, norm, projection."""
         names = ("embedding", "layers", "norm", "projection")
-        taken = {name: self.phases.get(name, 0.0) * 1e3 for name in names}
+        taken = {name: (self.phases.get(name, 0.0) - self._before.get(name, 0.0)) * 1e3 for name in names}
         self.begin_pass()
         return taken
+
+    def take_spans(self) -> list[Span]:
+        """Return the spans since the last call."""
+        taken, self.spans = self.spans, []
+        return taken
+
+    def clear(self) -> None:
+        """Discard all sums and spans."""
+        for sums in (self.ops, self.layers, self.phases):
+            sums.clear()
+        self.spans = []
 
     def table(self) -> str:
         """Format the sums as two tables, per operation and per layer, most expensive first."""

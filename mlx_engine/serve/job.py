@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from anyio import move_on_after
 
-from mlx_engine.decode.output import FinishReason, Output
-from mlx_engine.schedule import Request
+from mlx_engine.loop.output import FinishReason, Output
+from mlx_engine.loop.request import Request
 
 
 class Mark(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_engine.decode.logprobs import TokenLogprobs
+from mlx_engine.loop.logprobs import TokenLogprobs
 from mlx_engine.tokenizer import Tokenizer
 
 

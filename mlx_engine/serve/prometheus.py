@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from mlx_engine.schedule import Request
+from mlx_engine.loop.request import Request
 from mlx_engine.serve.worker import Load, News
 
 PREFIX = "mlx_engine:"

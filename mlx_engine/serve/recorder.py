@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import mlx_engine
-from mlx_engine.schedule import Request
+from mlx_engine.loop.request import Request
 from mlx_engine.serve.entry import Entry, ModelId, choices_of, plain_options
 from mlx_engine.serve.job import Job, Mark
 from mlx_engine.serve.journal import Journal

@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlx_engine.decode.logprobs import digest
-from mlx_engine.decode.output import Output
 from mlx_engine.engine import Engine
 from mlx_engine.errors import EngineError, FormatError, SourceError
-from mlx_engine.schedule import Request, Scheduler
+from mlx_engine.loop.logprobs import digest
+from mlx_engine.loop.output import Output
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.serve.entry import Choice, Entry, parse_entry
 
 

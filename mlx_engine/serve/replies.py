@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_engine.decode.logprobs import TokenLogprobs, digest
-from mlx_engine.decode.output import Output
-from mlx_engine.schedule import Request
+from mlx_engine.loop.logprobs import TokenLogprobs, digest
+from mlx_engine.loop.output import Output
+from mlx_engine.loop.request import Request
 from mlx_engine.serve.job import Job, Mark
 from mlx_engine.serve.logprobs import chat_logprobs, completion_logprobs
 from mlx_engine.serve.reuse import explained

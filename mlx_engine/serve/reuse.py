@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlx_engine.cache.prefix import SHOWN
-from mlx_engine.schedule import Request
+from mlx_engine.loop.request import Request
 from mlx_engine.tokenizer import Tokenizer
 
 

@@ -7,15 +7,15 @@ readings of an idle scheduler are equal.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import abc, deque
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from mlx_engine.schedule import Report, Scheduler
-from mlx_engine.schedule.answer import Answer
+from mlx_engine.loop.request import Sequence
+from mlx_engine.loop.scheduler import Scheduler, StepOutput
 
 # The numbers of steps, of answers in the queue and of nodes of the prefix tree that a status shows.
 N_STEPS, N_WAITING, N_NODES = 120, 32, 48
@@ -157,7 +157,7 @@ class Monitor:
         self,
         *,
         bandwidth: Callable[[], float | None] = lambda: None,
-        text_of: Callable[[Sequence[int]], str] | None = None,
+        text_of: Callable[[abc.Sequence[int]], str] | None = None,
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -175,7 +175,7 @@ class Monitor:
         self._read_at = self._tree_read_at = -float("inf")
         self._tree: PrefixStatus | None = None
 
-    def after(self, scheduler: Scheduler, report: Report) -> Status | None:
+    def after(self, scheduler: Scheduler, report: StepOutput) -> Status | None:
         """Record a step, and return the status if it is due: at intervals, and when no work is left."""
         if report.n_decode + report.n_prefill:
             self._n_steps += 1
@@ -214,7 +214,7 @@ class Monitor:
         return self._tree
 
 
-def _prefix_node(node: dict[str, Any], text_of: Callable[[Sequence[int]], str] | None) -> PrefixNode:
+def _prefix_node(node: dict[str, Any], text_of: Callable[[abc.Sequence[int]], str] | None) -> PrefixNode:
     more = "…" if node["n_tokens"] > len(node["ids"]) else ""
     return PrefixNode(
         parent=node["parent"],
@@ -228,7 +228,7 @@ def _prefix_node(node: dict[str, Any], text_of: Callable[[Sequence[int]], str] |
     )
 
 
-def _answer_status(answer: Answer, *, is_running: bool) -> AnswerStatus:
+def _answer_status(answer: Sequence, *, is_running: bool) -> AnswerStatus:
     request, output = answer.request, answer.output
     n_prompt, n_written = len(request.prompt_ids), len(output.token_ids)
     phase: Phase = "decode"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_engine.schedule import Request
+from mlx_engine.loop.request import Request
 
 
 def timings(

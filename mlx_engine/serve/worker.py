@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from mlx_engine.engine import Engine
 from mlx_engine.errors import EngineError
-from mlx_engine.schedule import Report, Request, Scheduler
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.job import Job, Mark
 from mlx_engine.serve.rates import Rates
@@ -56,7 +57,7 @@ class Load(NamedTuple):
 class News(NamedTuple):
     """What a step has changed."""
 
-    report: Report
+    report: StepOutput
     marks: Mapping[Request, Sequence[Mark]]
     load: Load
     snapshot: Any = None
@@ -85,7 +86,7 @@ class Worker:
         on_news: Callable[[News], None] = lambda news: None,
         on_ready: Callable[[], None] = lambda: None,
         measure: Callable[[Engine], object] = lambda engine: None,
-        snapshot: Callable[[Scheduler, Report], Any] | None = None,
+        snapshot: Callable[[Scheduler, StepOutput], Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a worker.
@@ -299,7 +300,7 @@ class Worker:
         try:
             engine, scheduler = self._make()
             self._post(partial(self._become_ready, engine, scheduler.slots, scheduler.pool.n_tokens))
-            self._run_post(scheduler, Report())  # the first snapshot
+            self._run_post(scheduler, StepOutput())  # the first snapshot
             self.measure(engine)
             while not self._is_stopping:
                 self._run_commands(scheduler, self._run_wait(scheduler))
@@ -327,7 +328,7 @@ class Worker:
             error = self._run_submit(scheduler, job)
             self._post(partial(self._accept, job, error))
         if commands and not scheduler.has_work:
-            self._run_post(scheduler, Report())
+            self._run_post(scheduler, StepOutput())
 
     def _run_submit(self, scheduler: Scheduler, job: Job) -> Exception | None:
         """Submit all requests of a job, or none; return what the scheduler raised."""
@@ -345,7 +346,7 @@ class Worker:
         self._beat = self._clock()
         self._run_post(scheduler, report)
 
-    def _run_post(self, scheduler: Scheduler, report: Report) -> None:
+    def _run_post(self, scheduler: Scheduler, report: StepOutput) -> None:
         """Send what a step has changed to the event loop, in one call."""
         marks = {request: [Mark.of(output) for output in request.outputs] for request in report.requests}
         load = Load.of(scheduler)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.cache import New
-from mlx_engine.decode.loop import prefill
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from tests.contract.check import BACKENDS
 from tests.contract.check import load as load_on
+from tests.decoding import prefill
 
 MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 IDS = [5, 9, 300, 17, 2, 44, 8]
@@ -59,10 +59,15 @@ def test_sequences_in_one_pass_are_as_each_alone(name: str, definition: np.ndarr
     pool = engine.model.new_pool(24, n_sequences=3, page=2)
     first, second = pool.sequence(), pool.sequence()
     with engine.backend.session():
-        one = engine.backend.host(forward(engine.model, New(IDS[:3], first, None), New(IDS[:1], second, 0)))
+        one = engine.backend.host(
+            forward(engine.model, SequenceInput(IDS[:3], first, None), SequenceInput(IDS[:1], second, 0))
+        )
         other = engine.backend.host(
             forward(
-                engine.model, New(IDS[3:7], first, 2), New(IDS[1:3], second, 1), New(IDS[:5], pool.sequence(), None)
+                engine.model,
+                SequenceInput(IDS[3:7], first, 2),
+                SequenceInput(IDS[1:3], second, 1),
+                SequenceInput(IDS[:5], pool.sequence(), None),
             )
         )
     assert relative(one, definition[:3]) < 2e-6

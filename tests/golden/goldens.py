@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.cache import New
-from mlx_engine.decode.loop import decode, decode_without_cache
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
 from mlx_engine.engine import Engine
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.sampler import Sampler
 from tests.contract.check import BACKENDS as KNOWN
 from tests.contract.check import EMULATED, load
+from tests.decoding import decode, greedy_ids
 
 DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
@@ -95,20 +94,14 @@ def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int, **opti
     model = engine(checkpoint, backend).model
     kv = model.new_kv(len(ids), **{"longest_pass": chunk, **options})
     with model.backend.session():
-        pieces = [New(ids[at : at + chunk], kv, wanted=None) for at in range(0, len(ids), chunk)]
+        pieces = [SequenceInput(ids[at : at + chunk], kv, wanted=None) for at in range(0, len(ids), chunk)]
         return np.concatenate([model.backend.host(forward(model, piece)) for piece in pieces])
 
 
 def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
-    """Run the decode loop on ids: the small checkpoints have no tokenizer."""
-    model, prompt = engine(golden.checkpoint, backend).model, golden.prompt(i)
-    n = len(golden.greedy(i))
-    pick = Sampler(model.backend, Sampling(), prompt)
-    if kv:
-        run = partial(decode, model, prompt, model.new_kv(len(prompt) + n - 1))
-    else:
-        run = partial(decode_without_cache, model, prompt)
-    return list(islice(run(pick, Metrics()), n))
+    """Run the scheduler on ids: the small checkpoints have no tokenizer."""
+    model = engine(golden.checkpoint, backend).model
+    return greedy_ids(model, golden.prompt(i), len(golden.greedy(i)), kv=kv)
 
 
 def logits_and_greedy(golden: Golden, i: int, backend: str, n: int | None = None) -> tuple[np.ndarray, list[int]]:
@@ -120,10 +113,10 @@ def logits_and_greedy(golden: Golden, i: int, backend: str, n: int | None = None
     n = len(golden.greedy(i)) if n is None else n
     kv = model.new_kv(len(prompt) + n - 1)
     with model.backend.session():
-        logits = model.backend.host(forward(model, New(prompt, kv, wanted=None)))
+        logits = model.backend.host(forward(model, SequenceInput(prompt, kv, wanted=None)))
     first = int(logits[-1].argmax())
-    pick = Sampler(model.backend, Sampling(), [*prompt, first])
-    return logits, [first, *islice(decode(model, [first], kv, pick, Metrics()), n - 1)]
+    sampler = Sampler(model.backend, Sampling(), [*prompt, first])
+    return logits, [first, *islice(decode(model, [first], kv, sampler), n - 1)]
 
 
 def check_close(

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_engine.decode.loop import prefill
 from tests.contract.check import EMULATED
+from tests.decoding import prefill
 from tests.golden.convert import convert
 from tests.golden.goldens import (
     BACKENDS,

@@ -22,8 +22,8 @@ import pytest
 pytest.importorskip("numba")
 
 from mlx_engine.backends import create_backend
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from mlx_engine.weights.model import Model
 from tests.random_models import SETTINGS, VOCAB, random_model
 
@@ -69,7 +69,7 @@ def alone(architecture: str, type_name: str) -> np.ndarray:
     """Logits at every position of the sequence, read in one pass on two threads."""
     of = model(architecture, type_name, 2)
     with of.backend.session():
-        return np.array(of.backend.host(forward(of, New(ids(0, LENGTH), of.scratch_kv(LENGTH), wanted=None))))
+        return np.array(of.backend.host(forward(of, SequenceInput(ids(0, LENGTH), of.scratch_kv(LENGTH), wanted=None))))
 
 
 def shares(rng: np.random.Generator, n_tokens: int, n_sequences: int) -> list[int]:
@@ -100,9 +100,11 @@ def differing(of: Model, want: np.ndarray, seed: int, counts: Sequence[int], pla
     texts = [ids(0 if b == place else 100 + b, n + m) for b, (n, m) in enumerate(zip(read, counts, strict=True))]
     sequences = [pool.sequence() for _ in counts]
     with of.backend.session():
-        before = [New(text[:n], kv, wanted=0) for text, n, kv in zip(texts, read, sequences, strict=True) if n]
+        before = [
+            SequenceInput(text[:n], kv, wanted=0) for text, n, kv in zip(texts, read, sequences, strict=True) if n
+        ]
         forward(of, *before)
-        new = [New(text[n:], kv, wanted=None) for text, n, kv in zip(texts, read, sequences, strict=True)]
+        new = [SequenceInput(text[n:], kv, wanted=None) for text, n, kv in zip(texts, read, sequences, strict=True)]
         logits = np.array(of.backend.host(forward(of, *new)))
     first = sum(counts[:place])
     found = logits[first : first + counts[place]]

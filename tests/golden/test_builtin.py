@@ -6,7 +6,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.conversation import Conversation
-from mlx_engine.schedule.stream import Generation
+from mlx_engine.loop.stream import Generation
 from tests.builtin import LONGEST
 
 OPENINGS = ["Once upon a time", "One sunny morning,", "There was a little fox", "In a small village"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from mlx_engine.quant.weight import Weight
 from tests.random_blocks import random_blocks
 
@@ -100,7 +100,7 @@ def test_logits_are_those_of_the_expanded_weights(files: tuple[Path, Path], back
     engine = mlx_engine.load(stored, backend)
     kv = engine.model.new_kv(16)
     with engine.backend.session():
-        rows = [engine.backend.host(forward(engine.model, New([token], kv))) for token in IDS]
+        rows = [engine.backend.host(forward(engine.model, SequenceInput([token], kv))) for token in IDS]
     assert np.linalg.norm(np.concatenate(rows) - want) <= 2e-6 * np.linalg.norm(want)
 
 

@@ -9,9 +9,9 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
-from mlx_engine.cache import KVLayer, New
+from mlx_engine.cache import KVLayer, SequenceInput
 from mlx_engine.convert.requantize import requantize
-from mlx_engine.decode.step import forward
+from mlx_engine.loop.forward import forward
 from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
@@ -78,8 +78,8 @@ def test_a_chunk_without_wanted_tokens_leaves_all_that_the_next_one_reads(name: 
     model, ids = of.model, golden(name).prompt(1)
     kv = model.new_kv(len(ids), page=16)
     with model.backend.session():
-        assert forward(model, New(ids[:20], kv, wanted=0)) is None
-        found = model.backend.host(forward(model, New(ids[20:], kv, wanted=3)))
+        assert forward(model, SequenceInput(ids[:20], kv, wanted=0)) is None
+        found = model.backend.host(forward(model, SequenceInput(ids[20:], kv, wanted=3)))
     check_close(np.asarray(of.logits(ids))[-3:], found)
 
 

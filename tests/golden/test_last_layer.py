@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.taps import tapped
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from tests.golden.goldens import DATA, Golden, check_close, engine, variant
 
 MICRO = ("gpt2", "gemma2", "gemma3", "llama", "mistral", "qwen2")
@@ -22,7 +22,7 @@ backends = pytest.mark.parametrize("backend", ["simd", "parallel", "mlx"])
 
 
 def rows_of(
-    golden: Golden, backend: str, parts: Callable[[Any], list[New]]
+    golden: Golden, backend: str, parts: Callable[[Any], list[SequenceInput]]
 ) -> tuple[np.ndarray | None, dict[str, int], int]:
     """Return logits, the number of rows of every tap, and the last layer's index."""
     model, rows = copy.copy(engine(golden.checkpoint, backend).model), {}
@@ -43,7 +43,9 @@ def test_one_row_leaves_the_last_layer(backend: str, golden: Golden, kept: bool)
     i = longest(golden)
     ids = golden.prompt(i)
     logits, rows, last = rows_of(
-        golden, backend, lambda model: [New(ids, model.new_kv(len(ids)) if kept else model.scratch_kv(len(ids)))]
+        golden,
+        backend,
+        lambda model: [SequenceInput(ids, model.new_kv(len(ids)) if kept else model.scratch_kv(len(ids)))],
     )
     assert rows[f"blk.{last - 1}.layer_out"] == len(ids)
     assert rows[f"blk.{last}.attn_out"] == rows[f"blk.{last}.layer_out"] == 1
@@ -56,9 +58,9 @@ def test_of_several_sequences_the_rows_that_are_wanted_leave_it(backend: str, go
     i = longest(golden)
     ids, wanted = golden.prompt(i), (3, 0, 1)
 
-    def parts(model: Any) -> list[New]:
+    def parts(model: Any) -> list[SequenceInput]:
         pool = model.new_pool(3 * len(ids), n_sequences=3)
-        return [New(ids[: len(ids) - n], pool.sequence(), want) for n, want in enumerate(wanted)]
+        return [SequenceInput(ids[: len(ids) - n], pool.sequence(), want) for n, want in enumerate(wanted)]
 
     logits, rows, last = rows_of(golden, backend, parts)
     assert rows[f"blk.{last - 1}.layer_out"] == 3 * len(ids) - 3
@@ -71,7 +73,7 @@ def test_of_several_sequences_the_rows_that_are_wanted_leave_it(backend: str, go
 @backends
 def test_where_no_logits_are_wanted_it_ends_with_keys_and_values(backend: str, golden: Golden):
     ids = golden.prompt(longest(golden))
-    logits, rows, last = rows_of(golden, backend, lambda model: [New(ids, model.new_kv(len(ids)), wanted=0)])
+    logits, rows, last = rows_of(golden, backend, lambda model: [SequenceInput(ids, model.new_kv(len(ids)), wanted=0)])
     assert logits is None
     assert rows[f"blk.{last}.attn_v"] == len(ids)
     assert not rows.keys() & {f"blk.{last}.attn_out", f"blk.{last}.layer_out"}

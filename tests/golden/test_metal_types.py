@@ -16,12 +16,12 @@ from mlx_engine.backends.metal.weights import SplitMatrix
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.dispatches import dispatches
-from mlx_engine.cache import New
-from mlx_engine.decode.loop import decode
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.sampler import Sampler
 from tests.contract.check import EMULATED
+from tests.decoding import decode
 from tests.golden.goldens import check_close, engine, in_chunks
 from tests.golden.test_table import for_mlx, mixed
 
@@ -66,7 +66,7 @@ def test_a_layer_takes_seven_dispatches_also_of_several_types(files: Files, colu
     assert (found.model.program.fused.gate_up, found.model.program.fused.qkv) == (n, n)
     assert sum(dispatches(found).layer.values()) == 7
     with found.backend.session(), counted() as launches:
-        forward(found.model, New([3], found.model.new_kv(4)))
+        forward(found.model, SequenceInput([3], found.model.new_kv(4)))
     assert launches == {
         "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "attention": n, "project_add": 2 * n, "norm_gate_up": n,
         "norm_project": 1,

@@ -13,8 +13,8 @@ pytest.importorskip("numba")
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.metal.backend import MetalBackend
-from mlx_engine.cache import KVSequence, New, PrefixCache
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import KVSequence, PrefixCache, SequenceInput
+from mlx_engine.loop.forward import forward
 from mlx_engine.weights.model import Model
 from tests.random_models import VOCAB, WINDOW, random_model
 
@@ -41,7 +41,7 @@ def model(architecture: str, backend: str) -> Model:
 def logits(of: Model, kv: KVSequence, ids: list[int], chunk: int = LENGTH) -> np.ndarray:
     """Return logits at the positions of new tokens, which are run in chunks."""
     with of.backend.session():
-        parts = [forward(of, New(ids[at : at + chunk], kv, wanted=None)) for at in range(0, len(ids), chunk)]
+        parts = [forward(of, SequenceInput(ids[at : at + chunk], kv, wanted=None)) for at in range(0, len(ids), chunk)]
         return np.concatenate([np.array(of.backend.host(part)) for part in parts])
 
 
@@ -89,7 +89,9 @@ def test_forks_give_the_same_bits(architecture: str):
     logits(of, kv, prompt)
     twin = kv.fork()
     with of.backend.session():
-        both = forward(of, *(New(ids, of_one, wanted=None) for ids, of_one in zip(answers, (kv, twin), strict=True)))
+        both = forward(
+            of, *(SequenceInput(ids, of_one, wanted=None) for ids, of_one in zip(answers, (kv, twin), strict=True))
+        )
     np.testing.assert_array_equal(np.array(of.backend.host(both)), np.concatenate(want))
     third = kv.fork()
     # To a place inside a page that both have; a window does not let a sequence go back so far.

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from tests.contract.check import EMULATED
 from tests.golden.goldens import (
     BACKENDS,
@@ -132,7 +132,7 @@ def test_the_last_rows_logits_alone_are_the_same(backend: str, golden: Golden):
     model = engine(golden.checkpoint, backend).model
     ids = golden.prompt(0)
     with model.backend.session():
-        last = model.backend.host(forward(model, New(ids, model.scratch_kv(len(ids)))))
+        last = model.backend.host(forward(model, SequenceInput(ids, model.scratch_kv(len(ids)))))
     check_close(golden.logits(0)[-1:], last)
 
 

@@ -23,8 +23,8 @@ from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Scores
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from tests.golden.goldens import DATA
 from tests.golden.test_formats import random_weights, write
 
@@ -81,7 +81,7 @@ def in_passes(of: mlx_engine.Engine, lengths: list[int], **options: int) -> np.n
     ids, model = prompt(of), of.model
     kv, edges = model.new_kv(len(ids), **options), [0, *itertools.accumulate(lengths)]
     with model.backend.session():
-        parts = [forward(model, New(ids[a:b], kv, wanted=None)) for a, b in itertools.pairwise(edges)]
+        parts = [forward(model, SequenceInput(ids[a:b], kv, wanted=None)) for a, b in itertools.pairwise(edges)]
         return np.concatenate([np.array(model.backend.host(part)) for part in parts])
 
 
@@ -149,7 +149,9 @@ def in_batches(of: mlx_engine.Engine, texts: Sequence[list[int]], seed: int) -> 
             # One token of each, as in decode, or chunks of prompts among them.
             most = int(rng.choice([1, 4, 40]))
             ids = [texts[i][at[i] : at[i] + int(rng.integers(1, most + 1))] for i in chosen]
-            logits = forward(model, *(New(new, sequences[i], wanted=None) for new, i in zip(ids, chosen, strict=True)))
+            logits = forward(
+                model, *(SequenceInput(new, sequences[i], wanted=None) for new, i in zip(ids, chosen, strict=True))
+            )
             ends = list(itertools.accumulate(map(len, ids)))
             for i, new, end in zip(chosen, ids, ends, strict=True):
                 rows[i].append(np.array(model.backend.host(logits)[end - len(new) : end]))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.taps import tapped
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
 
@@ -39,7 +39,7 @@ def tapped_values(checkpoint: Path, ids: list[int], backend: str, chunk: int | N
     kv = model.scratch_kv(len(ids)) if chunk is None else model.new_kv(len(ids))
     for piece in pieces(ids, chunk or len(ids)):
         passes.append({})
-        logits = forward(model, New(piece, kv, wanted=None))
+        logits = forward(model, SequenceInput(piece, kv, wanted=None))
         passes[-1]["logits"] = model.backend.host(logits)
     return {name: np.concatenate([values[name] for values in passes]) for name in passes[0]}
 

@@ -16,22 +16,23 @@ import pytest
 
 pytest.importorskip("numba")
 
+
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.decode.loop import decode
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.local import run_ranks
 from mlx_engine.distributed.tensor import sliced
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.sampler import Sampler
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, plan_model
 from tests.contract.check import EMULATED, named
+from tests.decoding import decode
 from tests.golden.goldens import DATA, Golden, check_close, relative_errors, variant
 from tests.golden.test_same_bits import cut
 from tests.random_models import SETTINGS, random_checkpoint
@@ -79,7 +80,7 @@ def logits(ids: list[int], chunk: int = 1000, **options: Any) -> Callable[[Model
     def run(model: Model) -> np.ndarray:
         kv = model.new_kv(len(ids), **options)
         with model.backend.session():
-            parts = [forward(model, New(ids[at : at + chunk], kv, None)) for at in range(0, len(ids), chunk)]
+            parts = [forward(model, SequenceInput(ids[at : at + chunk], kv, None)) for at in range(0, len(ids), chunk)]
             return np.concatenate([np.array(model.backend.host(part)) for part in parts])
 
     return run
@@ -172,7 +173,7 @@ def test_the_same_bits_for_every_chunk_page_and_batch(architecture: str):
         sequences, edges = [pool.sequence() for _ in texts], [0, *np.cumsum(cut(30, 9))]
         with model.backend.session():
             for first, last in itertools.pairwise(edges):
-                parts = [New(text[first:last], kv, None) for text, kv in zip(texts, sequences, strict=True)]
+                parts = [SequenceInput(text[first:last], kv, None) for text, kv in zip(texts, sequences, strict=True)]
                 rows = np.array(model.backend.host(forward(model, *parts)))
                 want = np.concatenate([logits_of[first:last] for logits_of in whole])
                 np.testing.assert_array_equal(rows, want)

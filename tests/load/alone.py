@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 import mlx_engine
-from mlx_engine.decode.logprobs import digest
-from mlx_engine.decode.options import Options
-from mlx_engine.schedule import Scheduler
+from mlx_engine.loop.logprobs import digest
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.scheduler import Scheduler
 
 # Parameters of the API that are no options of the engine.
 OTHERS = {"messages", "prompt", "max_tokens", "n", "stream"}

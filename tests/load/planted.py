@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mlx_engine.commands import main
+from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.schedule import Scheduler
 from mlx_engine.tokenizer import chat
 
 # A request with this seed, or with this token as its prompt, meets the fault.
@@ -27,10 +27,10 @@ def plant(of: Any, name: str, fault: Callable[..., None]) -> None:
 
 
 def in_sampling() -> None:
-    from mlx_engine.decode.sampler import Sampler
+    from mlx_engine.loop.sampler import Sampler
 
-    def fault(pick: Sampler) -> None:
-        if pick._sampling.seed == SEED and len(pick._recent) > pick._n_prompt + 3:
+    def fault(sampler: Sampler) -> None:
+        if sampler._sampling.seed == SEED and len(sampler._recent) > sampler._n_prompt + 3:
             raise RuntimeError("planted")
 
     plant(Sampler, "draw", fault)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from mlx_engine.backends import backend_names, create_backend, unavailable
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.parameters import Scores
-from mlx_engine.cache import KVLayer, KVPool, KVSequence, New, begin
+from mlx_engine.cache import KVLayer, KVPool, KVSequence, SequenceInput, begin
 from mlx_engine.errors import CacheFullError
 
 KV_HEADS, HEAD_DIM = 2, 4
@@ -126,7 +126,7 @@ class PoolMachine(RuleBasedStateMachine):
         for i in which:
             new[i] = list(range(self.next_token, self.next_token + n))
             self.next_token += n
-            parts.append(New(new[i], self.sequences[i], wanted=None))
+            parts.append(SequenceInput(new[i], self.sequences[i], wanted=None))
         before = [(kv.length, kv.pending) for kv in self.sequences]
         try:
             return begin(parts), new
@@ -205,7 +205,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.want[i] += new[i]
         for _ in range(2):
             with pytest.raises(CacheFullError) as caught:
-                begin([New([0], self.sequences[i])])
+                begin([SequenceInput([0], self.sequences[i])])
             error = caught.value
             assert (error.length, error.wanted, error.capacity) == (self.kind.n_tokens, 1, self.kind.n_tokens)
 

@@ -15,7 +15,7 @@ import httpx
 
 import mlx_engine
 from mlx_engine.engine import Engine
-from mlx_engine.schedule import Report, Scheduler
+from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.app import create_app
 from mlx_engine.serve.connection import Patience
 from mlx_engine.serve.server import Server, listen
@@ -119,7 +119,7 @@ class Served:
         self.scheduler = self._engine.scheduler(**self._scheduler_options)
         step = self.scheduler.step
 
-        def gated() -> Report:
+        def gated() -> StepOutput:
             self.gate.pass_one()
             self.threads.add(threading.current_thread().name)
             return step()

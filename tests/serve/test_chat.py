@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_engine.decode.logprobs import digest
+from mlx_engine.loop.logprobs import digest
 from tests.serve.served import Served, chat_body, events, micro, served
 from tests.serve.shapes import Chat, Chunk, checked
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.commands.app import app
-from mlx_engine.decode.sampler import Sampler
 from mlx_engine.errors import OptionError
+from mlx_engine.loop.sampler import Sampler
 from mlx_engine.serve.entry import Entry, ModelId, parse_entry
 from mlx_engine.serve.journal import Journal
 from mlx_engine.serve.recorder import Recorder

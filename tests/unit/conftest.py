@@ -1,6 +1,5 @@
 """What several files ask about: the micro checkpoint of Qwen3. A file with another `golden` or `engine` has its own."""
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import pytest
 
 import mlx_engine
 from mlx_engine.bench import cells
-from mlx_engine.decode.metrics import Metrics
 from tests.unit.timed_model import Backend, Clock, Spy
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
@@ -33,7 +31,6 @@ def clock(monkeypatch):
     """The clock of a timed model, which is also the benchmark's."""
     clock = Clock()
     monkeypatch.setattr(cells, "time", SimpleNamespace(perf_counter=clock))
-    monkeypatch.setattr(cells, "Metrics", partial(Metrics, clock=clock))
     return clock
 
 

@@ -1,6 +1,5 @@
 """Bytes and operations of a test, against numbers worked out by hand for the shape of Qwen3-0.6B."""
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,7 +143,6 @@ def test_a_test_that_does_both_needs_what_both_need():
 def test_the_passes_are_those_that_a_cell_makes(test, kv, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(cells, "time", SimpleNamespace(perf_counter=clock))
-    monkeypatch.setattr(cells, "Metrics", partial(cells.Metrics, clock=clock))
     model = Spy(Backend(clock, lazy=False), lambda n, at: 1.0)
     engine = SimpleNamespace(model=model, backend=model.backend, config=model.config)
     cells.measure(engine, Cell(*test), kv=kv, repetitions=1)

@@ -22,9 +22,9 @@ from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.parameters import Linear, RMSNorm
 from mlx_engine.backends.program import OpByOp, Program
-from mlx_engine.cache import KVPool, KVSequence, New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.engine import Engine
+from mlx_engine.loop.forward import forward
 from mlx_engine.models import decoder
 from mlx_engine.models.decoder import decoder_layer
 from mlx_engine.quant import BY_NAME
@@ -75,7 +75,7 @@ def run(engine: Engine, passes: Passes, *, compiled: bool) -> tuple[np.ndarray, 
     with engine.backend.session():
         for new in passes:
             parts = [
-                New(IDS[end : end + n], kv, wanted)
+                SequenceInput(IDS[end : end + n], kv, wanted)
                 for end, kv, (n, wanted) in zip(ends, sequences, new, strict=False)
                 if n
             ]
@@ -152,7 +152,9 @@ def test_a_program_follows_the_pool_that_a_batch_comes_from():
     for _ in range(2):
         for pool in pools:
             with model.backend.session():
-                np.testing.assert_array_equal(forward(model, New(IDS[:5], pool.sequence(), wanted=None)), want)
+                np.testing.assert_array_equal(
+                    forward(model, SequenceInput(IDS[:5], pool.sequence(), wanted=None)), want
+                )
 
 
 def test_two_programs_of_one_backend_do_not_share_what_they_are_made_of():
@@ -172,7 +174,7 @@ def test_two_programs_of_one_backend_do_not_share_what_they_are_made_of():
 
 def logits(model: Any) -> np.ndarray:
     with model.backend.session():
-        return np.array(forward(model, New(IDS[:5], model.new_kv(8), wanted=None)))
+        return np.array(forward(model, SequenceInput(IDS[:5], model.new_kv(8), wanted=None)))
 
 
 def tripled(w: Any) -> Any:
@@ -222,7 +224,7 @@ def test_keys_and_values_of_another_model_are_refused():
     for wrong in ([layer], [more, *others], [*others, narrower], [layer, layer, *others]):
         kv = KVPool(model.backend, wrong, 8).sequence()
         with pytest.raises(ValueError, match=r"expected KV stores of \(KV heads, head dim\) .* by layer, found"):
-            forward(model, New(IDS[:3], kv))
+            forward(model, SequenceInput(IDS[:3], kv))
         assert (kv.length, kv.pending) == (0, 0)
 
 
@@ -236,7 +238,7 @@ def test_an_operation_that_a_subclass_overrides_is_called():
     be.__class__ = Refuses
     model.backend = be
     with pytest.raises(NotImplementedError):
-        forward(model, New(IDS[:3], model.new_kv(4)))
+        forward(model, SequenceInput(IDS[:3], model.new_kv(4)))
 
 
 def test_head_norms_come_in_pairs_and_with_a_rotation():
@@ -366,7 +368,7 @@ def decoded(model: Any) -> np.ndarray:
     """Logits of a prompt's last token and of a token behind it."""
     with model.backend.session():
         kv = model.new_kv(16)
-        rows = [forward(model, New(ids, kv)) for ids in (IDS[:5], IDS[5:6])]
+        rows = [forward(model, SequenceInput(ids, kv)) for ids in (IDS[:5], IDS[5:6])]
         return np.concatenate([model.backend.host(row) for row in rows])
 
 

@@ -12,9 +12,9 @@ from mlx_engine.bench.concurrency.measure import Plan, Sample, interleaved, row,
 from mlx_engine.bench.concurrency.scheduled import Scheduled
 from mlx_engine.bench.sizes import Sizes
 from mlx_engine.cache import KVLayer, KVPool
-from mlx_engine.decode.output import Output
-from mlx_engine.schedule.request import Request
-from mlx_engine.schedule.scheduler import Scheduler
+from mlx_engine.loop.output import Output
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler
 from tests.unit.timed_model import Backend, Clock, Spy, both_kinds
 
 SIZES = Sizes(layers=100, head=10, nbytes=1000.0, cached=8, scored=2, head_nbytes=400.0)

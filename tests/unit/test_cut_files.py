@@ -17,7 +17,7 @@ DATA = ROOT / "tests" / "data" / "qwen3-micro"
 # Cuts the file of the weights when the prompt has been read: what follows reads the lost part.
 CUT = """
 import os, sys
-from mlx_engine.schedule import stream
+from mlx_engine.loop import stream
 step = stream.Stream._step
 def cut(self, scheduler):
     step(self, scheduler)

@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
-from mlx_engine.cache import KVLayer, KVPool, New
+from mlx_engine.cache import KVLayer, KVPool, SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.loop import decode, decode_without_cache, prefill
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.sampler import Sampler
+from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.stream import Stream
 from mlx_engine.weights.model import load_model
-from tests.streams import stream_of
+from tests.decoding import decode, greedy_ids, prefill
+from tests.streams import request_of, stream_of
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
 FILES = {"f32": ("model-f32.gguf", ""), "q8_0": ("model-q8_0.gguf", "_q8")}
@@ -109,17 +111,14 @@ def scripted(ids, text=None, *, max_tokens=None, prompt=(1, 2), **options):
 
 
 def run(model, prompt, n, *, kv=True, metrics=None, chunk=512):
-    pick = Sampler(model.backend, Sampling(), prompt)
-    metrics = metrics or Metrics()
-    if kv:
-        ids = decode(model, prompt, model.new_kv(len(prompt) + n), pick, metrics, chunk=chunk)
-    else:
-        ids = decode_without_cache(model, prompt, pick, metrics)
-    return list(itertools.islice(ids, n))
+    if not kv:
+        return greedy_ids(model, prompt, n, kv=False)
+    sampler, room = Sampler(model.backend, Sampling(), prompt), model.new_kv(len(prompt) + n)
+    return list(itertools.islice(decode(model, prompt, room, sampler, metrics, chunk=chunk), n))
 
 
 def in_one_pass(model, ids):
-    return forward(model, New(ids, model.scratch_kv(len(ids))))
+    return forward(model, SequenceInput(ids, model.scratch_kv(len(ids))))
 
 
 # ---- the numbers ----
@@ -145,14 +144,9 @@ def test_prefill_in_chunks_gives_the_same_last_logits(model, golden, chunk):
 
 
 def test_prefill_reports_its_progress_after_each_chunk(model, golden):
-    seen = []
-    prefill(
-        model,
-        golden["prompt2"].tolist(),
-        model.new_kv(41),
-        chunk=20,
-        progress=lambda done, total: seen.append((done, total)),
-    )
+    seen, request = [], request_of(golden["prompt2"].tolist(), max_tokens=1)
+    scheduler = Scheduler(model, model.new_pool(41), budget=20)
+    list(Stream(scheduler, request, progress=lambda done, total: seen.append((done, total))))
     assert seen == [(20, 41), (40, 41), (41, 41)]
 
 
@@ -161,8 +155,8 @@ def test_prefill_waits_for_each_chunk_before_the_next(model, golden, monkeypatch
     log, forward = [], model.forward
     monkeypatch.setattr(model, "forward", lambda batch: (log.append(batch.lengths), forward(batch))[1])
     monkeypatch.setattr(model.backend, "wait", lambda arrays: log.append("wait"))
-    prefill(model, golden["prompt2"].tolist(), model.new_kv(41), chunk=20)
-    assert log == [(20,), "wait", (20,), "wait", (1,)]
+    list(Stream(Scheduler(model, model.new_pool(41), budget=20), request_of(golden["prompt2"].tolist(), max_tokens=1)))
+    assert log == [(20,), "wait", (20,), "wait", (1,), "wait"]  # the last one is for the token
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 512])
@@ -173,9 +167,10 @@ def test_there_is_one_pass_per_token_and_prefill_is_one_however_it_is_chunked(mo
 
 
 def test_without_a_cache_there_is_one_pass_per_token_too(model, golden):
-    metrics = Metrics()
-    run(model, golden["prompt1"].tolist(), 5, kv=False, metrics=metrics)
-    assert len(metrics.passes) == 5
+    prompt = golden["prompt1"].tolist()
+    stream = stream_of(model, prompt, Options(kv=False), max_tokens=5, text=Letters(), end_ids=())
+    list(stream)
+    assert len(stream.generation.metrics.passes) == 5
 
 
 def test_no_pass_is_run_before_its_token_is_asked_for():
@@ -214,7 +209,7 @@ def test_an_interrupted_pass_leaves_the_sequence_usable(model, golden, at):
     model.backend = tapped(original, interrupt)
     try:
         with pytest.raises(Interrupted):
-            forward(model, New([9, 9, 9], kv))
+            forward(model, SequenceInput([9, 9, 9], kv))
     finally:
         model.backend = original
     assert (kv.length, kv.pending) == (4, 0)

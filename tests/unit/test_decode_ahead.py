@@ -17,15 +17,17 @@ from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.loop import decode, decode_without_cache, prefill
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.sampler import Sampler
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.weights.model import Model, load_model
+from tests.decoding import decode, prefill
+from tests.streams import Marks, stream_of
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 PROMPT = [5, 9, 300, 17, 2]
@@ -116,7 +118,7 @@ def run(model: Model, n: int, sampling: Sampling = SAMPLINGS["greedy"], *, room:
 
 def whole(model: Model, ids: list[int]) -> np.ndarray:
     """Logits (1, V) of the last of these tokens, which are read in one pass."""
-    return forward(model, New(ids, model.scratch_kv(len(ids))))
+    return forward(model, SequenceInput(ids, model.scratch_kv(len(ids))))
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +144,10 @@ def test_the_ids_are_those_of_an_eager_backend(model: Model, eager: Model, name:
 @pytest.mark.parametrize("name", ["sampled", "penalised"])
 def test_the_ids_without_a_cache_are_too(model: Model, eager: Model, name: str):
     def ids(of: Model) -> list[int]:
-        pick = Sampler(of.backend, SAMPLINGS[name], PROMPT)
-        return list(islice(decode_without_cache(of, PROMPT, pick, Metrics()), 8))
+        options = Options(sampling=SAMPLINGS[name], kv=False)
+        stream = stream_of(of, PROMPT, options, max_tokens=8, text=Marks(), end_ids=())
+        list(stream)
+        return stream.generation.token_ids
 
     assert ids(model) == ids(eager)
 

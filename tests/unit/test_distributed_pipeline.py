@@ -15,23 +15,22 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import create_backend
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.decode.options import Options
-from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import latest_cut, stages_of
-from mlx_engine.engine import Engine, open_source
+from mlx_engine.engine import Engine, RequestBuilder, open_source
 from mlx_engine.errors import DistributedError, NotFiniteError, OptionError
-from mlx_engine.prompts import Prompts
+from mlx_engine.loop.forward import forward, forward_logits
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
-from mlx_engine.schedule.scheduler import Scheduler
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Planned, plan_model
 from mlx_engine.weights.stage import Stage
@@ -46,7 +45,7 @@ IDS = [3, 14, 15, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 def _tokenizer(monkeypatch):
     """Give every model the tokenizer of the builtin one: most small models have none."""
     made = mlx_engine.load_tokenizer(resolve("builtin"))
-    monkeypatch.setattr(Prompts, "_build_tokenizer", lambda *_: made)
+    monkeypatch.setattr(RequestBuilder, "_build_tokenizer", lambda *_: made)
 
 
 def planned_of(folder: Path) -> Planned:
@@ -60,14 +59,14 @@ def logits_of(model) -> np.ndarray:
         pool = model.new_pool(64, n_sequences=2, page=4)
         one, two = pool.sequence(), pool.sequence()
         for news in (
-            [New(IDS[:5], one, 0)],
-            [New(IDS[5:], one), New(IDS[:3], two, None)],
-            [New([4], one), New([1], two)],
-            [New([7, 8], two)],
+            [SequenceInput(IDS[:5], one, 0)],
+            [SequenceInput(IDS[5:], one), SequenceInput(IDS[:3], two, None)],
+            [SequenceInput([4], one), SequenceInput([1], two)],
+            [SequenceInput([7, 8], two)],
         ):
             logits = forward(model, *news)
             found += [] if logits is None else [np.array(be.host(logits))]
-        found.append(np.array(be.host(forward_logits(model, New(IDS, model.scratch_kv(len(IDS)), None)))))
+        found.append(np.array(be.host(forward_logits(model, SequenceInput(IDS, model.scratch_kv(len(IDS)), None)))))
     return np.concatenate(found)
 
 
@@ -237,7 +236,7 @@ def test_as_many_passes_as_ranks_are_under_way():
         flights = []
         for _ in range(9):
             scheduler.step()
-            flights.append(sorted(len(part.parts) for part in scheduler._passes._flight))
+            flights.append(sorted(len(submitted.chunks) for submitted in scheduler._runner._flight))
         return flights
 
     flights = shared_engine(DATA / "llama-micro" / "hf", [1, 2], begun)
@@ -255,7 +254,7 @@ def test_others_keep_their_tokens_when_one_leaves_a_pass_under_way():
             scheduler.submit(request)
         for _ in range(7):
             scheduler.step()
-        under_way = [part.sequence.request for submitted in scheduler._passes._flight for part in submitted.parts]
+        under_way = [chunk.sequence.request for submitted in scheduler._runner._flight for chunk in submitted.chunks]
         assert len(under_way) == 3
         scheduler.cancel(under_way[0])
         while scheduler.has_work:
@@ -336,9 +335,9 @@ def test_after_an_interrupted_pass_no_other_begins():
     pipeline = Pipeline(model, LocalGroup.make(2)[0])
     full = mock.patch.object(pipeline._runner, "run", side_effect=MemoryError("full"))
     with full, pytest.raises(DistributedError, match="found one that ended with MemoryError: full; start"):
-        forward(pipeline, New([1], pipeline.scratch_kv(1)))
+        forward(pipeline, SequenceInput([1], pipeline.scratch_kv(1)))
     with pytest.raises(DistributedError, match="found one that was interrupted; start all ranks again"):
-        forward(pipeline, New([1], pipeline.scratch_kv(1)))
+        forward(pipeline, SequenceInput([1], pipeline.scratch_kv(1)))
 
 
 def test_a_pass_that_fails_on_rank_0_is_no_fault_of_a_request():

@@ -21,9 +21,9 @@ from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, machines_of, parsed, stages_of
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import NotEnoughMemoryError, OptionError
+from mlx_engine.loop.memory import pool_for
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
-from mlx_engine.schedule.memory import pool_for
 from mlx_engine.weights.outline import outlined
 from tests.unit.test_distributed_pipeline import DATA, planned_of
 

@@ -15,7 +15,6 @@ from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.sampling import Sampling, largest
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.sampler import Sampler
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.distributed.shard import TensorShard
@@ -23,7 +22,8 @@ from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError
-from mlx_engine.schedule.stream import Generation
+from mlx_engine.loop.sampler import Sampler
+from mlx_engine.loop.stream import Generation
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, Planned, plan_model
 from tests.golden.goldens import DATA

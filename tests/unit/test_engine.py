@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
 from mlx_engine.engine import open_source
 from mlx_engine.errors import (
     EngineError,
     OptionError,
 )
-from mlx_engine.schedule.stream import Generation
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.stream import Generation
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]

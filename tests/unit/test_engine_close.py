@@ -15,7 +15,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.errors import ClosedError, NotCopyableError
-from mlx_engine.schedule.stream import Stream
+from mlx_engine.loop.stream import Stream
 from tests.cells import each
 from tests.patience import PATIENCE, wait_for
 from tests.scheduling import MICRO, options, run

@@ -19,7 +19,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import TensorMismatchError, UnsupportedConfigError
-from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.loop.memory import Traffic
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import model_file
 from tests.golden.convert import convert, read_safetensors, stacked, write_safetensors

@@ -16,10 +16,10 @@ from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy.scalar import ScalarBackend
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.sampling import Sampling, largest
-from mlx_engine.cache import New
-from mlx_engine.decode.logprobs import TokenLogprobs, digest, natural_log, token_logprobs
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward_logits
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward_logits
+from mlx_engine.loop.logprobs import TokenLogprobs, digest, natural_log, token_logprobs
+from mlx_engine.loop.sampler import Sampler
 
 PLAIN = SimdBackend()
 
@@ -134,7 +134,9 @@ def test_a_run_has_one_for_each_token(engine: mlx_engine.Engine):
     assert plain.logprobs is None
     assert run.token_ids == plain.token_ids == [token.token_id for token in run.logprobs]
     whole = [*run.prompt_ids, *run.token_ids]
-    logits = engine.backend.host(forward_logits(engine.model, New(whole, engine.model.scratch_kv(len(whole)), None)))
+    logits = engine.backend.host(
+        forward_logits(engine.model, SequenceInput(whole, engine.model.scratch_kv(len(whole)), None))
+    )
     for i, token in enumerate(run.logprobs):
         row = logits[len(run.prompt_ids) - 1 + i]
         assert token == token_logprobs(PLAIN, row, run.token_ids[i], 4), "the plain sum has the same bits"

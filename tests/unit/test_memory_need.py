@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 import mlx_engine
-from mlx_engine import opened
+from mlx_engine import engine as engine_module
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import roofline
 from mlx_engine.checkpoint.gguf import open_gguf
@@ -139,8 +139,8 @@ def test_a_mapped_file_that_is_larger_than_the_memory_is_no_reason_to_refuse(cap
 @pytest.fixture
 def small(monkeypatch):
     """A machine with little memory, which looks at every model."""
-    monkeypatch.setattr(opened, "FEW_PARAMETERS", 0)
-    monkeypatch.setattr(opened, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(engine_module, "FEW_PARAMETERS", 0)
+    monkeypatch.setattr(engine_module, "available_memory", lambda: 1 << 20)
 
 
 class WeightReadError(Exception):
@@ -172,7 +172,7 @@ def test_the_option_loads_a_model_anyway(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 def test_the_cache_counts_too(monkeypatch):
-    monkeypatch.setattr(opened, "available_memory", lambda: need_of(of(HF), 64).least)
+    monkeypatch.setattr(engine_module, "available_memory", lambda: need_of(of(HF), 64).least)
     assert generate("a", "-n", 1, "-q", model=HF, backend="parallel").code == 0
     refused = generate("a", "-n", 2000, "-q", model=HF, backend="parallel")
     assert (refused.code, "of keys and values" in only_line(refused)) == (1, True)

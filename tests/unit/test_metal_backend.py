@@ -19,10 +19,10 @@ from mlx_engine.backends.metal.weights import Half, SplitMatrix, affine, fallbac
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.stored_types import stored_types
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.decode.step import forward
+from mlx_engine.loop.forward import forward
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.group_types import GROUP_TYPES
@@ -64,7 +64,7 @@ def matrices(engine: mlx_engine.Engine) -> list[SplitMatrix]:
 
 def test_a_step_of_one_token_launches_each_kernel_as_often_as_a_layer_needs_it(engine):
     with engine.backend.session(), counted() as counts:
-        forward(engine.model, New([3], engine.model.new_kv(4)))
+        forward(engine.model, SequenceInput([3], engine.model.new_kv(4)))
     n = engine.config.n_layers
     assert counts == {
         "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "project_add": 2 * n, "norm_gate_up": n, "norm_project": 1,
@@ -76,7 +76,7 @@ def test_a_step_of_one_token_launches_each_kernel_as_often_as_a_layer_needs_it(e
 def test_many_tokens_take_two_launches_more_per_layer_for_the_norms(engine):
     engine.logits(list(range(20)))  # each kernel has been tried
     with engine.backend.session(), counted() as counts:
-        forward(engine.model, New(list(range(20)), engine.model.new_kv(20)))
+        forward(engine.model, SequenceInput(list(range(20)), engine.model.new_kv(20)))
     n = engine.config.n_layers
     assert counts == {
         "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "project_add": 2 * n, "norm_gate_up": n, "norm_project": 1,
@@ -134,7 +134,7 @@ def test_loading_and_running_keep_no_other_copy(engine):
     before = mx.get_active_memory()
     model = load_model(open_checkpoint(resolve("builtin")), MetalBackend("emulator"))
     with model.backend.session():
-        model.backend.wait(forward(model, New([1], model.scratch_kv(1))))
+        model.backend.wait(forward(model, SequenceInput([1], model.scratch_kv(1))))
         gc.collect()
     grown = mx.get_active_memory() - before
     held = {id(m): m.nbytes for m in matrices(type("E", (), {"model": model}))}
@@ -275,9 +275,9 @@ def test_a_profiled_twin_counts_the_same_operations(engine):
     profiler = Profiler()
     model = load_model(open_checkpoint(MICRO), profiled(MetalBackend("emulator"), profiler))
     with model.backend.session():
-        got = model.backend.host(forward(model, New([1, 2, 3], model.new_kv(4))))
+        got = model.backend.host(forward(model, SequenceInput([1, 2, 3], model.new_kv(4))))
     with engine.backend.session():
-        want = engine.backend.host(forward(engine.model, New([1, 2, 3], engine.model.new_kv(4))))
+        want = engine.backend.host(forward(engine.model, SequenceInput([1, 2, 3], engine.model.new_kv(4))))
     np.testing.assert_array_equal(got, want)
     assert profiler.ops["kv_write"].calls == engine.config.n_layers
     assert profiler.ops["norm_gate_up"].nbytes > 0

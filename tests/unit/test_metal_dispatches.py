@@ -18,7 +18,7 @@ from mlx_engine.backends import VARIABLE
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.dispatches import dispatches
 from mlx_engine.bench.stock_dispatches import TWO_PASSES
-from mlx_engine.cache import New, begin
+from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.commands.app import app
 from tests.contract.check import EMULATED, load
 
@@ -62,7 +62,7 @@ def graph(engine: mlx_engine.Engine, depth: int) -> list[dict[str, Any]]:
 
     def step(token: mx.array, *layers: mx.array) -> list[mx.array]:
         stores.layers[:] = layers
-        batch = begin([New([token], kv)])
+        batch = begin([SequenceInput([token], kv)])
         logits = model.forward(batch)
         chosen = [be.row_sums(logits), be.argmax(logits)]
         batch.roll_back()

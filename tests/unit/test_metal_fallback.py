@@ -18,9 +18,9 @@ from mlx_engine.backends.metal import kernels as metal_kernels
 from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.backends.metal.kernels import Kernels
 from mlx_engine.backends.metal.weights import split
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.step import forward
+from mlx_engine.loop.forward import forward
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import load_model
@@ -44,7 +44,7 @@ def run(model) -> list[np.ndarray]:
     """Nine tokens at once, for the kernels for many, then one more."""
     be, kv = model.backend, model.new_kv(10)
     with be.session():
-        return [be.host(forward(model, New(ids, kv))) for ids in (TOKENS, [1])]
+        return [be.host(forward(model, SequenceInput(ids, kv))) for ids in (TOKENS, [1])]
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from kernels.metal.cases import numbers
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from tests.contract.check import EMULATED, load
@@ -257,9 +257,9 @@ def test_logits_have_the_same_bits_in_any_batch(name: str):
             pool = model.new_pool(64, n_sequences=2, page=page)
             kv, beside, at = pool.sequence(), pool.sequence(), 0
             for n, m in zip(cuts, [2, 1, 1, *[0] * len(cuts)], strict=False):
-                new = [New(ids[at : at + n], kv, wanted=None)]
+                new = [SequenceInput(ids[at : at + n], kv, wanted=None)]
                 if m:
-                    new.insert(0, New(other[beside.length : beside.length + m], beside, wanted=0))
+                    new.insert(0, SequenceInput(other[beside.length : beside.length + m], beside, wanted=0))
                 found = be.host(forward(model, *new))
                 np.testing.assert_array_equal(found, want[at : at + n])
                 at += n

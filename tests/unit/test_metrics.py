@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_engine.decode.metrics import Metrics
+from mlx_engine.loop.metrics import Metrics
 
 
 class Clock:

@@ -25,16 +25,16 @@ from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Linear, Rope
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Draw, Sampling
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.loop import decode
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.sampler import Sampler
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import load_model
+from tests.decoding import decode
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -170,9 +170,9 @@ def test_nothing_is_evaluated_from_embedding_to_choice(engine: mlx_engine.Engine
         with be.session():
             pool = model.new_pool(600, n_sequences=2)
             kv, other = pool.sequence(), pool.sequence()
-            logits = forward(model, New([token], kv))
+            logits = forward(model, SequenceInput([token], kv))
             chosen = be.argmax(logits)
-            logits = forward(model, New([chosen] * 280, kv), New([chosen] * 70, other))
+            logits = forward(model, SequenceInput([chosen] * 280, kv), SequenceInput([chosen] * 70, other))
             logits = be.take(logits, (1,))
             return [be.argmax(logits), be.sample(logits, Draw(penalized, [1, 2, token], 0.5, 1))]
 
@@ -254,7 +254,7 @@ def test_what_was_left_unevaluated_may_be_evaluated_in_another_thread(engine: ml
 
     def build(ids: list[int]) -> Any:
         with be.session():
-            return forward(model, New(ids, kv))
+            return forward(model, SequenceInput(ids, kv))
 
     kv = model.new_kv(20)
     in_a_thread(lambda: build(PROMPT))

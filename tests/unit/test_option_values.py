@@ -10,10 +10,10 @@ from mlx_engine.backends.sampling import Sampling
 from mlx_engine.commands.options.model import EngineOptions
 from mlx_engine.commands.options.run import RunOptions, SamplingOptions
 from mlx_engine.conversation import Conversation
-from mlx_engine.decode.keywords import OptionValues
-from mlx_engine.decode.options import ALIASES, Options
 from mlx_engine.engine import Engine, load
 from mlx_engine.errors import OptionError
+from mlx_engine.loop.keywords import OptionValues
+from mlx_engine.loop.options import ALIASES, Options
 
 FIELDS = {f.name: f.default for kind in (Sampling, Options) for f in fields(kind)}
 

@@ -12,8 +12,8 @@ from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.commands.outlook_rows import run_rows
 from mlx_engine.errors import ContextLengthError, EngineError
+from mlx_engine.loop.memory import Traffic
 from mlx_engine.quant.weight import Weight
-from mlx_engine.schedule.traffic import Traffic
 from tests.builtin import LONGEST
 from tests.unit.test_command_generate import cli
 

@@ -22,9 +22,9 @@ from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, hel
 from mlx_engine.distributed.plan import Asked, pipeline, smallest
 from mlx_engine.distributed.times import Messages, Timing
 from mlx_engine.errors import OptionError, UnsupportedConfigError
+from mlx_engine.loop.memory import Traffic
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.quant.weight import Weight
-from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.from_config import open_config
 from mlx_engine.weights.model import plan_model

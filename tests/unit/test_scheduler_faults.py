@@ -6,8 +6,8 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.taps import tapped
-from mlx_engine.schedule.stream import Stream
-from mlx_engine.schedule.uncached import Uncached
+from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.stream import Stream
 from tests.scheduling import MICRO, PROMPTS, alone, ids, options, requests, run, scheduler_of
 
 
@@ -40,7 +40,7 @@ def test_a_failing_sampler_ends_its_request_alone(
     def failing() -> object:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(scheduler.running[2].pick, "draw", failing)
+    monkeypatch.setattr(scheduler.running[2].sampler, "draw", failing)
     ended = [request for report in run(scheduler) for request in report.ended]
     assert sorted(request.number for request in ended) == [request.number for request in found]
     assert isinstance(found[2].error, ZeroDivisionError)
@@ -208,7 +208,9 @@ def test_a_stream_that_is_closed_leaves_and_the_others_go_on(simd: mlx_engine.En
 
 
 def test_without_a_cache_a_request_that_fails_ends_alone(simd: mlx_engine.Engine):
-    uncached, found = Uncached(simd.model), [simd.request(prompt, options(n=3)) for prompt in PROMPTS[:2]]
+    found = [simd.request(prompt, options(n=3)) for prompt in PROMPTS[:2]]
+    pool = simd.model.new_pool(64, longest_pass=64, n_sequences=2, kept=False)
+    uncached = Scheduler(simd.model, pool, slots=2)
     found[0].output._text = None
     streams = [Stream(uncached, request) for request in found]
     list(streams[1])

@@ -10,9 +10,10 @@ import pytest
 
 import mlx_engine
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.decode.options import Options
-from mlx_engine.schedule import Report, Request, Scheduler
-from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.loop.memory import Traffic
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.status import N_NODES, N_STEPS, N_WAITING, Monitor, Status
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -146,7 +147,7 @@ def test_the_status_has_a_bound(engine: mlx_engine.Engine):
     while scheduler.has_work:
         scheduler.step()
     for _ in range(N_STEPS + 3):
-        monitor.after(scheduler, Report(n_decode=2, n_prefill=1, seconds=0.5))
+        monitor.after(scheduler, StepOutput(n_decode=2, n_prefill=1, seconds=0.5))
     status = monitor.read(scheduler)
     assert status.prefix is not None
     assert (len(status.prefix.nodes), status.prefix.n_nodes) == (N_NODES, N_NODES + 5)

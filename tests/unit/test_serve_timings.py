@@ -10,9 +10,9 @@ import mlx_engine
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.work import pass_work
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.options import Options
-from mlx_engine.schedule import Request
-from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.loop.memory import Traffic
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.request import Request
 from mlx_engine.serve.timings import timings
 from tests.golden.goldens import DATA
 from tests.unit.test_chat import MICRO

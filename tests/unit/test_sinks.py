@@ -15,8 +15,8 @@ from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.numpy import parallel
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Scores
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
+from mlx_engine.loop.forward import forward
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from tests.contract.check import BACKENDS, load
@@ -45,7 +45,7 @@ def logits(model: Any) -> np.ndarray:
     """Return logits of a prompt of 12 tokens, and of two tokens after it."""
     kv = model.new_kv(16)
     with model.backend.session():
-        rows = [forward(model, New(ids, kv, wanted=None)) for ids in (IDS[:12], IDS[12:13], IDS[13:])]
+        rows = [forward(model, SequenceInput(ids, kv, wanted=None)) for ids in (IDS[:12], IDS[12:13], IDS[13:])]
         return np.concatenate([model.backend.host(row) for row in rows])
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.cache import KVLayer, KVPool, KVSequence, New, PrefixCache, StateLayer, begin
+from mlx_engine.cache import KVLayer, KVPool, KVSequence, PrefixCache, SequenceInput, StateLayer, begin
 from mlx_engine.cache.size import CacheSize, pool_nbytes
 from mlx_engine.cache.states import SLOTS_PER_SEQUENCE
 from mlx_engine.commands.diagnostics import kv_cache
-from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
-from mlx_engine.schedule.traffic import Traffic
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.memory import Traffic
 from mlx_engine.weights.model import Model
 from tests.random_models import VOCAB, random_model
 
@@ -35,7 +35,7 @@ def model(architecture: str) -> Model:
 
 def logits(of: Model, kv: KVSequence, ids: list[int]) -> np.ndarray:
     with of.backend.session():
-        return np.array(of.backend.host(forward(of, New(ids, kv, wanted=None))))
+        return np.array(of.backend.host(forward(of, SequenceInput(ids, kv, wanted=None))))
 
 
 # ---- slots ----
@@ -57,12 +57,12 @@ def test_the_state_does_not_grow():
 
 def test_a_pass_reads_one_slot_and_writes_another():
     kv = pool_of().sequence()
-    batch = begin([New([1, 2, 3], kv)])
+    batch = begin([SequenceInput([1, 2, 3], kv)])
     ((first, n, source, target),) = batch.runs.tolist()
     assert (first, n, source) == (0, 3, 0)  # the zeros
     batch.commit()
     assert kv.state.committed == (3, target)
-    ahead = [begin([New([4], kv)]), begin([New([5], kv)])]
+    ahead = [begin([SequenceInput([4], kv)]), begin([SequenceInput([5], kv)])]
     (_, _, *one), (_, _, *two) = (step.runs[0].tolist() for step in ahead)
     assert one[0] == target
     assert two[0] == one[1]
@@ -76,8 +76,8 @@ def test_a_pass_without_choices_may_be_committed_before_an_older_one():
     """As `decode/passes.py` does with the chunks of a prompt: only numbers of tokens are known."""
     pool = pool_of()
     kv = pool.sequence()
-    begin([New([1] * 5, kv)])
-    begin([New([1] * 3, kv)])
+    begin([SequenceInput([1] * 5, kv)])
+    begin([SequenceInput([1] * 3, kv)])
     kv.commit(3)
     assert kv.state.committed.length == 0  # no state after three tokens was computed
     kv.commit(5)
@@ -89,7 +89,7 @@ def test_a_pass_without_choices_may_be_committed_before_an_older_one():
 
 def test_a_pass_of_which_a_part_was_rolled_back_cannot_be_continued():
     kv = pool_of().sequence()
-    begin([New([1, 2, 3], kv)])
+    begin([SequenceInput([1, 2, 3], kv)])
     kv.roll_back(1)
     kv.commit(2)
     with pytest.raises(ValueError, match="expected the state after 2 tokens, found that after 0"):
@@ -165,7 +165,7 @@ def test_passes_that_are_rolled_back_leave_no_trace(architecture: str):
     np.testing.assert_array_equal(logits(of, kv, IDS[:30]), want[:30])
     with of.backend.session():
         for wrong in ([7] * 12, [9]):
-            batch = begin([New(wrong, kv)])
+            batch = begin([SequenceInput(wrong, kv)])
             of.forward(batch)
             batch.roll_back()
     np.testing.assert_array_equal(logits(of, kv, IDS[30:]), want[30:])

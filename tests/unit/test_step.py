@@ -10,12 +10,14 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
-from mlx_engine.cache import New, begin
-from mlx_engine.decode.passes import Part, Passes, Running
-from mlx_engine.decode.sampler import Sampler, random_number
-from mlx_engine.decode.step import forward, forward_logits
+from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import CacheFullError
+from mlx_engine.loop.forward import forward, forward_logits
+from mlx_engine.loop.request import Sequence
+from mlx_engine.loop.runner import ModelRunner
+from mlx_engine.loop.sampler import Sampler, random_number
 from mlx_engine.weights.model import Model
+from tests.decoding import sequence_of
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 PROMPTS = [[5, 9, 300, 17, 2], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [400, 3]]
@@ -28,9 +30,9 @@ SAMPLINGS = [
 N = 12
 
 
-def step(model: Model, running: list[Running]) -> list[int]:
+def step(model: Model, running: list[Sequence]) -> list[int]:
     """Run the unread tokens of all sequences in one pass, and return the next token of each."""
-    found = Passes(model, overlap=False).step(lambda: [Part(one, len(one.unread), (one.pick,)) for one in running])
+    found = ModelRunner(model, overlap=False).step(lambda: [one.chunk(len(one.unread)) for one in running])
     return [ids[0] for _, ids in found.chosen]
 
 
@@ -45,12 +47,12 @@ def model(engine: mlx_engine.Engine) -> Model:
     return engine.model
 
 
-def sequences(model: Model, *, room: int = N, page: int = 4) -> list[Running]:
+def sequences(model: Model, *, room: int = N, page: int = 4) -> list[Sequence]:
     """A sequence for each prompt, which together have room for so many more tokens each."""
     n_tokens = sum(len(prompt) + room for prompt in PROMPTS)
     pool = model.new_pool(n_tokens, n_sequences=len(PROMPTS), page=page)
     return [
-        Running(pool.sequence(), Sampler(model.backend, sampling, prompt), list(prompt))
+        sequence_of(pool.sequence(), Sampler(model.backend, sampling, prompt), list(prompt))
         for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
     ]
 
@@ -94,11 +96,11 @@ def test_a_sequence_that_is_computed_again_draws_the_same_tokens(engine: mlx_eng
     with engine.backend.session():
         for prompt, sampling, ids in zip(PROMPTS, SAMPLINGS, alone, strict=True):
             read = [*prompt, *ids[:5]]
-            again = Running(model.new_kv(40), Sampler(model.backend, sampling, read), read)
+            again = sequence_of(model.new_kv(40), Sampler(model.backend, sampling, read), read)
             assert [step(model, [again])[0] for _ in range(N - 5)] == ids[5:]
 
 
-def state(running: list[Running]) -> list[tuple[int, int, list[int]]]:
+def state(running: list[Sequence]) -> list[tuple[int, int, list[int]]]:
     return [(of.kv.length, of.kv.pending, list(of.unread)) for of in running]
 
 
@@ -178,21 +180,21 @@ def test_a_refused_batch_keeps_no_pages(model: Model):
     a, b = pool.sequence(), pool.sequence()
     with model.backend.session():
         with pytest.raises(CacheFullError, match="free pages of the pool; close another sequence"):
-            forward(model, New([1] * 12, a), New([1] * 8, b))
+            forward(model, SequenceInput([1] * 12, a), SequenceInput([1] * 8, b))
         assert (a.n_pages, b.n_pages, pool.free_pages(0)) == (0, 0, 4)
-        forward(model, New([1] * 12, b))
+        forward(model, SequenceInput([1] * 12, b))
 
 
 def test_logits_that_nobody_wants_are_refused_before_the_pass(model: Model):
     kv = model.new_kv(4)
     with model.backend.session(), pytest.raises(ValueError, match="wanted tokens"):
-        forward_logits(model, New([1, 2], kv, wanted=0))
+        forward_logits(model, SequenceInput([1, 2], kv, wanted=0))
     assert (kv.length, kv.pending) == (0, 0)
 
 
 def test_a_sequence_with_a_pass_under_way_is_not_closed(model: Model):
     kv = model.new_kv(8)
-    batch = begin([New([1, 2], kv)])
+    batch = begin([SequenceInput([1, 2], kv)])
     with pytest.raises(ValueError, match="close: expected no pending tokens, found 2"):
         kv.close()
     batch.roll_back()
@@ -202,19 +204,21 @@ def test_a_sequence_with_a_pass_under_way_is_not_closed(model: Model):
 def test_scratch_memory_takes_one_pass(model: Model):
     kv = model.scratch_kv(8)
     with model.backend.session():
-        forward(model, New([1, 2], kv))
+        forward(model, SequenceInput([1, 2], kv))
         with pytest.raises(ValueError, match="stores are not kept"):
-            forward(model, New([3], kv))
+            forward(model, SequenceInput([3], kv))
 
 
 def test_of_new_tokens_any_number_of_logits_may_be_wanted(model: Model):
     pool = model.new_pool(40, n_sequences=3)
     with model.backend.session():
         first, second, third = (pool.sequence() for _ in range(3))
-        assert forward(model, New([1, 2], first, 0), New([3], second, 0)) is None
-        logits = forward(model, New([3, 4, 5], first, 2), New([4], second, 0), New([1, 2], third, None))
+        assert forward(model, SequenceInput([1, 2], first, 0), SequenceInput([3], second, 0)) is None
+        logits = forward(
+            model, SequenceInput([3, 4, 5], first, 2), SequenceInput([4], second, 0), SequenceInput([1, 2], third, None)
+        )
         rows = model.backend.host(logits)
-        want = [model.backend.host(forward(model, New(ids, model.scratch_kv(len(ids)), n))) for ids, n in
+        want = [model.backend.host(forward(model, SequenceInput(ids, model.scratch_kv(len(ids)), n))) for ids, n in
                 (([1, 2, 3, 4, 5], 2), ([1, 2], 2))]  # fmt: skip
     want = np.concatenate(want)
     assert rows.shape == (4, model.config.vocab_size)
@@ -226,14 +230,14 @@ def test_what_is_no_batch_is_refused(model: Model):
     kv, other = pool.sequence(), pool.sequence()
     stranger = model.new_kv(4)
     with pytest.raises(ValueError, match="expected 2 different sequences, found one of them twice"):
-        begin([New([1], kv), New([2], kv)])
+        begin([SequenceInput([1], kv), SequenceInput([2], kv)])
     with pytest.raises(ValueError, match="expected sequences of one pool"):
-        begin([New([1], kv), New([2], stranger)])
+        begin([SequenceInput([1], kv), SequenceInput([2], stranger)])
     for wanted in (-1, 3):
         with pytest.raises(ValueError, match="logits of at most"):
-            begin([New([1, 2], other), New([1, 2], kv, wanted)])
+            begin([SequenceInput([1, 2], other), SequenceInput([1, 2], kv, wanted)])
     with pytest.raises(ValueError, match="at least one new token"):
-        begin([New([1], kv), New([], other, 0)])
+        begin([SequenceInput([1], kv), SequenceInput([], other, 0)])
     assert (kv.pending, other.pending, stranger.pending) == (0, 0, 0)
 
 

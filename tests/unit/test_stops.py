@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlx_engine.decode.options import Options
-from mlx_engine.decode.stops import StopStrings, _Matcher
 from mlx_engine.errors import OptionError
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.output import StopStrings, _Matcher
 
 LAW = settings(max_examples=100)
 

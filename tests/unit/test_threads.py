@@ -16,9 +16,9 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy import parallel
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.cache import SequenceInput
 from mlx_engine.engine import Engine
+from mlx_engine.loop.forward import forward
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,9 @@ def passes(engine: Engine) -> np.ndarray:
     kv = model.new_kv(len(IDS), page=16)
     pieces = [IDS[:70], IDS[70:73], *([token] for token in IDS[73:])]
     with engine.backend.session():
-        return np.concatenate([model.backend.host(forward(model, New(ids, kv, wanted=None))) for ids in pieces])
+        return np.concatenate(
+            [model.backend.host(forward(model, SequenceInput(ids, kv, wanted=None))) for ids in pieces]
+        )
 
 
 def batches(engine: Engine) -> np.ndarray:
@@ -46,7 +48,7 @@ def batches(engine: Engine) -> np.ndarray:
     rows = []
     with engine.backend.session():
         for lengths in ((60, 3, 1), (1, 40, 5), (1, 1, 1), (1, 1, 1)):
-            parts = [New(IDS[at : at + n], kv, wanted=None) for n, kv in zip(lengths, sequences, strict=True)]
+            parts = [SequenceInput(IDS[at : at + n], kv, wanted=None) for n, kv in zip(lengths, sequences, strict=True)]
             rows.append(model.backend.host(forward(model, *parts)))
             at += 7
     return np.concatenate(rows)

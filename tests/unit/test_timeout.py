@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.decode.loop import CHUNK
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
+from mlx_engine.cache.pool import LONGEST_PASS as CHUNK
 from mlx_engine.errors import OptionError
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.options import Options
 from tests.streams import stream_of
 from tests.unit.test_decode import DATA, EOS, Bytes, Letters, Script
 

@@ -73,6 +73,9 @@ class Backend:
     def kv_empty(self, n_kv_heads, head_dim, n_slots):
         return None
 
+    def kv_copy(self, store, source, target, n):
+        return None
+
     def token_id(self, token):
         if token.done is None:
             self.wait(token)
@@ -100,11 +103,11 @@ class Spy:
         self.backend.spend(self.cost(len(batch.ids), at))
         return None if batch.want == "none" else "logits"
 
-    def new_kv(self, n_tokens, *, kept=True):
-        return KVPool(self.backend, [KVLayer(1, 2)], n_tokens, kept=kept).sequence()
+    def new_pool(self, n_tokens, **options):
+        return KVPool(self.backend, [KVLayer(1, 2)], n_tokens, **options)
 
     def scratch_kv(self, n_tokens):
-        return self.new_kv(n_tokens, kept=False)
+        return self.new_pool(n_tokens, kept=False).sequence()
 
     @property
     def lengths(self):

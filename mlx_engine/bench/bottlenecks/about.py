@@ -11,7 +11,7 @@ from mlx_engine.backends.profiled import role_of
 from mlx_engine.bench.origin import describe
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
-from mlx_engine.schedule.traffic import linears
+from mlx_engine.loop.memory import linears
 
 # More bits per weight than any block format has: weights with more bits are floats.
 MOST_BITS = 12

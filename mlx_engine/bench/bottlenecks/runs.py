@@ -12,18 +12,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.samples import Test
-from mlx_engine.cache import New
-from mlx_engine.decode.loop import decode, prefill
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward_logits
+from mlx_engine.bench.timed import TimedTest
 from mlx_engine.engine import Engine
+from mlx_engine.loop.metrics import Metrics
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.observe.spans import Span
 
@@ -78,32 +72,21 @@ def measure(
 
 def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> Metrics:
     """Run the test as `generate` does."""
-    model, be = engine.model, engine.backend
-    pick, metrics = Sampler(be, Sampling(), ids), Metrics(clock)
-    with be.session():
-        kv = model.new_kv(test.depth + test.n_tokens)
-        if test.depth:
-            be.wait(prefill(model, ids[: test.depth], kv))
-        for _ in islice(decode(model, ids[test.depth :], kv, pick, metrics), 1 + test.n_gen):
-            pass
-    return metrics
+    with engine.backend.session():
+        return TimedTest(engine.model, test, ids, clock=clock).run()
 
 
 def run_apart(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> list[Pass]:
     """Run the test on a copy of the backend that times every operation."""
     profiler = Profiler(clock, keep=True)
     model = copy.copy(engine.model)
-    model.backend = be = profiled(engine.backend, profiler)
-    pick, found = Sampler(be, Sampling(), ids), list[Pass]()
-    with be.session():
-        kv = model.new_kv(test.depth + test.n_tokens)
-        if test.depth:
-            be.wait(prefill(model, ids[: test.depth], kv))
-        read = partial(prefill, model, ids[test.depth :], kv)
-        for _ in range(1 + test.n_gen):
-            profiler.begin_pass()
-            start = clock()
-            token = pick(read())
-            found.append(Pass(profiler.spans, clock() - start))
-            read = partial(forward_logits, model, New([token], kv))
+    model.backend = profiled(engine.backend, profiler)
+    found = list[Pass]()
+    with model.backend.session():
+        timed = TimedTest(model, test, ids, clock=clock)
+        profiler.take_spans()  # those of the context
+        while not timed.request.has_ended:
+            timed.step()
+            if timed.n_passes > len(found):
+                found.append(Pass(profiler.take_spans(), timed.request.metrics.passes[-1]))
     return found

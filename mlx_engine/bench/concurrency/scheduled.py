@@ -13,10 +13,10 @@ from mlx_engine.bench.sizes import Sizes
 from mlx_engine.bench.work import pass_work
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import CacheSize
-from mlx_engine.decode.options import Options
 from mlx_engine.engine import Engine
-from mlx_engine.schedule.request import Request
-from mlx_engine.schedule.scheduler import Report, Scheduler
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler, StepOutput
 
 
 class Scheduled:
@@ -98,7 +98,7 @@ class _Clients:
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._lengths: dict[Request, int] = {}
-        self._steps: list[tuple[Report, list[tuple[int, int, int]]]] = []
+        self._steps: list[tuple[StepOutput, list[tuple[int, int, int]]]] = []
         self.timed: dict[Request, Timed] = {}
 
     def submit(self, request: Request) -> None:

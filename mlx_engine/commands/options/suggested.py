@@ -16,7 +16,7 @@ from mlx_engine.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.backends.sampling import Sampling
-    from mlx_engine.opened import Opened
+    from mlx_engine.engine import CheckedCheckpoint
 
 # Options that choose among likely tokens; the penalties and the bias change which token is the most likely one.
 IDLE_IF_GREEDY = ("top_k", "top_p", "min_p", "seed")
@@ -30,7 +30,9 @@ class Chosen(NamedTuple):
     warnings: list[str]
 
 
-def choose_sampling(invocation: typer.Context, given: SamplingOptions, opened: Opened, *, suggested: bool) -> Chosen:
+def choose_sampling(
+    invocation: typer.Context, given: SamplingOptions, opened: CheckedCheckpoint, *, suggested: bool
+) -> Chosen:
     """Return the given options; with `suggested`, with the suggested values where the command line has none.
 
     Raises:
@@ -50,7 +52,7 @@ def choose_sampling(invocation: typer.Context, given: SamplingOptions, opened: O
     return Chosen(used, notes, [*warnings, *without_effect(given, used)])
 
 
-def offered(invocation: typer.Context, opened: Opened) -> list[str]:
+def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
     """Return a hint if the model's files suggest another sampling than the default, and --temp was not given."""
     from mlx_engine.backends.sampling import Sampling
 

@@ -14,7 +14,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.backends.sampling import Draw, Sampling
-from mlx_engine.decode.logprobs import TokenLogprobs, token_logprobs
+from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +40,16 @@ class Sampler:
     """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
 
     Several samplers may continue one prompt, each with another number `choice`, on which its random numbers depend.
-    `logprobs` says whether log-probabilities may be asked for: they need all logits.
+    Without `logprobs`, log-probabilities cannot be asked for: they need all logits.
+
+    Attributes:
+        choice: the number of the sampler among those of its prompt.
     """
 
     def __init__(
         self, backend: Backend, sampling: Sampling, prompt: Sequence[int], *, choice: int = 0, logprobs: bool = True
     ) -> None:
-        self._backend, self._sampling, self._choice, self._logprobs = backend, sampling, choice, logprobs
+        self._backend, self._sampling, self._logprobs, self.choice = backend, sampling, logprobs, choice
         self._recent: list[Token] = list(prompt)
         self._n_prompt = len(prompt)
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
@@ -62,7 +65,7 @@ class Sampler:
             n = len(self._recent) - self._n_prompt
             raise ValueError(f"fork: expected a sampler that has not chosen a token, found one with {n}")
         forked = copy.copy(self)
-        forked._choice, forked._recent = choice, list(self._recent)
+        forked.choice, forked._recent = choice, list(self._recent)
         return forked
 
     @property
@@ -77,7 +80,7 @@ class Sampler:
 
     def draw(self) -> Draw:
         """Return the inputs for choosing the next token. The choice before it need not be settled."""
-        u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self._choice)
+        u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self.choice)
         return Draw(self._sampling, self._recent, u, self._n_prompt)
 
     @property
@@ -119,9 +122,9 @@ class Sampler:
         return None if self._settled is None else math.exp(self.logprobs().logprob)
 
 
-def best_of(picks: Sequence[Sampler]) -> int | None:
+def best_of(samplers: Sequence[Sampler]) -> int | None:
     """Return how many of the largest logits suffice for all of these samplers; None for all, or if there are none."""
-    needs = [pick.best for pick in picks]
+    needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.decode.options import Options
 from mlx_engine.errors import require
+from mlx_engine.loop.options import Options
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

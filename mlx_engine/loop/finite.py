@@ -16,10 +16,10 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.taps import tapped
-from mlx_engine.cache import New
+from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.pool import LONGEST_PASS
-from mlx_engine.decode.step import forward
 from mlx_engine.errors import DistributedError, NotFiniteError
+from mlx_engine.loop.forward import forward
 from mlx_engine.weights.model import FirstFault, Model, Staged
 
 # The names of intermediate values that belong to a layer.
@@ -117,7 +117,7 @@ def _run_again(model: Model, ids: Sequence[int]) -> None:
         kv = model.new_kv(len(ids))
         for start in range(0, len(ids), LONGEST_PASS):
             is_last = start + LONGEST_PASS >= len(ids)
-            logits = forward(model, New(ids[start : start + LONGEST_PASS], kv, wanted=int(is_last)))
+            logits = forward(model, SequenceInput(ids[start : start + LONGEST_PASS], kv, wanted=int(is_last)))
             if logits is not None:
                 be.note("output", logits)
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
-from mlx_engine.decode.stops import LONGEST_STOP, MOST_STOPS
 from mlx_engine.errors import Words, is_number, is_whole, require
+from mlx_engine.loop.logprobs import MOST_ALTERNATIVES
+from mlx_engine.loop.output import LONGEST_STOP, MOST_STOPS
 from mlx_engine.tokenizer.messages import HALF
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mlx_engine.decode.keywords import OptionValues
+    from mlx_engine.loop.keywords import OptionValues
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mlx_engine.backends.parameters import Array
-from mlx_engine.cache import New, begin
+from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.weights.model import Model
 
 
-def forward(model: Model, *parts: New) -> Array | None:
+def forward(model: Model, *parts: SequenceInput) -> Array | None:
     """Run one forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
 
     The new tokens are committed when the pass has run, or on a lazy backend has been submitted. A pass that fails or is
@@ -26,7 +26,7 @@ def forward(model: Model, *parts: New) -> Array | None:
     return logits
 
 
-def forward_logits(model: Model, *parts: New) -> Array:
+def forward_logits(model: Model, *parts: SequenceInput) -> Array:
     """Run one forward pass as `forward` does, with at least one wanted token, and return logits (R, V)."""
     if all(part.wanted == 0 for part in parts):  # before the tokens are committed
         raise ValueError("expected a forward pass with wanted tokens, found none")

@@ -1,7 +1,7 @@
 """A request as a stream of text: an iterator that runs as many steps as the next piece of text needs.
 
-The timeout counts from when the first piece is asked for. It is checked after every step: after every token and, with
-a KV cache, after every part of the prompt. A pass is not interrupted.
+The timeout counts from when the first piece is asked for. It is checked after every step: after every token and every
+chunk of the prompt. A pass is not interrupted.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
-from mlx_engine.decode.logprobs import TokenLogprobs
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.output import FinishReason
 from mlx_engine.errors import NotCopyableError, NotFiniteError
-from mlx_engine.schedule.request import Request
+from mlx_engine.loop.logprobs import TokenLogprobs
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.output import FinishReason
+from mlx_engine.loop.request import Request
+from mlx_engine.loop.scheduler import Scheduler
 
 Progress = Callable[[int, int], None]
 
@@ -62,22 +63,6 @@ class Generation:
         return f"<Generation {text!r}: {about}>"
 
 
-class Steps(Protocol):
-    """What runs requests step by step: a `Scheduler`, or `Uncached`."""
-
-    def submit(self, request: Request) -> None:
-        """Append a request to the queue."""
-
-    def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
-        """End a request where it is, and free its memory."""
-
-    def leave(self, request: Request) -> None:
-        """Cancel a request whose stream has been closed or dropped; may be called by the garbage collector."""
-
-    def step(self) -> object:
-        """Run one step of all requests."""
-
-
 class Stream:
     """An iterator over pieces of text; `generation` is the result so far.
 
@@ -86,12 +71,12 @@ class Stream:
     `progress`, if it is not None, is called with (tokens done, tokens in total) during prefill.
     """
 
-    def __init__(self, scheduler: Steps, request: Request, *, progress: Progress | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, request: Request, *, progress: Progress | None = None) -> None:
         self.progress, self.request = progress, request
         self._n_yielded, self._deadline = 0, math.inf
         self._is_started, self._n_reported = False, 0
         scheduler.submit(request)
-        self._scheduler: Steps | None = scheduler
+        self._scheduler: Scheduler | None = scheduler
         # A stream that is dropped leaves the scheduler, and frees its memory at once.
         self._leave = weakref.finalize(self, scheduler.leave, request)
         self._leave.atexit = False
@@ -157,7 +142,7 @@ class Stream:
             request.n_cached,
         )
 
-    def _step(self, scheduler: Steps) -> None:
+    def _step(self, scheduler: Scheduler) -> None:
         """Run a step, report progress, and check the timeout."""
         request = self.request
         scheduler.step()

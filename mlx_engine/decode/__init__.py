@@ -1,1 +1,0 @@
-"""Text generation with a model: prefill, decode, sampling, stop conditions, metrics."""

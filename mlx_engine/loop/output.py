@@ -1,0 +1,178 @@
+"""The output of one run: its tokens, the text that they decode to, and how it ended.
+
+Text that may be the beginning of a stop string is held back until that is decided.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from logging import INFO
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from mlx_engine.observe.log import enabled, event
+
+if TYPE_CHECKING:
+    from mlx_engine.loop.logprobs import TokenLogprobs
+    from mlx_engine.loop.options import Options
+    from mlx_engine.loop.sampler import Sampler
+
+# Bounds on the number of stop strings and on the characters of each: they are matched between two forward passes.
+MOST_STOPS, LONGEST_STOP = 16, 1000
+
+FinishReason = Literal["stop", "length", "timeout"]
+
+
+class TextDecoder(Protocol):
+    """Decodes ids to text; returns complete characters only."""
+
+    def add(self, token_id: int) -> str:
+        """Return the text that is complete after this token."""
+
+    def finish(self) -> str:
+        """Return the rest of the text."""
+
+
+class NoText:
+    """Decodes nothing, for measurements of which no text is read."""
+
+    def add(self, token_id: int) -> str:
+        """Return no text."""
+        return ""
+
+    def finish(self) -> str:
+        """Return no text."""
+        return ""
+
+
+class Output:
+    """Grows by a token at a time, and ends at an end-of-text token, a stop string or the token limit.
+
+    Attributes:
+        token_ids: the tokens so far, including the end-of-text token.
+        pieces: the text so far, without the end-of-text token and the stop string, as it became complete.
+        logprobs: the log-probabilities of each token, if they were asked for.
+        finish_reason: None while more tokens follow.
+        max_tokens: the largest number of tokens.
+    """
+
+    def __init__(self, options: Options, *, max_tokens: int, text: TextDecoder, end_ids: Collection[int]) -> None:
+        self.max_tokens, self._text = max_tokens, text
+        self._end_ids = () if options.ignore_eos else end_ids
+        self._stops = StopStrings(options.stop)
+        self.token_ids: list[int] = []
+        self.pieces: list[str] = []
+        self.logprobs: list[TokenLogprobs] | None = None if options.logprobs is None else []
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.pieces)
+
+    def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
+        """Append a token that a sampler has chosen, with the log-probabilities of it and `n_logprobs` others.
+
+        If no token is wanted, the output ends without it.
+        """
+        if not self.max_tokens:
+            self.end("length")
+            return
+        if self.logprobs is not None and n_logprobs is not None:
+            self.logprobs.append(sampler.logprobs(n_logprobs))
+        self.token_ids.append(token)
+        ended = token in self._end_ids
+        piece = self._stops.add("" if ended else self._text.add(token))
+        if ended or self._stops.found:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self.max_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            piece += self._rest()
+        self._append(piece)
+        if enabled(INFO):
+            self._log(token, piece, sampler.probability())
+
+    def end(self, reason: FinishReason) -> None:
+        """End the output before its last token, unless it has already ended."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            self._append(self._rest())
+
+    def _rest(self) -> str:
+        """Return the text that was held back until the end."""
+        piece = self._stops.add(self._text.finish()) + self._stops.finish()
+        # An incomplete character at the end becomes U+FFFD, which may complete a stop string.
+        self.finish_reason = "stop" if self._stops.found else self.finish_reason
+        return piece
+
+    def _append(self, piece: str) -> None:
+        if piece:
+            self.pieces.append(piece)
+
+    def _log(self, token: int, piece: str, probability: float | None) -> None:
+        step = len(self.token_ids)
+        phase = "prefill" if step == 1 else "decode"
+        event(INFO, "token", step=step, id=token, probability=probability, text=piece, phase=phase)
+        if token in self._end_ids:
+            event(INFO, "end", step=step, id=token)
+
+
+class StopStrings:
+    """Ends a stream of text before the first complete stop string, which may span several pieces.
+
+    If several stop strings end at the same character, the longest counts. Each character of the stream takes constant
+    time per stop string, whatever its length.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held, self.found = [_Matcher(stop) for stop in stops], "", False
+
+    def add(self, piece: str) -> str:
+        """Return the text that can be output now; after a stop string, always ""."""
+        if self.found:
+            return ""
+        text = self._held + piece
+        ends = [(end, -len(stop.text)) for stop in self._stops if (end := stop.read(piece)) is not None]
+        if ends:
+            self.found, held, self._held = True, len(self._held), ""
+            end, length = min(ends)
+            return text[: held + end + length]
+        keep = max((stop.n_matched for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """Return the text that was held back and is not a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Matcher:
+    """The automaton of Knuth, Morris and Pratt for one string.
+
+    Attributes:
+        text: the string.
+        n_matched: the length of the longest prefix of `text` that ends what has been read.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.n_matched = text, 0
+        # For each prefix, the length of the longest shorter prefix that ends it.
+        self._shorter = array("H", [0] * len(text))
+        for i in range(1, len(text)):
+            self._shorter[i] = self._after(self._shorter[i - 1], text[i])
+
+    def read(self, piece: str) -> int | None:
+        """Read a piece; return where in it the string ends first, None if it does not."""
+        for i, character in enumerate(piece):
+            self.n_matched = self._after(self.n_matched, character)
+            if self.n_matched == len(self.text):
+                return i + 1
+        return None
+
+    def _after(self, n: int, character: str) -> int:
+        """Return the length of the prefix that is matched when a character follows a match of n characters."""
+        while n and self.text[n] != character:
+            n = self._shorter[n - 1]
+        return n + (self.text[n] == character)

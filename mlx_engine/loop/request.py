@@ -1,0 +1,188 @@
+"""A request (a prompt and the outputs of one or more answers to it), and the sequences that compute its outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import abc
+from dataclasses import dataclass, field
+from logging import INFO
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Token
+from mlx_engine.cache import KVPool, KVSequence
+from mlx_engine.cache.prefix import Match
+from mlx_engine.loop.metrics import Metrics
+from mlx_engine.loop.options import Options
+from mlx_engine.loop.output import Output
+from mlx_engine.loop.sampler import Choice, Sampler
+from mlx_engine.observe.log import enabled
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Times:
+    """When a request reached each stage, in seconds of the scheduler's clock; None before."""
+
+    submitted: float | None = None
+    admitted: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+
+
+class Request:
+    """A prompt, and one or more answers to it.
+
+    A request does not refer to its sequences, so that a scheduler that is dropped frees its memory at once.
+
+    Attributes:
+        prompt_ids: the tokens of the prompt.
+        prompt_array: the same (T,) int64.
+        options: the options of the run.
+        outputs: the output of each answer. The answers share one prefill.
+        metrics: the times of the passes that computed tokens of the first answer.
+        times: when the request reached each stage.
+        match: what the prefix cache had of the prompt, without pages; None before, and without a prefix cache.
+        n_cached: tokens of the prompt that were taken from the prefix cache.
+        n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
+        n_steps: number of passes that computed tokens of this request.
+        n_rows: number of tokens in these passes, of all requests.
+        n_bytes: bytes of weights, keys and values that these passes read, if the scheduler counts them.
+        decode_bytes: bytes of the passes after the first token.
+        decode_seconds: the time of the passes after the first token.
+        n_preemptions: how often a sequence lost its pages to an older request.
+        error: what ended the request, if it failed.
+        number: the order of arrival.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: abc.Sequence[int],
+        options: Options,
+        outputs: abc.Sequence[Output],
+        *,
+        metrics: Metrics | None = None,
+    ) -> None:
+        if not prompt_ids or not outputs:
+            raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
+        self.prompt_ids, self.options, self.outputs = list(prompt_ids), options, tuple(outputs)
+        self.metrics, self.times = metrics or Metrics(), Times()
+        self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
+        self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
+        self.match: Match | None = None
+        self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
+        self.error: Exception | None = None
+        self.number = next(_numbers)
+
+    @property
+    def output(self) -> Output:
+        """The output of the first answer."""
+        return self.outputs[0]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all answers have ended, or the request has failed."""
+        return self.error is not None or all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens of one answer that the KV cache holds: all but the last new token."""
+        return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
+
+    def record_step(self, seconds: float, n_rows: int, nbytes: float) -> None:
+        """Count a step in which at least one sequence of this request took part."""
+        self.n_steps += 1
+        self.n_rows += n_rows
+        self.n_bytes += nbytes
+        if self.times.first_token is not None:
+            self.decode_bytes += nbytes
+            self.decode_seconds += seconds
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A sequence that is being generated: its tokens continue a request's prompt and become one of its outputs.
+
+    Attributes:
+        request: the request.
+        output: the output of the request that gets the tokens.
+        kv: the KV cache.
+        sampler: chooses the tokens.
+        unread: the tokens that no pass has run yet. The last one may be a token that the device has not computed yet.
+        index: the index of `output` among the outputs of the request.
+        parallel: the samplers of the other outputs of the request (parallel samples), until the prompt has been run
+            and they become sequences of their own.
+        seconds: the time of the passes since the last token.
+        share: this sequence's part of that time.
+    """
+
+    request: Request
+    output: Output
+    kv: KVSequence
+    sampler: Sampler
+    unread: list[Token]
+    index: int = 0
+    parallel: tuple[Sampler, ...] = ()
+    seconds: float = 0.0
+    share: float = 0.0
+
+    @classmethod
+    def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
+        """Return the first sequence of a request, with the samplers of the others."""
+        prompt = request.prompt_ids
+        logprobs = request.options.logprobs is not None or enabled(INFO)  # the log of tokens has probabilities
+        sampler = Sampler(backend, request.options.sampling, prompt, logprobs=logprobs)
+        parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
+        kv = pool.sequence(request.longest)
+        return cls(request, request.output, kv, sampler, list(prompt), parallel=parallel)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the prompt and of the output so far."""
+        return [*self.request.prompt_ids, *self.output.token_ids]
+
+    def arrival(self) -> tuple[int, int]:
+        """Return the key of the order of arrival."""
+        return self.request.number, self.index
+
+    def n_pages(self, n: int) -> int:
+        """Return how many pages the KV cache takes for n more tokens."""
+        page, length = self.kv.pool.page, self.kv.length + self.kv.pending
+        return -(-(length + n) // page) - -(-length // page)
+
+    def chunk(self, budget: int) -> ScheduledChunk:
+        """Return the first unread tokens, at most `budget`, as a part of a pass."""
+        n = min(len(self.unread), budget)
+        return ScheduledChunk(self, n, (self.sampler, *self.parallel) if n == len(self.unread) else ())
+
+    def fork(self, sampler: Sampler, token: int) -> Sequence:
+        """Return the sequence of the next output, which shares the prompt and continues with another token."""
+        index = sampler.choice
+        return Sequence(self.request, self.request.outputs[index], self.kv.fork(), sampler, [token], index)
+
+    def rewind(self) -> None:
+        """Free all pages; the tokens so far are unread again."""
+        self.kv.close()
+        self.unread = list(self.ids)
+
+
+@dataclass(eq=False)
+class ScheduledChunk:
+    """The tokens of a sequence that one forward pass runs.
+
+    Attributes:
+        sequence: the sequence.
+        n: the number of its unread tokens.
+        samplers: each chooses a token from the logits of the last of these tokens. The first one is the sequence's own.
+            Empty if other unread tokens follow.
+        row: the row of these logits in the pass, if there are samplers.
+        choices: the chosen tokens, one per sampler; empty until the pass has been submitted.
+    """
+
+    sequence: Sequence
+    n: int
+    samplers: tuple[Sampler, ...] = ()
+    row: int = -1
+    choices: list[Choice] = field(default_factory=list)

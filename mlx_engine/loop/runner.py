@@ -1,0 +1,263 @@
+"""The model runner: submits and settles forward passes in order, each with the choice of the tokens that follow.
+
+A pass runs unread tokens of one or more sequences. It is submitted first: the batch is computed, on a lazy backend it
+is only handed to the device. It is settled later: the chosen tokens are on the host, and its tokens are committed to
+the KV cache. An eager backend settles each pass at once. On a lazy backend the next pass is submitted before the last
+one is settled, so that the device computes while the host works. If several machines run the model, as many passes as
+there are machines are submitted before the first is settled: the tokens of a pass are chosen when it is settled, so
+these passes have different sequences, or later tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import abc, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import DEBUG
+from typing import NamedTuple
+
+import numpy as np
+
+from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.parameters import Array
+from mlx_engine.cache import SequenceInput, begin
+from mlx_engine.errors import NotFiniteError
+from mlx_engine.loop.finite import FiniteCheck, not_finite
+from mlx_engine.loop.metrics import PassTimer
+from mlx_engine.loop.request import ScheduledChunk, Sequence
+from mlx_engine.loop.sampler import best_of
+from mlx_engine.observe.log import event
+from mlx_engine.weights.model import Model, Staged
+
+
+class PassOutput(NamedTuple):
+    """What passes have computed.
+
+    Attributes:
+        chunks: the chunks whose passes have ended.
+        chosen: the chunks for which tokens were chosen, and the tokens, one per sampler.
+        failed: the chunks whose logits are not finite, so that no token was chosen; their sequences cannot go on.
+        seconds: the time of these passes.
+        sampling: the part of it that chose tokens, where it was measured.
+    """
+
+    chunks: abc.Sequence[ScheduledChunk] = ()
+    chosen: abc.Sequence[tuple[ScheduledChunk, list[int]]] = ()
+    failed: abc.Sequence[tuple[ScheduledChunk, NotFiniteError]] = ()
+    seconds: float = 0.0
+    sampling: float | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Number of tokens that were run."""
+        return sum(chunk.n for chunk in self.chunks)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """A submitted pass.
+
+    Attributes:
+        batch: its batch.
+        chunks: the chunks that it runs, without those that were dropped.
+        n_rows: the number of rows of its logits.
+        started: the time when it was submitted.
+        reply: waits for the logits of a pass that several machines run; None for other passes.
+        check: the check of the logits that tokens were chosen from.
+        sampling: the time that choosing tokens took, where it was measured.
+    """
+
+    batch: Batch
+    chunks: list[ScheduledChunk]
+    n_rows: int
+    started: float
+    reply: Callable[[], Array] | None = None
+    check: FiniteCheck | None = None
+    sampling: float | None = None
+
+
+class ModelRunner:
+    """Submits and settles the passes of one model.
+
+    Attributes:
+        overlaps: whether a pass is submitted before the tokens of the last one are on the host.
+        depth: the largest number of passes that are submitted and not settled.
+        n_batches: how many passes under way have different sequences: one for each machine, if several run the model.
+
+    Args:
+        model: the model.
+        overlap: submit a pass before the last one is settled, if the backend is lazy and not profiled.
+        clock: read for the times of passes; no decision depends on it.
+    """
+
+    def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._model, self._clock = model, clock
+        self._shared = model if isinstance(model, Staged) else None
+        self._staged = self._shared if self._shared is not None and self._shared.n_stages > 1 else None
+        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._shared is None
+        self.n_batches = self._staged.n_stages if self._staged is not None else 1
+        self.depth = 2 if self.overlaps else self.n_batches
+        self._timer = PassTimer(clock)
+        self._flight: deque[_Pass] = deque()
+        self._last_had_no_choice, self._n_passes = False, 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every submitted pass is settled."""
+        return not self._flight
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences of passes that are not settled."""
+        return list(dict.fromkeys(chunk.sequence for submitted in self._flight for chunk in submitted.chunks))
+
+    def n_pending(self, sequence: Sequence) -> int:
+        """Return the number of passes that are not settled and choose a token for a sequence."""
+        if not self._flight:
+            return 0
+        chunks = (chunk for submitted in self._flight for chunk in submitted.chunks)
+        return sum(chunk.sequence is sequence and bool(chunk.samplers) for chunk in chunks)
+
+    def step(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> PassOutput:
+        """Submit the pass that `schedule` returns, and settle the oldest one.
+
+        `schedule` is called up to `depth` times, so that other passes are submitted before the first is settled. No
+        chunks submit nothing. A step that fails or is interrupted while a pass is submitted leaves the sequences of
+        this pass unchanged; one that is interrupted while a pass is settled can be repeated.
+
+        Raises:
+            CacheFullError: there are too few pages for the new tokens, and no pass was left to settle.
+        """
+        with self._model.backend.session():  # the caller's code runs between two steps, outside of the session
+            resumed = self._clock()
+            if not self._flight:
+                self._timer.restart()
+            read = self._submit_all(schedule)
+            if not self._flight:
+                return PassOutput(read, seconds=self._timer.since(resumed)) if read else PassOutput()
+            oldest, asked = self._flight[0], self._clock()
+            chosen, failed = self._settle(oldest)
+            began = resumed if self._staged is None else oldest.started
+            seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(began)
+        return PassOutput([*read, *oldest.chunks], chosen, failed, seconds, oldest.sampling)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Remove a sequence from all passes that are not settled, and discard its pending tokens."""
+        if not self._flight:
+            return
+        for submitted in reversed(self._flight):
+            for chunk in submitted.chunks:
+                if chunk.sequence is sequence:
+                    sequence.kv.roll_back(chunk.n)
+                    submitted.chunks.remove(chunk)
+                    break
+        self._flight = deque(submitted for submitted in self._flight if submitted.chunks)
+
+    def idle(self) -> None:
+        """Signal that there is no work, so that other machines may sleep until the next pass."""
+        if self._shared is not None:
+            self._shared.rest()
+
+    def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
+        """Submit passes until enough are pending; return the chunks of one without choices, which ends this."""
+        while len(self._flight) < self.depth:
+            try:
+                chunks = schedule()
+                submitted = self._submit(list(chunks)) if chunks else None
+            except Exception:  # it will fail again, when nothing is left to settle
+                if not self._flight:
+                    raise
+                return []
+            if submitted is None:
+                return []
+            if not submitted.n_rows:
+                submitted.batch.commit()
+                self._last_had_no_choice = True
+                return submitted.chunks
+            self._flight.append(submitted)
+        return []
+
+    def _submit(self, chunks: list[ScheduledChunk]) -> _Pass:
+        """Begin a pass, and choose its tokens unless several machines run it."""
+        model, profiler = self._model, self._model.backend.profiler
+        if self._last_had_no_choice and self._shared is None:
+            # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
+            model.backend.wait(chunks[0].sequence.kv.pool.stores.arrays)
+            self._last_had_no_choice = False
+        start, inputs, n_rows = self._clock(), [], 0
+        for chunk in chunks:
+            inputs.append(SequenceInput(chunk.sequence.unread[: chunk.n], chunk.sequence.kv, int(bool(chunk.samplers))))
+            chunk.row, n_rows = n_rows, n_rows + bool(chunk.samplers)
+        if profiler is not None:
+            profiler.begin_pass()
+        batch = begin(inputs)
+        if self._shared is not None:
+            batch.best = best_of([sampler for chunk in chunks for sampler in chunk.samplers])
+        submitted = _Pass(batch, chunks, n_rows, start)
+        try:
+            if self._staged is not None:
+                submitted.reply = self._staged.submit(batch)
+            else:
+                logits = model.forward(batch)
+                if logits is not None:
+                    self._choose(submitted, logits)
+        except BaseException:
+            batch.roll_back()
+            raise
+        for chunk in chunks:
+            chunk.sequence.unread = [*chunk.sequence.unread[chunk.n :], *(c.token for c in chunk.choices[:1])]
+        if profiler is not None:
+            self._n_passes += 1
+            event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
+        return submitted
+
+    def _choose(self, submitted: _Pass, logits: Array) -> None:
+        """Choose the tokens of a pass. No sampler has changed if this fails."""
+        be, start = self._model.backend, self._clock()
+        pairs = [(chunk, sampler) for chunk in submitted.chunks for sampler in chunk.samplers]
+        rows = [chunk.row for chunk, _ in pairs]
+        if rows != list(range(submitted.n_rows)):  # several samplers choose from one row, or a chunk was dropped
+            logits = be.take(logits, tuple(rows))
+        submitted.check = check = FiniteCheck(be, logits)
+        if not be.lazy and check.bad_rows():
+            # These rows fail when the pass is settled. Until then they have some token, which NaN does not give.
+            logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
+        tokens = be.choose(logits, [sampler.draw() for _, sampler in pairs])
+        (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
+        whole = submitted.batch.best is None
+        for row, ((chunk, sampler), token) in enumerate(zip(pairs, tokens, strict=True)):
+            chunk.choices.append(sampler.add(token, logits, row, whole=whole))
+        # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
+        submitted.sampling = None if be.lazy else self._clock() - start
+
+    def _settle(
+        self, submitted: _Pass
+    ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, NotFiniteError]]]:
+        """Wait for the oldest pass and commit what it has run; return its tokens, and the chunks that have failed.
+
+        A chunk that has failed is committed, too: its owner drops the sequence.
+        """
+        if submitted.reply is not None:
+            self._choose(submitted, submitted.reply())
+            submitted.reply = None
+            for chunk in submitted.chunks:
+                chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[:1])]
+        bad = submitted.check.bad_rows() if submitted.check else {}
+        failed, chosen = [], []
+        for chunk in submitted.chunks:
+            first = chunk.choices[0] if chunk.choices else None
+            if first is not None and first.row in bad:
+                ids = chunk.sequence.sampler.ids[: first.position]
+                failed.append((chunk, not_finite(self._model, ids, bad[first.row])))
+            elif first is not None:
+                settled = zip(chunk.samplers, chunk.choices, strict=True)
+                chosen.append((chunk, [sampler.settle(choice) for sampler, choice in settled]))
+        for chunk in submitted.chunks:
+            chunk.sequence.kv.commit(chunk.n)
+        for chunk, tokens in chosen:
+            unread = chunk.sequence.unread
+            if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet
+                unread[-1] = tokens[0]
+        self._flight.popleft()
+        return chosen, failed

@@ -1,0 +1,425 @@
+"""The scheduler: which requests run, and what each forward pass computes.
+
+It does no input or output. Its decisions depend on the order of calls alone: the clock is read for times of requests.
+
+A step runs one forward pass: the next token of every sequence that is being generated, and chunks of prompts. While
+sequences are being generated, a pass has few tokens of prompts, so that no answer waits long for another prompt.
+Requests are admitted in their order of arrival, when there are slots and pages for their prompts. When the pages run
+out, unused prefixes are evicted; then the newest sequence is preempted: it gives its pages back, and is computed again
+later. The tokens of a sequence do not depend on any of this: see the order of summation in `backends/base.py`.
+
+If the pool keeps nothing between passes (`--no-kv`), every sequence is rewound after each of its tokens, so that each
+pass runs whole sequences again. This shows what the KV cache saves.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import abc, deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from mlx_engine.cache import KVPool
+from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.errors import ContextLengthError, DistributedError, Words
+from mlx_engine.loop.memory import Traffic
+from mlx_engine.loop.output import FinishReason
+from mlx_engine.loop.request import Request, ScheduledChunk, Sequence
+from mlx_engine.loop.runner import ModelRunner, PassOutput
+from mlx_engine.weights.model import Model
+
+# Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
+# more tokens compute prompts equally fast.
+BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
+
+
+class StepOutput(NamedTuple):
+    """What one step did.
+
+    Attributes:
+        requests: the requests that got tokens, or whose prompt was read further, or that failed.
+        ended: those of them that have ended.
+        n_decode: tokens that continued an answer.
+        n_prefill: tokens of prompts.
+        seconds: the time of the passes.
+        nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
+    """
+
+    requests: abc.Sequence[Request] = ()
+    ended: abc.Sequence[Request] = ()
+    n_decode: int = 0
+    n_prefill: int = 0
+    seconds: float = 0.0
+    nbytes: float = 0.0
+
+
+class Scheduler:
+    """Runs requests on one model, step by step.
+
+    Attributes:
+        pool: the memory for keys and values.
+        prefix: the prefix cache, or None.
+        slots: the largest number of sequences that run at the same time.
+        waiting: sequences without a slot, in the order in which they will be admitted.
+        running: sequences with a slot, in the order of arrival.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pool: KVPool,
+        *,
+        slots: int = 1,
+        prefix: PrefixCache | None = None,
+        budget: int = BUDGET,
+        shared_budget: int = SHARED_BUDGET,
+        overlap: bool = True,
+        traffic: Traffic | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make a scheduler.
+
+        Args:
+            model: the model.
+            pool: the memory for keys and values, made for at least `slots` sequences. If it keeps nothing between
+                passes (`kept=False`), each pass runs whole sequences again.
+            slots: the largest number of sequences that run at the same time.
+            prefix: where the keys and values of prompts and answers are kept for later requests; None keeps none.
+            budget: the largest number of prompt tokens in a pass while no answer is being generated.
+            shared_budget: the same while an answer is being generated.
+            overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
+            traffic: counts the bytes that passes read; None counts none.
+            clock: read for the times of requests.
+        """
+        if min(slots, budget, shared_budget) < 1:
+            raise ValueError(f"expected at least one slot and token, found {slots}, {budget} and {shared_budget}")
+        self._model, self._traffic, self._clock = model, traffic, clock
+        self.pool, self.prefix, self.slots = pool, prefix, slots
+        self._keeps_kv = pool.stores.are_kept
+        # A layer with a window has pages for passes of a limited length.
+        self._has_windows = any(window is not None for window in pool.windows)
+        self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
+        self._shared_budget = min(self._budget, shared_budget)
+        if not self._keeps_kv:
+            self._budget = self._shared_budget = pool.n_tokens
+        self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._failed: list[Request] = []
+        # The sequence that was last refused for lack of pages, until pages are freed.
+        self._refused: Sequence | None = None
+        # Requests whose streams were dropped, perhaps by a garbage collection within a step.
+        self._left: deque[Request] = deque()
+        self._is_stepping = self._is_broken = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.waiting or self.running or self._failed) and not self._is_broken
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no step was interrupted. If one was, make another scheduler."""
+        return not self._is_broken
+
+    def submit(self, request: Request) -> None:
+        """Append a request to the queue.
+
+        Raises:
+            ContextLengthError: the request could not be completed even if it had all pages for itself.
+            ValueError: it asks for more answers than there are slots, or for several without a KV cache.
+        """
+        self._check_sound()
+        n = len(request.outputs)
+        if n > self.slots:
+            raise ValueError(f"expected at most {self.slots} answers to a request, one per slot, found {n}")
+        if n > 1 and not self._keeps_kv:
+            raise ValueError(f"expected one answer to a request without a KV cache, found {n}")
+        if request.longest > self.pool.n_tokens // n:
+            raise ContextLengthError(
+                option="prompt and max_tokens",
+                expected=f"at most {self.pool.n_tokens // n:,} tokens, which the memory for keys and values can hold",
+                found=Words(f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more"),
+            )
+        request.times.submitted = self._clock()
+        self.waiting.append(Sequence.of(request, self.pool, self._model.backend))
+
+    def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
+        """End a request where it is, and free its pages. Its outputs that have not ended get the reason."""
+        sequences = [one for one in (*self.waiting, *self.running) if one.request is request]
+        for sequence in sequences if not self._is_broken else ():
+            self._remove(sequence)
+        if reason is not None:
+            for output in request.outputs:
+                output.end(reason)
+        self._stamp_end(request)
+
+    def leave(self, request: Request) -> None:
+        """Cancel a request at once or, within a step, before the next one. May be called by the garbage collector."""
+        self._left.append(request)
+        if not self._is_stepping:
+            self._cancel_left()
+
+    def step(self) -> StepOutput:
+        """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
+
+        A pass that fails is repeated for each of its sequences alone. The request of one that fails again ends with
+        this error. A request whose logits are not finite ends with an error, too. A step that is interrupted
+        (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses to continue, and its owner makes
+        another.
+
+        Raises:
+            RuntimeError: an earlier step was interrupted.
+        """
+        self._check_sound()
+        self._is_stepping = True
+        try:
+            self._cancel_left()
+            done = self._step()
+        except BaseException:
+            self._is_broken = True
+            raise
+        finally:
+            self._is_stepping = False
+        self._cancel_left()
+        if not self.has_work:
+            self._runner.idle()
+        return done
+
+    def _step(self) -> StepOutput:
+        self._admit()
+        done = self._run()
+        n_decode = sum(chunk.n for chunk in done.chunks if chunk.n == 1 and chunk.sequence.output.token_ids)
+        nbytes = self._record(done)
+        for chunk, error in done.failed:
+            self._fail(chunk.sequence, error)
+        self._keep_prompts([chunk.sequence for chunk in done.chunks if chunk.sequence.request.error is None])
+        for chunk, ids in done.chosen:
+            if chunk.sequence.request.error is None:  # another sequence of the request may have failed
+                self._deliver(chunk.sequence, ids)
+        reached = list(dict.fromkeys([*(chunk.sequence.request for chunk in done.chunks), *self._failed]))
+        self._failed = []
+        ended = [request for request in reached if request.has_ended]
+        return StepOutput(reached, ended, n_decode, done.n_rows - n_decode, done.seconds, nbytes)
+
+    def _check_sound(self) -> None:
+        if self._is_broken:
+            raise RuntimeError("expected a scheduler whose steps have ended, found an interrupted one; make another")
+
+    def _cancel_left(self) -> None:
+        while self._left:
+            self.cancel(self._left.popleft())
+
+    # ---- the decision: who runs, and which tokens ----
+
+    def _admit(self) -> None:
+        """Give slots to waiting sequences, in their order, while there are slots and pages for their prompts."""
+        while self.waiting:
+            first = self.waiting[0]
+            n_slots = sum(1 + len(one.parallel) for one in (first, *self.running))
+            if n_slots > self.slots or (first is self._refused and self.running):
+                return
+            self._attach_prefix(first)
+            n_pages = sum(one.n_pages(len(one.unread)) for one in (first, *self.running))
+            # Each parallel sample continues in a copy of the prompt's last page.
+            if self.running and not self._make_room(n_pages + len(first.parallel)):
+                first.rewind()
+                self._refused = first
+                return
+            insort(self.running, self.waiting.pop(0), key=Sequence.arrival)
+            if first.request.times.admitted is None:
+                first.request.times.admitted = self._clock()
+
+    def _schedule(self, only: Sequence | None = None) -> list[ScheduledChunk]:
+        """Return the chunks of the next pass, of all sequences or of one, and make room for their pages.
+
+        While there are too few pages, even after unused prefixes are evicted, preempt the newest sequence. If passes
+        are under way, return no chunks instead: their tokens may end a sequence, whose pages are then free.
+        """
+        while True:
+            chunks = self._chunks() if only is None else self._chunk_alone(only)
+            n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
+            if not chunks or self._make_room(n_pages, self._n_copies(chunks)):
+                return chunks
+            if not self._runner.is_idle:
+                return []
+            if len(self.running) == 1:
+                return chunks  # too few pages even for this sequence alone: the pass fails and names the numbers
+            self._preempt(self.running[-1])
+
+    def _chunks(self) -> list[ScheduledChunk]:
+        """Return one token of every sequence that is being generated, then chunks of prompts within the budget.
+
+        If several machines run the model, a pass has its share of the sequences and of the budget.
+        """
+        ready = [sequence for sequence in self.running if self._is_ready(sequence)]
+        n_batches = self._runner.n_batches
+        chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
+        chunks = chunks[: -(-len(self.running) // n_batches)]
+        left = -(-(self._shared_budget if chunks else self._budget) // n_batches)
+        for sequence in ready:
+            if left and len(sequence.unread) > 1:
+                chunks.append(sequence.chunk(left))
+                left -= chunks[-1].n
+        return chunks
+
+    def _chunk_alone(self, sequence: Sequence) -> list[ScheduledChunk]:
+        """Return the next chunk of one sequence, unless it has lost its slot or is under way."""
+        return [sequence.chunk(self._budget)] if sequence in self.running and self._runner.is_idle else []
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """Return whether a sequence has unread tokens, and a pass may run them."""
+        if not sequence.unread:  # a pass that is under way computes its next token
+            return False
+        n_pending = self._runner.n_pending(sequence)
+        most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
+        return len(sequence.output.token_ids) + n_pending < most and not (sequence.parallel and n_pending)
+
+    def _n_copies(self, chunks: abc.Sequence[ScheduledChunk]) -> int:
+        """Return how many parallel samples begin when pending passes and this one end: each copies a page."""
+        ends = {id(chunk.sequence) for chunk in chunks if chunk.samplers}
+        waiting = [one for one in self.running if one.parallel]
+        return sum(len(one.parallel) for one in waiting if id(one) in ends or self._runner.n_pending(one))
+
+    def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
+        """Return whether there are so many free pages, after evicting unused prefixes.
+
+        Layers with a window always have pages for as many sequences as there are slots, but for copies.
+        """
+        return self.pool.make_room([n_copies + (n_pages if window is None else 0) for window in self.pool.windows])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's pages, and put it back into the queue at its place."""
+        self.running.remove(sequence)
+        self._refused = None
+        sequence.rewind()
+        sequence.request.n_preemptions += 1
+        insort(self.waiting, sequence, key=Sequence.arrival)
+
+    def _run(self) -> PassOutput:
+        """Run a pass over all sequences; if it fails, run one for each sequence alone."""
+        try:
+            return self._runner.step(self._schedule)
+        except DistributedError:  # no request's fault
+            raise
+        except Exception as error:
+            if not self._runner.is_idle:  # the tokens of submitted passes cannot be computed
+                for sequence in self._runner.sequences:
+                    self._fail(sequence, error)
+                return PassOutput()
+        outputs = []
+        for sequence in [sequence for sequence in self.running if self._is_ready(sequence)]:
+            try:
+                outputs.append(self._runner.step(partial(self._schedule, sequence)))
+            except Exception as error:
+                self._fail(sequence, error)
+        return PassOutput(
+            [chunk for output in outputs for chunk in output.chunks],
+            [chosen for output in outputs for chosen in output.chosen],
+            [failed for output in outputs for failed in output.failed],
+            sum(output.seconds for output in outputs),
+        )
+
+    # ---- prefixes ----
+
+    def _attach_prefix(self, sequence: Sequence) -> None:
+        """Take what the prefix cache has of a sequence's tokens; at least the last token is left to be run."""
+        if self.prefix is None:
+            return
+        ids, request = sequence.ids, sequence.request
+        match = self.prefix.attach(sequence.kv, ids[:-1])
+        sequence.unread = list(ids[match.length :])
+        if request.times.admitted is None:
+            request.match = match._replace(pages=[], state=None)  # they may soon belong to others
+            request.n_cached = request.n_prefilled = match.length
+
+    def _keep_prompts(self, sequences: abc.Sequence[Sequence]) -> None:
+        """Keep the prompts that have been run, as prefixes for later requests."""
+        if self.prefix is None:
+            return
+        for sequence in sequences:
+            request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
+            # The state after an answer is that of a whole page only by chance: keep those on the way.
+            at_page = self.prefix.whole_pages and kv.length % self.pool.page == 0
+            if sequence.output.token_ids and at_page and has_states:
+                self.prefix.insert(sequence.ids[: kv.length], kv)
+            # After each chunk of a prompt if there are windows: their layers soon give back the pages of its beginning.
+            # The same if there is a state: a prefix is reused where its state is held.
+            chunks_count = self._has_windows or has_states
+            if not sequence.output.token_ids and (chunks_count or kv.length >= len(request.prompt_ids)):
+                self.prefix.insert(request.prompt_array[: kv.length], kv)
+
+    # ---- results ----
+
+    def _record(self, done: PassOutput) -> float:
+        """Record times, rows and bytes of passes with their requests; return the bytes: 0 if they are not counted."""
+        nbytes = self._traffic.nbytes(done.chunks) if self._traffic and done.chunks else 0.0
+        n_rows = done.n_rows
+        for request in dict.fromkeys(chunk.sequence.request for chunk in done.chunks):
+            request.record_step(done.seconds, n_rows, nbytes)
+        for chunk in done.chunks:
+            sequence = chunk.sequence
+            request = sequence.request
+            request.n_prefilled = max(request.n_prefilled, min(len(request.prompt_ids), sequence.kv.length))
+            sequence.seconds += done.seconds
+            sequence.share += done.seconds * chunk.n / n_rows
+        sampling = None if done.sampling is None or not done.chosen else done.sampling / len(done.chosen)
+        for chunk, _ in done.chosen:
+            sequence = chunk.sequence
+            if sequence.index == 0:
+                sequence.request.metrics.record_pass(sequence.seconds, share=sequence.share, sampling=sampling)
+            sequence.seconds = sequence.share = 0.0
+        return nbytes
+
+    def _deliver(self, first: Sequence, ids: abc.Sequence[int]) -> None:
+        """Append the chosen tokens to the outputs of a sequence and, after its prompt, of its parallel samples."""
+        request, sequences = first.request, [first]
+        try:
+            if request.times.first_token is None:
+                request.times.first_token = self._clock()
+            for sampler, token in zip(first.parallel, ids[1:], strict=True):
+                sequences.append(first.fork(sampler, token))
+                insort(self.running, sequences[-1], key=Sequence.arrival)
+            first.parallel = ()
+            for sequence, token in zip(sequences, ids, strict=True):
+                sequence.output.append(token, sequence.sampler, request.options.logprobs)
+                if sequence.output.finish_reason is not None:
+                    self._finish(sequence)
+                elif not self._keeps_kv:
+                    sequence.rewind()
+        except Exception as error:
+            self._fail(first, error)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Free the pages of a sequence that has ended; the prefix cache keeps those that it wants."""
+        self._runner.drop(sequence)
+        if self.prefix is not None:
+            self.prefix.insert(sequence.ids[: sequence.kv.length], sequence.kv)
+        self._remove(sequence)
+        if sequence.request.has_ended:
+            self._stamp_end(sequence.request)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End a request with an error."""
+        request = sequence.request
+        request.error = error
+        for other in [other for other in (*self.waiting, *self.running) if other.request is request]:
+            self._remove(other)
+        self._failed.append(request)
+        self._stamp_end(request)
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Remove a sequence from the queue, its slot and all passes, and free its pages."""
+        self._runner.drop(sequence)
+        self._refused = None
+        for sequences in (self.waiting, self.running):
+            if sequence in sequences:
+                sequences.remove(sequence)
+        sequence.kv.close()
+
+    def _stamp_end(self, request: Request) -> None:
+        if request.times.ended is None:
+            request.times.ended = self._clock()
