@@ -24,10 +24,10 @@ from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import Options
 
 RESULTS = Path(__file__).parent / "results" / "batch.jsonl"
 

@@ -33,7 +33,7 @@ def rank(model: str, quant: str, split: str | None, prompt: int) -> dict[str, An
     from mlx_engine.distributed.shard import join
     from mlx_engine.distributed.split import parsed
     from mlx_engine.engine import Engine, open_source
-    from mlx_engine.loop.options import Options
+    from mlx_engine.options import Options
 
     shard = None if split is None else join("pipeline", parsed(split) if split != "auto" else None)
     opened = open_source(model, "parallel", quant, threads=1, shard=shard)

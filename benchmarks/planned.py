@@ -93,7 +93,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times
     from mlx_engine.distributed.shard import join
     from mlx_engine.engine import Engine, open_source
     from mlx_engine.loop.forward import forward
-    from mlx_engine.loop.options import Options
+    from mlx_engine.options import Options
 
     pinned()
     shard = join(kind, split if kind == "pipeline" else None) if len(split) > 1 else None

@@ -38,10 +38,8 @@ from mlx_engine.errors import (
 )
 from mlx_engine.loop.finite import check_logits
 from mlx_engine.loop.forward import forward_logits
-from mlx_engine.loop.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.loop.memory import Traffic, pool_for
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options, names_options
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
@@ -50,6 +48,15 @@ from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.observe import log
+from mlx_engine.options import (
+    DEFAULT_MAX_TOKENS,
+    UNTIL_FULL,
+    Options,
+    OptionValues,
+    names_options,
+    one_per_prompt,
+    shows_options,
+)
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
 from mlx_engine.weights.model import Loaded, Model, Planned, plan_model

@@ -11,10 +11,10 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.loop import request as loop_request
 from mlx_engine.loop.forward import forward, wanted_logits
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import ScheduledChunk
 from mlx_engine.loop.runner import ModelRunner
 from mlx_engine.loop.sampler import Sampler
+from mlx_engine.options import Options
 from mlx_engine.weights.model import Model
 from tests.streams import Marks, request_of, stream_of
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx_engine
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
+from mlx_engine.options import Options
 
 MICRO = Path(__file__).parent / "data" / "qwen3-micro" / "model-q8_0.gguf"
 PROMPTS = [[5, 9, 300, 17, 2], [8], list(range(1, 31)), [400, 3], [7] * 12]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Stream
+from mlx_engine.options import Options
 
 
 class Marks:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from mlx_engine.bench.samples import Test
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import Options
 from mlx_engine.weights.model import Model
 
 

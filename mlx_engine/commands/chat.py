@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mlx_engine.commands.options.suggested import Chosen
     from mlx_engine.conversation import Conversation
     from mlx_engine.engine import RequestBuilder
-    from mlx_engine.loop.options import Options
+    from mlx_engine.options import Options
     from mlx_engine.tokenizer.thinking import Reasoning
 
 BUILTIN = (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
 
     from mlx_engine.conversation import Conversation
-    from mlx_engine.loop.options import Options
+    from mlx_engine.options import Options
 
 Ask: TypeAlias = Callable[..., Iterator[str]]
 """Starts an answer and returns its pieces; the argument `progress` is that of `Conversation.ask`."""
@@ -190,7 +190,7 @@ def _set(chat: Chat, text: str) -> None:
         for name in settings():
             notice(f"{name:18}  {_shown(name, _value(chat.conversation.options, name))}")
         return
-    from mlx_engine.loop.options import ALIASES
+    from mlx_engine.options import ALIASES
 
     given, *rest = re.split(r"[\s=]+", text, maxsplit=1)
     name = given.lstrip("-").replace("-", "_")

@@ -17,8 +17,8 @@ from mlx_engine.errors import EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Prompt, RequestBuilder
-    from mlx_engine.loop.options import Options
     from mlx_engine.loop.request import Request
+    from mlx_engine.options import Options
     from mlx_engine.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "Once upon a time"

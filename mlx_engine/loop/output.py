@@ -14,11 +14,8 @@ from mlx_engine.observe.log import enabled, event
 
 if TYPE_CHECKING:
     from mlx_engine.loop.logprobs import TokenLogprobs
-    from mlx_engine.loop.options import Options
     from mlx_engine.loop.sampler import Sampler
-
-# Bounds on the number of stop strings and on the characters of each: they are matched between two forward passes.
-MOST_STOPS, LONGEST_STOP = 16, 1000
+    from mlx_engine.options import Options
 
 FinishReason = Literal["stop", "length", "timeout"]
 

@@ -14,10 +14,10 @@ from mlx_engine.backends.parameters import Token
 from mlx_engine.cache import KVPool, KVSequence
 from mlx_engine.cache.prefix import Match
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.sampler import Choice, Sampler
 from mlx_engine.observe.log import enabled
+from mlx_engine.options import Options
 
 _numbers = itertools.count()
 

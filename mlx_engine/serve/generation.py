@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 from starlette.responses import Response
 
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import Request
+from mlx_engine.options import Options
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.job import Job
 from mlx_engine.serve.limits import client_id

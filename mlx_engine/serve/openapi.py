@@ -12,8 +12,7 @@ import msgspec
 
 import mlx_engine
 from mlx_engine.backends.sampling import MOST_BIAS, MOST_PENALTY
-from mlx_engine.loop.logprobs import MOST_ALTERNATIVES
-from mlx_engine.loop.output import LONGEST_STOP, MOST_STOPS
+from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
 from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
 from mlx_engine.serve.parameters import (

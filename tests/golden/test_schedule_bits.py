@@ -24,9 +24,9 @@ pytest.importorskip("numba")
 from mlx_engine.backends import create_backend
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.loop.logprobs import digest
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import Options
 from mlx_engine.weights.model import Model
 from tests.random_models import SETTINGS, VOCAB, random_model
 from tests.streams import request_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx_engine
 from mlx_engine.loop.logprobs import digest
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import Options
 
 # Parameters of the API that are no options of the engine.
 OTHERS = {"messages", "prompt", "max_tokens", "n", "stream"}

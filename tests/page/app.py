@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import mlx_engine
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import Request as Run
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import Options
 from mlx_engine.serve.page import routes
 from mlx_engine.serve.status import Monitor, Status
 

@@ -16,10 +16,10 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import CacheFullError
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Stream
+from mlx_engine.options import Options
 from mlx_engine.weights.model import load_model
 from tests.decoding import decode, greedy_ids, prefill
 from tests.streams import request_of, stream_of

@@ -22,9 +22,9 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import CacheFullError
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.observe.profiler import Profiler
+from mlx_engine.options import Options
 from mlx_engine.weights.model import Model, load_model
 from tests.decoding import decode, prefill
 from tests.streams import Marks, stream_of

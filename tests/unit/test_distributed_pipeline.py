@@ -27,8 +27,8 @@ from mlx_engine.distributed.split import latest_cut, stages_of
 from mlx_engine.engine import Engine, RequestBuilder, open_source
 from mlx_engine.errors import DistributedError, NotFiniteError, OptionError
 from mlx_engine.loop.forward import forward, forward_logits
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import Options
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion

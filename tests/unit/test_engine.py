@@ -18,8 +18,8 @@ from mlx_engine.errors import (
     OptionError,
 )
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.stream import Generation
+from mlx_engine.options import Options
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.errors import ContextLengthError, OptionError
-from mlx_engine.loop.options import DEFAULT_MAX_TOKENS, Options
+from mlx_engine.options import DEFAULT_MAX_TOKENS, Options
 from tests.unit.test_decode import DATA
 
 

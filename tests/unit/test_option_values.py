@@ -12,8 +12,7 @@ from mlx_engine.commands.options.run import RunOptions, SamplingOptions
 from mlx_engine.conversation import Conversation
 from mlx_engine.engine import Engine, load
 from mlx_engine.errors import OptionError
-from mlx_engine.loop.keywords import OptionValues
-from mlx_engine.loop.options import ALIASES, Options
+from mlx_engine.options import ALIASES, Options, OptionValues
 
 FIELDS = {f.name: f.default for kind in (Sampling, Options) for f in fields(kind)}
 

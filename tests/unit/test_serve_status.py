@@ -11,9 +11,9 @@ import pytest
 import mlx_engine
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.loop.memory import Traffic
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
+from mlx_engine.options import Options
 from mlx_engine.serve.status import N_NODES, N_STEPS, N_WAITING, Monitor, Status
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"

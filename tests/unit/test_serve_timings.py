@@ -11,8 +11,8 @@ from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.work import pass_work
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.memory import Traffic
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import Request
+from mlx_engine.options import Options
 from mlx_engine.serve.timings import timings
 from tests.golden.goldens import DATA
 from tests.unit.test_chat import MICRO

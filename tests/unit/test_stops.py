@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.errors import OptionError
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.output import StopStrings, _Matcher
+from mlx_engine.options import Options
 
 LAW = settings(max_examples=100)
 

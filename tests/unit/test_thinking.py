@@ -9,7 +9,7 @@ import pytest
 import mlx_engine
 from mlx_engine.commands.answer_printer import AnswerPrinter
 from mlx_engine.conversation import Conversation
-from mlx_engine.loop.options import Options
+from mlx_engine.options import Options
 from mlx_engine.serve.job import Mark
 from mlx_engine.serve.replies import ChatReply
 from mlx_engine.tokenizer import thinking

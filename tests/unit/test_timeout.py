@@ -9,7 +9,7 @@ import mlx_engine
 from mlx_engine.cache.pool import LONGEST_PASS as CHUNK
 from mlx_engine.errors import OptionError
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.options import Options
+from mlx_engine.options import Options
 from tests.streams import stream_of
 from tests.unit.test_decode import DATA, EOS, Bytes, Letters, Script
 

@@ -14,9 +14,9 @@ from mlx_engine.bench.work import pass_work
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import CacheSize
 from mlx_engine.engine import Engine
-from mlx_engine.loop.options import Options
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
+from mlx_engine.options import Options
 
 
 class Scheduled:

@@ -14,7 +14,7 @@ import typer
 from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
-    from mlx_engine.loop.options import Options
+    from mlx_engine.options import Options
 
 CONTEXT_LEN = ("--context-len", "-c", "--ctx-size")
 
@@ -129,7 +129,7 @@ def options_of(run: RunOptions, sampling: SamplingOptions) -> Options:
     Raises:
         OptionError: a value is invalid.
     """
-    from mlx_engine.loop.options import Options
+    from mlx_engine.options import Options
 
     return Options.of(**vars(run), **vars(sampling) | {"logit_bias": biases_of(sampling.logit_bias)})
 

@@ -1,27 +1,28 @@
-"""The options of one run, checked before any model is loaded."""
+"""The options of one run, checked before any model is loaded, and as keyword arguments of `Engine.generate`."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, get_type_hints
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.errors import Words, is_number, is_whole, require
-from mlx_engine.loop.logprobs import MOST_ALTERNATIVES
-from mlx_engine.loop.output import LONGEST_STOP, MOST_STOPS
 from mlx_engine.tokenizer.messages import HALF
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mlx_engine.loop.keywords import OptionValues
-
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
+
+# Bounds on the number of stop strings and on the characters of each: they are matched between two forward passes.
+MOST_STOPS, LONGEST_STOP = 16, 1000
+# The largest number of alternatives per token, as in the OpenAI API.
+MOST_ALTERNATIVES = 20
 
 # Names of options in other projects, and on the command line where they differ from those in Python.
 ALIASES = {
@@ -147,3 +148,52 @@ def _check_stops(stops: tuple[str, ...]) -> None:
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     require(stop is None or isinstance(stop, Iterable), option="stop", expected="a string or several", found=stop)
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+class OptionValues(TypedDict, total=False):
+    """The keyword arguments that `Options.of` takes; `Options` and `Sampling` define their meaning and defaults."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    seed: int | None
+    kv: bool
+    stop: str | Sequence[str] | None
+    ignore_eos: bool
+    timeout: float | None
+    context_len: int | None
+    logprobs: int | None
+
+
+def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """Return the options of each of n prompts: a list has one value per prompt, any other value is for all.
+
+    A list of strings as `stop` is one value.
+
+    Raises:
+        OptionError: a list has another length.
+    """
+    lists = {name: value for name, value in options.items() if isinstance(value, list | tuple)}
+    if "stop" in lists and all(isinstance(text, str) for text in lists["stop"]):
+        del lists["stop"]
+    for name, values in lists.items():
+        require(len(values) == n, option=name, expected=f"one value for all, or {n}, one per prompt", found=values)
+    return [{**options, **{name: values[i] for name, values in lists.items()}} for i in range(n)]
+
+
+def shows_options(method: Function) -> Function:
+    """Make `help` and `inspect.signature` list the options and their defaults in place of `**options`."""
+    defaults = {field.name: field.default for kind in (Sampling, Options) for field in fields(kind)}
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        for name, annotation in get_type_hints(OptionValues).items()
+    ]
+    signature = inspect.signature(method)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return method
