@@ -11,7 +11,7 @@ import numpy as np
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.experts import ExpertLinear, Experts, share_read
 from mlx_engine.backends.parameters import LayerNorm, Linear, Native, RMSNorm
-from mlx_engine.observe.spans import Cost
+from mlx_engine.observe.profiler import Cost
 
 
 def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:

@@ -17,9 +17,8 @@ from mlx_engine.backends.costs import arrays_of, cost_of, flattened, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.primitives import OPERATIONS
 from mlx_engine.backends.program import OpByOp
-from mlx_engine.observe.log import TRACE, enabled, event
-from mlx_engine.observe.profiler import Profiler
-from mlx_engine.observe.spans import Cost, Span, rate
+from mlx_engine.observe.log import LOGGER, TRACE, event
+from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 
 PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
 # The time of a composed block is only the time between its primitives; the time of a fused block is all of it.
@@ -47,7 +46,7 @@ def _method(twin: Backend, name: str) -> Callable[..., Any]:
 
 def watched(backend: Backend) -> Backend:
     """Return `backend`, or a profiled copy if the log level includes events of passes or operations."""
-    return profiled(backend, Profiler()) if enabled(DEBUG) else backend
+    return profiled(backend, Profiler()) if LOGGER.isEnabledFor(DEBUG) else backend
 
 
 def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callable[..., Any]:
@@ -60,7 +59,7 @@ def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callabl
             # The cost of a composed block has already been counted by its primitives.
             composed = name in BLOCKS and span.cost == Cost()
             span.role = name if composed else _role(name, args)
-            if enabled(TRACE) and not composed:
+            if LOGGER.isEnabledFor(TRACE) and not composed:
                 _log(span, args)
         return result
 

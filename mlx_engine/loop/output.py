@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from logging import INFO
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mlx_engine.observe.log import enabled, event
+from mlx_engine.observe.log import LOGGER, event
 
 if TYPE_CHECKING:
     from mlx_engine.loop.logprobs import TokenLogprobs
@@ -87,7 +87,7 @@ class Output:
         if self.finish_reason is not None:
             piece += self._rest()
         self._append(piece)
-        if enabled(INFO):
+        if LOGGER.isEnabledFor(INFO):
             self._log(token, piece, sampler.probability())
 
     def end(self, reason: FinishReason) -> None:

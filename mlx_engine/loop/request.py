@@ -16,7 +16,7 @@ from mlx_engine.cache.prefix import Match
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.sampler import Choice, Sampler
-from mlx_engine.observe.log import enabled
+from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
 
 _numbers = itertools.count()
@@ -132,7 +132,9 @@ class Sequence:
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
         """Return the first sequence of a request, with the samplers of the others."""
         prompt = request.prompt_ids
-        logprobs = request.options.logprobs is not None or enabled(INFO)  # the log of tokens has probabilities
+        logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(
+            INFO
+        )  # the log of tokens has probabilities
         sampler = Sampler(backend, request.options.sampling, prompt, logprobs=logprobs)
         parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
         kv = pool.sequence(request.longest)

@@ -103,9 +103,9 @@ class Scheduler:
         self._has_windows = any(window is not None for window in pool.windows)
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
-        if not self._keeps_kv:
-            self._budget = self._shared_budget = pool.n_tokens
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
+        if not self._keeps_kv:  # a pass runs a whole sequence, also where it has only a share of the budget
+            self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._failed: list[Request] = []
@@ -241,8 +241,12 @@ class Scheduler:
         """
         while True:
             chunks = self._chunks() if only is None else self._chunk_alone(only)
+            # Parallel samples begin when the pass with the last token of their prompt has ended: each copies a page.
+            ends = [chunk.sequence for chunk in chunks if chunk.samplers]
+            waiting = [one for one in self.running if one.parallel]
+            n_copies = sum(len(one.parallel) for one in waiting if one in ends or self._runner.n_pending(one))
             n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
-            if not chunks or self._make_room(n_pages, self._n_copies(chunks)):
+            if self._make_room(n_pages, n_copies):
                 return chunks
             if not self._runner.is_idle:
                 return []
@@ -278,17 +282,13 @@ class Scheduler:
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
         return len(sequence.output.token_ids) + n_pending < most and not (sequence.parallel and n_pending)
 
-    def _n_copies(self, chunks: abc.Sequence[ScheduledChunk]) -> int:
-        """Return how many parallel samples begin when pending passes and this one end: each copies a page."""
-        ends = {id(chunk.sequence) for chunk in chunks if chunk.samplers}
-        waiting = [one for one in self.running if one.parallel]
-        return sum(len(one.parallel) for one in waiting if id(one) in ends or self._runner.n_pending(one))
-
     def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
         """Return whether there are so many free pages, after evicting unused prefixes.
 
         Layers with a window always have pages for as many sequences as there are slots, but for copies.
         """
+        if not n_pages + n_copies:
+            return True
         return self.pool.make_room([n_copies + (n_pages if window is None else 0) for window in self.pool.windows])
 
     def _preempt(self, sequence: Sequence) -> None:

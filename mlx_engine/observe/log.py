@@ -1,7 +1,7 @@
 """Log events (a name and fields, one line each) with Python's logging, under the logger name "mlx_engine".
 
 Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on.
-`info` is an event per token, `debug` one per forward pass, `trace` one per operation and a table at the end.
+`info` logs one event per token, `debug` one per forward pass, `trace` one per operation and a table at the end.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ def configure(level: str) -> None:
     LOGGER.propagate = False
 
 
-def enabled(level: int) -> bool:
-    """Return whether events of this level are logged. Check it before computing costly fields."""
-    return LOGGER.isEnabledFor(level)
-
-
 def warn(text: str) -> None:
     """Warn the user in one line, once per process."""
     if text not in _warned:
@@ -46,12 +41,15 @@ def warn(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line that the user should know, without a level: what was written to the disk."""
+    """Print a line for the user whatever the level, such as what was written to the disk."""
     LOGGER.warning("%s", text)
 
 
 def event(level: int, name: str, **fields: Any) -> None:
-    """Log one event. The record has the attribute `fields`; its text has them as `key=value`."""
+    """Log one event. The record has the attribute `fields`; its text has them as `key=value`.
+
+    If a field is costly to compute, check `LOGGER.isEnabledFor(level)` before.
+    """
     LOGGER.log(level, "%s", name, extra={"fields": fields})
 
 

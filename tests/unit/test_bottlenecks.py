@@ -20,8 +20,7 @@ from mlx_engine.bench.bottlenecks.report import Settings, described, loaded, mea
 from mlx_engine.bench.bottlenecks.runs import Pass
 from mlx_engine.bench.origin import origin
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.observe.profiler import Profiler
-from mlx_engine.observe.spans import Cost
+from mlx_engine.observe.profiler import Cost, Profiler
 from tests.unit.test_spans import span
 
 DATA = Path(__file__).parents[1] / "data"

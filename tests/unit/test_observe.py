@@ -16,8 +16,7 @@ from mlx_engine.backends.profiled import profiled
 from mlx_engine.engine import configure_log
 from mlx_engine.errors import OptionError
 from mlx_engine.observe import log
-from mlx_engine.observe.profiler import Profiler
-from mlx_engine.observe.spans import Cost
+from mlx_engine.observe.profiler import Cost, Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 

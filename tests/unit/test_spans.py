@@ -12,8 +12,7 @@ from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
 from mlx_engine.backends.profiled import profiled, role_of
 from mlx_engine.bench.bottlenecks import apart as taken_apart
 from mlx_engine.bench.bottlenecks.runs import Pass
-from mlx_engine.observe.profiler import Profiler
-from mlx_engine.observe.spans import Cost, Span
+from mlx_engine.observe.profiler import Cost, Profiler, Span
 
 # ---- spans ----
 

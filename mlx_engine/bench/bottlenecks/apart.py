@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mlx_engine.bench.bottlenecks.runs import Pass
-from mlx_engine.observe.spans import Cost, Span
+from mlx_engine.observe.profiler import Cost, Span
 
 PHASES = ("embedding", "layers", "norm", "projection", "sampling")
 

@@ -18,8 +18,7 @@ from mlx_engine.bench.samples import Test
 from mlx_engine.bench.timed import TimedTest
 from mlx_engine.engine import Engine
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.observe.profiler import Profiler
-from mlx_engine.observe.spans import Span
+from mlx_engine.observe.profiler import Profiler, Span
 
 Clock = Callable[[], float]
 
