@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, and the token ids that were generated in it."""
+"""A conversation with a model: its messages, and the token ids of its answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.errors import Words, require
+from mlx_engine.errors import OptionError
 from mlx_engine.options import Options, names_options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Turn:
 class Conversation:
     """A conversation. Each answer reads all messages before it; the ids of earlier answers are used as generated.
 
-    A model without a chat template continues the texts instead: see `plain_text`.
+    A model without a chat template continues the text of all messages instead, see `plain_text`.
 
     Attributes:
         messages: the messages so far. A last message of the user has no answer yet, and the next question replaces it.
@@ -149,21 +149,23 @@ class Conversation:
         """
         asked = self.messages[:-1] if self._role(-1) == ASSISTANT else self.messages
         is_question = bool(asked) and asked[-1]["role"] != SYSTEM
-        require(is_question, option="retry", expected="a question before it", found=Words("none"))
+        if not is_question:
+            raise OptionError("there is no question to answer again", option="retry", expected="a question before it")
         return self._answer(asked, progress)
 
     def undo(self) -> str:
         """Drop the last question with its answer, and return the question.
 
-        Later answers have the bits of a conversation in which it was never asked: the ids of the answer are forgotten,
-        too, and keys and values are found again by the ids of all tokens before them.
+        Later answers have the bits of a conversation in which the question was never asked: the ids of its answer are
+        forgotten, too, and the prefix cache finds keys and values by the ids of all tokens before them.
 
         Raises:
             OptionError: nothing was asked yet.
             EngineError: the template cannot render the messages; the conversation is unchanged.
         """
         asked = [i for i, message in enumerate(self.messages) if message["role"] == USER]
-        require(bool(asked), option="undo", expected="a question before it", found=Words("none"))
+        if not asked:
+            raise OptionError("there is no question to take back", option="undo", expected="a question before it")
         question, kept = self.messages[asked[-1]], self.messages[: asked[-1]]
         history = self._remembered(kept)
         self._replace(kept)
@@ -179,7 +181,7 @@ class Conversation:
         """Replace the conversation.
 
         Raises:
-            EngineError: they are not messages, or the template cannot render them; the conversation is unchanged.
+            EngineError: `messages` are invalid, or the template cannot render them; the conversation is unchanged.
         """
         if messages:
             self._prompt_ids(asked(messages))
@@ -187,7 +189,7 @@ class Conversation:
         self.messages = list(messages)
 
     def _replace(self, messages: list[dict[str, Any]]) -> None:
-        """Set the messages, and drop the turns whose answers are not among them."""
+        """Set the messages, and drop the turns whose answers the messages no longer contain."""
         n = _n_said(messages)
         self.messages, self.turns = messages, [turn for turn in self.turns if turn.n_messages <= n]
 
@@ -240,7 +242,7 @@ class Conversation:
             self._keep(stream.generation, has_text=has_text or ended)
 
     def _keep(self, generation: Generation, *, has_text: bool) -> None:
-        """Add an answer to the messages, unless the caller has got nothing of it."""
+        """Add an answer to the messages, unless no text of it was yielded before the stream was closed."""
         if has_text and generation.token_ids:
             self._history.add_answer(generation.prompt_ids, generation.token_ids)
             self.messages = [*self.messages, self._message(generation)]
@@ -260,7 +262,7 @@ class Conversation:
         return message
 
     def reasoning(self, prompt_ids: Sequence[int] | None = None) -> Reasoning:
-        """Return a reader that tells the reasoning from the answer to a prompt; None is the last prompt."""
+        """Return a reader that separates the reasoning in an answer from the rest, by default after the last prompt."""
         from mlx_engine.tokenizer.thinking import Reasoning
 
         return Reasoning.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids)
@@ -272,7 +274,7 @@ def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def asked(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return messages that a template renders: to a system message alone, which many refuse, a question is added."""
+    """Return messages that a template can render: many refuse a system message alone, so a question is added to it."""
     is_system_alone = len(messages) == 1 and isinstance(messages[0], dict) and messages[0].get("role") == SYSTEM
     return [*messages, {"role": USER, "content": "a"}] if is_system_alone else messages
 
@@ -283,11 +285,11 @@ def conversation_ids(
     variables: Mapping[str, Any] | None = None,
     history: History | None = None,
 ) -> list[int]:
-    """Return the token ids of messages, by the model's chat template or as plain text. No weight is needed.
+    """Return the token ids of messages, by the model's chat template or as plain text. No weight is read.
 
     Raises:
-        OptionError: they are no messages.
-        ChatTemplateError: the template cannot render them.
+        OptionError: `messages` are not messages.
+        ChatTemplateError: the template cannot render the messages.
     """
     if prompts.tokenizer.chat_template is not None:
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt

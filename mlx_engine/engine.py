@@ -34,7 +34,7 @@ from mlx_engine.errors import (
     OptionError,
     Words,
     out_of_memory,
-    require,
+    shown,
 )
 from mlx_engine.loop.finite import check_logits
 from mlx_engine.loop.forward import forward_logits
@@ -143,7 +143,7 @@ class Engine:
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
-        """Load the weights of a model whose files have been opened."""
+        """Load the weights of a checked checkpoint."""
         model, converted = opened.build(progress)
         planned = opened.planned
         self.architecture = opened.checkpoint.architecture
@@ -180,7 +180,7 @@ class Engine:
 
     @property
     def prompts(self) -> RequestBuilder:
-        """What makes requests from prompts.
+        """The builder of requests from prompts.
 
         Raises:
             ClosedError: the engine has been closed.
@@ -358,7 +358,10 @@ class Engine:
     def _scheduler_for(self, requests: Sequence[Request]) -> Scheduler:
         """Return a scheduler with memory for these requests."""
         kv = {request.options.kv for request in requests}
-        require(len(kv) == 1, option="kv", expected="the same value for all prompts", found=sorted(kv))
+        if len(kv) > 1:
+            raise OptionError(
+                "kv must be the same for all prompts", option="kv", expected="one value", found=sorted(kv)
+            )
         if not kv.pop():  # each pass runs one whole sequence, and nothing is kept for the next pass
             longest = max(request.longest for request in requests)
             return Scheduler(self.model, self.model.new_pool(longest, longest_pass=longest, kept=False))
@@ -410,7 +413,7 @@ class Engine:
 
 
 class RequestBuilder:
-    """Makes requests from prompts, by a model's config and its tokenizer.
+    """Builds requests from prompts: tokenizer, chat template, limits of the context. It needs no weights.
 
     Attributes:
         config: the model's config.
@@ -504,7 +507,7 @@ class RequestBuilder:
         Raises:
             OptionError: there are none, or one is not in the vocabulary.
         """
-        expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
+        expected = f"token ids from 0 to {self.config.vocab_size - 1}"
         try:
             # The elements of an mx.array are zero-dimensional arrays, which `operator.index` refuses.
             values = [i.item() if hasattr(i, "item") else i for i in ids]
@@ -512,10 +515,14 @@ class RequestBuilder:
                 raise TypeError("bytes and truth values are no ids")
             checked = [operator.index(value) for value in values]
         except (TypeError, ValueError) as error:
-            raise OptionError(option="prompt", expected=expected, found=ids) from error
-        require(len(checked) > 0, option="prompt", expected="at least one token", found=Words("nothing"))
+            message = f"a prompt must be text, messages or {expected}, not {shown(ids)}"
+            raise OptionError(message, option="prompt", expected=expected, found=ids) from error
+        if not checked:
+            raise OptionError("the prompt is empty", option="prompt", expected="at least one token")
         wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
-        require(wrong is None, option="prompt", expected=expected, found=wrong)
+        if wrong is not None:
+            message = f"prompt: there is no token {wrong}; the vocabulary has {expected}"
+            raise OptionError(message, option="prompt", expected=expected, found=wrong)
         return checked
 
     def fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
@@ -558,12 +565,15 @@ def open_source(
 ) -> CheckedCheckpoint:
     """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
 
-    `shard` has the ranks that share the model; all of them call this function.
+    `Engine(checked)` loads the weights. Before that, the `prompts` of the result can check prompts.
 
-    `Engine` loads the weights of what this returns; before, `prompts` of it can check prompts.
+    `shard` names the ranks that share the model; all of them call this function.
     """
-    sound = isinstance(source, str | Path)
-    require(sound, option="source", expected="a path, a hub id or 'builtin'", found=source)
+    if not isinstance(source, str | Path):
+        expected = "a path, a hub id or 'builtin'"
+        raise OptionError(
+            f"source must be {expected}, not {source!r}", option="source", expected=expected, found=source
+        )
     conversion = check_load_options(quant, threads, quant_min_dim, quant_layers)
     check_allowed(allow_settings)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
@@ -580,7 +590,7 @@ def open_source(
 
 @dataclass(eq=False)
 class CheckedCheckpoint:
-    """A model's files, and what was asked for.
+    """A checkpoint whose settings and tensors have been checked, and whose weights are not loaded yet.
 
     Attributes:
         path: the file or folder.
@@ -589,7 +599,7 @@ class CheckedCheckpoint:
         threads: number of threads of the backend; None takes all cores that this process may use.
         jit: whether the backend uses compiled kernels.
         seconds: the time that opening the files took.
-        prompts: makes requests from prompts.
+        prompts: builds requests from prompts.
         allow_too_large: whether to load a model that needs more memory than is free.
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
     """
@@ -708,6 +718,8 @@ def configure_log(level: str | None = None) -> None:
         OptionError: the level does not exist.
     """
     chosen = level or os.environ.get(log.VARIABLE) or "off"
-    option = "log level" if level else log.VARIABLE
-    require(chosen in log.LEVELS, option=option, expected=" or ".join(log.LEVELS), found=chosen)
+    if chosen not in log.LEVELS:
+        option, expected = "log level" if level else log.VARIABLE, " or ".join(log.LEVELS)
+        message = f"{option}: unknown level {chosen!r}; choose {', '.join(log.LEVELS)}"
+        raise OptionError(message, option=option, expected=expected, found=chosen)
     log.configure(chosen)

@@ -11,7 +11,7 @@ from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import KVPool, SequenceInput
 from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
-from mlx_engine.errors import require
+from mlx_engine.errors import OptionError, require
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.request import ScheduledChunk
 from mlx_engine.machine.memory import available_memory
@@ -46,8 +46,9 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
     most = slots * int(model.config.context_length)
     n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
     least = pool_nbytes(model.kv_layers, 1, slots)
-    expected = f"at least {least:,} bytes, for a page of tokens in each of {slots} slots"
-    require(n_tokens > 0, option="kv_memory", expected=expected, found=nbytes)
+    if not n_tokens:
+        message = f"kv_memory: {nbytes:,} bytes are too few; a page of tokens in each of {slots} slots takes {least:,}"
+        raise OptionError(message, option="kv_memory", expected=f"at least {least:,} bytes", found=nbytes)
     return model.new_pool(n_tokens, n_sequences=slots)
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from mlx_engine.cache import KVPool
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.errors import ContextLengthError, DistributedError, Words
+from mlx_engine.errors import ContextLengthError, DistributedError
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.loop.output import FinishReason
 from mlx_engine.loop.request import Request, ScheduledChunk, Sequence
@@ -139,10 +139,13 @@ class Scheduler:
         if n > 1 and not self._keeps_kv:
             raise ValueError(f"expected one answer to a request without a KV cache, found {n}")
         if request.longest > self.pool.n_tokens // n:
+            most, n_prompt, n_new = self.pool.n_tokens // n, len(request.prompt_ids), request.output.max_tokens
             raise ContextLengthError(
+                f"the prompt has {n_prompt:,} tokens and the answer up to {n_new:,}; "
+                f"the memory for keys and values holds {most:,}",
                 option="prompt and max_tokens",
-                expected=f"at most {self.pool.n_tokens // n:,} tokens, which the memory for keys and values can hold",
-                found=Words(f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more"),
+                expected=f"at most {most:,} tokens",
+                found=n_prompt + n_new,
             )
         request.times.submitted = self._clock()
         self.waiting.append(Sequence.of(request, self.pool, self._model.backend))

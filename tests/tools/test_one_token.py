@@ -2,7 +2,7 @@
 
 from tools.one_token import entered
 
-# A reader who follows one token opens so many files, and reads so many functions. Lower the bounds when it gets simpler.
+# A reader who follows one token opens so many files and reads so many functions. Lower them when the path gets simpler.
 MOST_FILES, MOST_FUNCTIONS = 27, 120
 
 

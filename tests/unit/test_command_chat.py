@@ -172,7 +172,7 @@ def test_undo_forgets_a_turn(tmp_path):
     path, messages = saved(tmp_path, "Hello\nWho are you?\n/undo\n")
     assert [message["role"] for message in messages] == ["user", "assistant"]
     result = chat(f"/load {path}\nWho are you?\n/undo\n/undo\n/undo\n/stats\n", "-q")
-    assert "forgotten: 'Who are you?'\nforgotten: 'Hello'\nerror: undo: expected a question before it" in result.err
+    assert "forgotten: 'Who are you?'\nforgotten: 'Hello'\nerror: there is no question to take back" in result.err
     assert result.err.endswith("sampling: greedy\n")
 
 
