@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         "-1 is the default number of tokens",
-        "mlx_engine/engine.py",
+        "mlx_engine/prompts.py",
         "Prompts.fitting",
         "min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else room",
         "min(DEFAULT_MAX_TOKENS, room)",

@@ -8,8 +8,8 @@ ROOM, SEARCH, STALLS = (f"mlx_engine/distributed/{name}.py" for name in ("room",
 WATCHER = "mlx_engine/distributed/watcher.py"
 STAGE, PASSES, SCHEDULER = (
     "mlx_engine/weights/stage.py",
-    "mlx_engine/loop/runner.py",
-    "mlx_engine/loop/scheduler.py",
+    "mlx_engine/decode/passes.py",
+    "mlx_engine/schedule/scheduler.py",
 )
 
 MUTANTS = [

@@ -3,7 +3,7 @@
 from tests.mutants.plant import Mutant
 
 FINITE, PASSES, GUARD = (
-    "mlx_engine/loop/finite.py", "mlx_engine/loop/runner.py", "mlx_engine/backends/session_guard.py"
+    "mlx_engine/decode/finite.py", "mlx_engine/decode/passes.py", "mlx_engine/backends/session_guard.py"
 )  # fmt: skip
 
 MUTANTS = [
@@ -38,7 +38,7 @@ MUTANTS = [
     ),
     Mutant(
         "a failed request goes on",
-        "mlx_engine/loop/scheduler.py",
+        "mlx_engine/schedule/scheduler.py",
         "Scheduler._step",
         "self._fail(answer_of(part), error)",
         "pass",

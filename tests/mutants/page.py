@@ -29,7 +29,7 @@ MUTANTS = [
     Mutant("the last status of a burst is lost", STATUS, "Monitor.after", "not scheduler.has_work", "False"),
     Mutant(
         "the report of a step forgets its bytes",
-        "mlx_engine/loop/scheduler.py",
+        "mlx_engine/schedule/accounting.py",
         "account",
         "return nbytes",
         "return 0.0",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         "a window does not bound what a step reads",
-        "mlx_engine/loop/memory.py",
+        "mlx_engine/schedule/traffic.py",
         "Traffic.nbytes",
         "min(length, window - 1 + n)",
         "length",

@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         "a step counts for each answer of a request",
-        "mlx_engine/loop/scheduler.py",
+        "mlx_engine/schedule/accounting.py",
         "_account_requests",
         "dict.fromkeys(answer_of(part).request for part in step.parts)",
         "[answer_of(part).request for part in step.parts]",
@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     Mutant(
         "a window reads all keys",
-        "mlx_engine/loop/memory.py",
+        "mlx_engine/schedule/traffic.py",
         "Traffic.nbytes",
         "length if window is None else min(length, window - 1 + n)",
         "length",

@@ -2,7 +2,7 @@
 
 from tests.mutants.plant import Mutant
 
-FILE = "mlx_engine/loop/scheduler.py"
+FILE = "mlx_engine/schedule/scheduler.py"
 
 MUTANTS = [
     Mutant(
@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "everybody pays the whole pass",
-        "mlx_engine/loop/scheduler.py",
+        "mlx_engine/schedule/accounting.py",
         "account",
         "step.seconds * part.n / n_rows",
         "step.seconds",
@@ -72,14 +72,14 @@ MUTANTS = [
     ),
     Mutant(
         "forks draw the same numbers",
-        "mlx_engine/loop/request.py",
+        "mlx_engine/schedule/answer.py",
         "Answer.of",
         "pick.fork(choice)",
         "pick.fork(0)",
     ),
     Mutant(
         "an answer that is computed again forgets its tokens",
-        "mlx_engine/loop/request.py",
+        "mlx_engine/schedule/answer.py",
         "Answer.rewind",
         "list(self.ids)",
         "list(self.request.prompt_ids)",

@@ -32,8 +32,8 @@ MUTANTS = [
     Mutant("a compiled program leaves exchanges out", PROGRAM, "_Steps.run", "last in self._exchanges", "False"),
     Mutant("the largest logits of a rank lie in the columns of the first", "mlx_engine/backends/best.py", "unpacked",
            "rank * -(-n // size) + here", "here"),
-    Mutant("the largest logit is enough for penalties", "mlx_engine/loop/sampler.py", "Sampler.best",
+    Mutant("the largest logit is enough for penalties", "mlx_engine/decode/sampler.py", "Sampler.best",
            "sampling.repetition_penalty != 1", "False"),
-    Mutant("log-probabilities of few logits", "mlx_engine/loop/sampler.py", "best_of",
+    Mutant("log-probabilities of few logits", "mlx_engine/decode/sampler.py", "best_of",
            "len(known) == len(needs)", "True"),
 ]  # fmt: skip
