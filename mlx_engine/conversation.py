@@ -165,7 +165,7 @@ class Conversation:
         """
         asked = [i for i, message in enumerate(self.messages) if message["role"] == USER]
         if not asked:
-            raise OptionError("there is no question to take back", option="undo", expected="a question before it")
+            raise OptionError("there is no question to undo", option="undo", expected="a question before it")
         question, kept = self.messages[asked[-1]], self.messages[: asked[-1]]
         history = self._remembered(kept)
         self._replace(kept)

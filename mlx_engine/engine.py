@@ -32,7 +32,7 @@ from mlx_engine.errors import (
     ContextLengthError,
     NotCopyableError,
     OptionError,
-    Words,
+    listed,
     out_of_memory,
     shown,
 )
@@ -358,10 +358,8 @@ class Engine:
     def _scheduler_for(self, requests: Sequence[Request]) -> Scheduler:
         """Return a scheduler with memory for these requests."""
         kv = {request.options.kv for request in requests}
-        if len(kv) > 1:
-            raise OptionError(
-                "kv must be the same for all prompts", option="kv", expected="one value", found=sorted(kv)
-            )
+        if len(kv) != 1:
+            raise OptionError("kv must be the same for all prompts", option="kv", found=sorted(kv))
         if not kv.pop():  # each pass runs one whole sequence, and nothing is kept for the next pass
             longest = max(request.longest for request in requests)
             return Scheduler(self.model, self.model.new_pool(longest, longest_pass=longest, kept=False))
@@ -507,7 +505,7 @@ class RequestBuilder:
         Raises:
             OptionError: there are none, or one is not in the vocabulary.
         """
-        expected = f"token ids from 0 to {self.config.vocab_size - 1}"
+        expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
         try:
             # The elements of an mx.array are zero-dimensional arrays, which `operator.index` refuses.
             values = [i.item() if hasattr(i, "item") else i for i in ids]
@@ -515,13 +513,13 @@ class RequestBuilder:
                 raise TypeError("bytes and truth values are no ids")
             checked = [operator.index(value) for value in values]
         except (TypeError, ValueError) as error:
-            message = f"a prompt must be text, messages or {expected}, not {shown(ids)}"
+            message = f"the prompt must be {expected}, not {shown(ids)}"
             raise OptionError(message, option="prompt", expected=expected, found=ids) from error
         if not checked:
             raise OptionError("the prompt is empty", option="prompt", expected="at least one token")
         wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
         if wrong is not None:
-            message = f"prompt: there is no token {wrong}; the vocabulary has {expected}"
+            message = f"the prompt must be {expected}, but has {wrong}"
             raise OptionError(message, option="prompt", expected=expected, found=wrong)
         return checked
 
@@ -535,13 +533,16 @@ class RequestBuilder:
         """
         whole: int = self.config.context_length
         length = whole if context_len is None else min(whole, context_len)
-        whose = "context_len" if length < whole else "the model's context"
         room, least = length - n_prompt, 1 if max_tokens is None or max_tokens == UNTIL_FULL else max_tokens
         if room < least:
+            prompt = f"{n_prompt:,} token{'' if n_prompt == 1 else 's'}"
+            asked = f" and max_tokens is {least:,}" if least > 1 else ""
+            whose = "context_len allows" if length < whole else "the model's context has"
             raise ContextLengthError(
-                option="prompt and max_tokens",
-                expected=f"at most {length:,} tokens, {whose}",
-                found=Words(f"a prompt of {n_prompt:,} and {least:,} more"),
+                f"the prompt has {prompt}{asked}; {whose} {length:,} for prompt and answer",
+                option="max_tokens" if least > 1 else "context_len" if length < whole else "prompt",
+                expected=f"at most {length:,} tokens",
+                found=n_prompt + least,
             )
         if max_tokens is not None and max_tokens != UNTIL_FULL:
             return max_tokens
@@ -570,10 +571,8 @@ def open_source(
     `shard` names the ranks that share the model; all of them call this function.
     """
     if not isinstance(source, str | Path):
-        expected = "a path, a hub id or 'builtin'"
-        raise OptionError(
-            f"source must be {expected}, not {source!r}", option="source", expected=expected, found=source
-        )
+        message = f"source must be a path, a hub id or 'builtin', not {shown(source)}"
+        raise OptionError(message, option="source", found=source)
     conversion = check_load_options(quant, threads, quant_min_dim, quant_layers)
     check_allowed(allow_settings)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
@@ -718,8 +717,7 @@ def configure_log(level: str | None = None) -> None:
         OptionError: the level does not exist.
     """
     chosen = level or os.environ.get(log.VARIABLE) or "off"
+    option = "log_level" if level else log.VARIABLE
     if chosen not in log.LEVELS:
-        option, expected = "log level" if level else log.VARIABLE, " or ".join(log.LEVELS)
-        message = f"{option}: unknown level {chosen!r}; choose {', '.join(log.LEVELS)}"
-        raise OptionError(message, option=option, expected=expected, found=chosen)
+        raise OptionError(f"{option}: no level {chosen!r}; choose {listed(log.LEVELS)}", option=option, found=chosen)
     log.configure(chosen)

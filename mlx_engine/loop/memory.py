@@ -11,7 +11,7 @@ from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import KVPool, SequenceInput
 from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
-from mlx_engine.errors import OptionError, require
+from mlx_engine.errors import OptionError
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.request import ScheduledChunk
 from mlx_engine.machine.memory import available_memory
@@ -41,14 +41,16 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
     nbytes = spare_bytes(model) if kv_memory is None else kv_memory
     if isinstance(model, Staged):
         free, rank = model.room()
-        expected = f"at most {free:,} bytes, for which the memory of rank {rank} suffices"
-        require(nbytes <= free, option="kv_memory", expected=expected, found=nbytes)
+        if nbytes > free:
+            message = f"kv_memory is {nbytes:,} bytes; the memory of rank {rank} suffices for {free:,}"
+            raise OptionError(message, option="kv_memory", expected=f"at most {free:,}", found=nbytes)
     most = slots * int(model.config.context_length)
     n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
     least = pool_nbytes(model.kv_layers, 1, slots)
-    if not n_tokens:
-        message = f"kv_memory: {nbytes:,} bytes are too few; a page of tokens in each of {slots} slots takes {least:,}"
-        raise OptionError(message, option="kv_memory", expected=f"at least {least:,} bytes", found=nbytes)
+    if n_tokens < 1:
+        pages = f"a page of tokens in {'one slot' if slots == 1 else f'each of {slots} slots'}"
+        message = f"kv_memory is {nbytes:,} bytes; {pages} takes {least:,}"
+        raise OptionError(message, option="kv_memory", expected=f"at least {least:,}", found=nbytes)
     return model.new_pool(n_tokens, n_sequences=slots)
 
 

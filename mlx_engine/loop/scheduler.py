@@ -140,13 +140,11 @@ class Scheduler:
             raise ValueError(f"expected one answer to a request without a KV cache, found {n}")
         if request.longest > self.pool.n_tokens // n:
             most, n_prompt, n_new = self.pool.n_tokens // n, len(request.prompt_ids), request.output.max_tokens
-            raise ContextLengthError(
-                f"the prompt has {n_prompt:,} tokens and the answer up to {n_new:,}; "
-                f"the memory for keys and values holds {most:,}",
-                option="prompt and max_tokens",
-                expected=f"at most {most:,} tokens",
-                found=n_prompt + n_new,
+            message = (
+                f"the prompt has {n_prompt:,} tokens and max_tokens is {n_new:,}; "
+                f"the memory for keys and values has room for {most:,}"
             )
+            raise ContextLengthError(message, option="max_tokens", expected=f"at most {most:,}", found=n_prompt + n_new)
         request.times.submitted = self._clock()
         self.waiting.append(Sequence.of(request, self.pool, self._model.backend))
 

@@ -154,7 +154,7 @@ def test_what_differs_is_named(journal: Path, tmp_path: Path):
     assert "expected their digest in the journal, found another" in said
     assert "token 3: expected" in said
     assert "expected the end, found" in said
-    assert "cannot be run: prompt: there is no token" in said
+    assert "cannot be run: the prompt must be a sequence of token ids" in said
 
 
 def test_a_log_probability_that_differs_by_a_bit_is_found(journal: Path, monkeypatch: pytest.MonkeyPatch):

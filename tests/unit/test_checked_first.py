@@ -15,7 +15,7 @@ from mlx_engine.weights.plan import Tensor
 from tests.unit.test_command_generate import DATA, MODEL, cli
 
 FOLDER = DATA / "hf"
-BEYOND = "prompt and max_tokens: expected at most"
+BEYOND = "for prompt and answer"
 
 
 class WeightReadError(Exception):

@@ -172,7 +172,7 @@ def test_undo_forgets_a_turn(tmp_path):
     path, messages = saved(tmp_path, "Hello\nWho are you?\n/undo\n")
     assert [message["role"] for message in messages] == ["user", "assistant"]
     result = chat(f"/load {path}\nWho are you?\n/undo\n/undo\n/undo\n/stats\n", "-q")
-    assert "forgotten: 'Who are you?'\nforgotten: 'Hello'\nerror: there is no question to take back" in result.err
+    assert "forgotten: 'Who are you?'\nforgotten: 'Hello'\nerror: there is no question to undo" in result.err
     assert result.err.endswith("sampling: greedy\n")
 
 
@@ -202,7 +202,9 @@ def test_a_full_context_is_said_and_clear_begins_anew():
     result = chat(script, *options)
     assert result.code == 0
     assert "context of 200 tokens is full; /clear" in result.err
-    assert re.search("error: prompt and max_tokens: .* 200 tokens.*/clear begins a new conversation", result.err)
+    assert re.search(
+        "error: the prompt has .* context_len allows 200 for .*/clear begins a new conversation", result.err
+    )
     assert result.out.endswith(chat("Hello\n", *options).out)
 
 
