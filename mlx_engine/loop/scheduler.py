@@ -242,11 +242,11 @@ class Scheduler:
         """
         while True:
             chunks = self._chunks() if only is None else self._chunk_alone(only)
+            n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
             # Parallel samples begin when the pass with the last token of their prompt has ended: each copies a page.
             ends = [chunk.sequence for chunk in chunks if chunk.samplers]
-            waiting = [one for one in self.running if one.parallel]
-            n_copies = sum(len(one.parallel) for one in waiting if one in ends or self._runner.n_pending(one))
-            n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
+            forked = [one for one in self.running if one.parallel and (one in ends or self._runner.n_pending(one))]
+            n_copies = sum(len(one.parallel) for one in forked)
             if self._make_room(n_pages, n_copies):
                 return chunks
             if not self._runner.is_idle:
