@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from mlx_engine.backends.parameters import Array, Token
@@ -11,7 +11,6 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.loop import request as loop_request
 from mlx_engine.loop.forward import forward, wanted_logits
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.request import ScheduledChunk
 from mlx_engine.loop.runner import ModelRunner
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.options import Options
@@ -48,11 +47,10 @@ def decode(
     """Yield token ids one at a time, without end."""
     metrics = metrics or Metrics()
     sequence, runner = sequence_of(kv, sampler, prompt), ModelRunner(model, overlap=overlap, clock=metrics.clock)
-    schedule: Callable[[], list[ScheduledChunk]] = lambda: [sequence.chunk(chunk)]  # noqa: E731
     seconds = 0.0
     try:
         while True:
-            done = runner.step(schedule)
+            done = runner.step(lambda: [sequence.chunk(chunk)])
             for _, error in done.failed:
                 raise error
             seconds += done.seconds
