@@ -18,9 +18,9 @@ _FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_
 # By the beginning of a source file's path: arguments of pytest, run in this order. A bug in a kernel changes the digest
 # of all, so each format that a test needs is compiled anew. The first tests need few formats.
 LISTED = {
-    **{f"kernels/cpu/{name}.py": (f"{_OPS}{name}",) for name in _FORMATS},
+    **{f"kernels/cpu/formats/{name}.py": (f"{_OPS}{name}",) for name in _FORMATS},
     "kernels/cpu/products/activations.py": ("tests/golden/test_gpt_oss.py",),
-    "kernels/cpu/affine": ("tests/unit/test_cpu_linear.py -k AFFINE", "tests/golden/test_mlx_folders.py"),
+    "kernels/cpu/formats/affine": ("tests/unit/test_cpu_linear.py -k AFFINE", "tests/golden/test_mlx_folders.py"),
     "kernels/cpu/attention": ("tests/unit/test_cpu_attention.py",),
     "kernels/cpu/states/convolution.py": (f"{_OPS}short_conv",),
     "kernels/cpu/states/delta_rule.py": (f"{_OPS}delta_net",),
