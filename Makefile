@@ -1,7 +1,7 @@
 # One door for all checks: what a developer runs before a commit is `make check`.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format lint types imports test
+.PHONY: check format lint types imports test docs
 
 check: format lint types imports test
 
@@ -19,3 +19,6 @@ imports:
 
 test:
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+docs:
+	$(PYTHON) -m mkdocs build --strict
