@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_engine.config import catalog
+from mlx_engine import models
 from mlx_engine.config.catalog import architectures, keys_of
 from tests.unit.test_command_generate import cli
 from tools import models_page
 
-FILES = {path.stem for path in Path(catalog.__file__).parent.glob("*.py") if "\nARCHITECTURES" in path.read_text()}
+FILES = {path.stem for path in Path(models.__file__).parent.glob("*.py") if "\nARCHITECTURES" in path.read_text()}
 
 
 def test_every_model_file_is_listed_with_a_title():
