@@ -20,7 +20,16 @@ COMMANDS = typer.main.get_command(app)
 # Options of mlx.launch, pip and mkdocs, and those that typer adds to `mlx-engine`.
 OTHERS = {"--hostfile", "--install-completion", "--show-completion", "--help"}
 # Commands that need a server, a GPU, several processes or a model that is not there, by their first words.
-NOT_RUN = ("serve", "replay", "kernels", "bench --concurrency", "bench --compare", "report --against", "chat")
+NOT_RUN = (
+    "serve",
+    "replay",
+    "kernels",
+    "bench --concurrency",
+    "bench --compare",
+    "report --against",
+    "chat",
+    "bench -b all",
+)
 
 
 def commands_of(page: str) -> Iterator[list[str]]:
