@@ -113,7 +113,7 @@ def here(arguments: list[str], folder: Path) -> list[str]:
     if words[0] == "report":
         words = ["report", "-m", "builtin", "--out", str(folder / "report")]
     if words[0] == "plan":
-        words[2] = str(ROOT / "tests" / "data" / "qwen3-micro" / "hf" / "config.json")
+        words[2] = "builtin"
     if "--batch-file" in words:
         words[words.index("--batch-file") + 1] = str(folder / "prompts.txt")
         (folder / "prompts.txt").write_text("Once\nTwice\n")
