@@ -1,7 +1,8 @@
 # One door for all checks: what a developer runs before a commit is `make check`.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format lint types imports test mutants
+.PHONY: check format lint types imports test docs mutants
+
 
 check: format lint types imports test
 
@@ -30,3 +31,5 @@ mutants:
 	$(dir $(PYTHON))cosmic-ray init build/mutants.toml build/mutants.sqlite
 	$(dir $(PYTHON))cosmic-ray exec build/mutants.toml build/mutants.sqlite
 	$(dir $(PYTHON))cr-report --show-pending --show-diff --surviving-only build/mutants.sqlite
+docs:
+	$(PYTHON) -m mkdocs build --strict

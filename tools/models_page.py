@@ -1,6 +1,6 @@
-"""Write the tables of README.md that come from the code.
+"""Write the tables of docs/models.md that come from the code.
 
-    python -m tools.readme
+    python -m tools.models_page
 
 The region between the two marks is replaced; everything else stays as it is.
 """
@@ -18,8 +18,8 @@ from mlx_engine.backends.stored_types import stored_types
 from mlx_engine.config.catalog import architectures
 from mlx_engine.quant import readable_types
 
-README = Path(__file__).parents[1] / "README.md"
-BEGIN = "<!-- models: written by `python -m tools.readme` -->"
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+BEGIN = "<!-- models: written by `python -m tools.models_page` -->"
 END = "<!-- /models -->"
 # `metal` on its emulator, because not every machine has a GPU; its types are the same.
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -34,7 +34,7 @@ def region() -> str:
     lines = ["", "| Architecture | `model_type`, `general.architecture` | GGUF files are written as |", "|---|---|---|"]
     for each in architectures():
         names = ", ".join(f"`{name}`" for name in each.names)
-        lines.append(f"| [{each.title}](mlx_engine/models/{each.file}.py) | {names} | `{each.gguf}` |")
+        lines.append(f"| [{each.title}](../mlx_engine/models/{each.file}.py) | {names} | `{each.gguf}` |")
     stored = {name: stored_types(create()) for name, create in BACKENDS.items()}
     lines += ["", f"| Types that are read | {' | '.join(f'as stored on `{name}`' for name in BACKENDS)} |"]
     lines.append("|---|" + "---|" * len(BACKENDS))
@@ -48,11 +48,11 @@ def region() -> str:
 
 
 def written(text: str) -> str:
-    """Return the text of README.md with the region as it should be."""
+    """Return the text of docs/models.md with the region as it should be."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{region()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
