@@ -303,6 +303,12 @@ MUTANTS = [
         "quants[:, :16] | quants[:, 16:] << np.uint8(4)",
         "quants[:, 16:] | quants[:, :16] << np.uint8(4)",
     ),
+    Mutant(
+        "trial scales compared by the difference to zeros",
+        "_symmetric_fit",
+        "_weighted_error(quants, found, ZERO, turned, weights)",
+        "-(found * wqx)",
+    ),
     # ---- Weights and their conversion ----
     Mutant(
         "chat finds out after loading that no answer fits the context",
