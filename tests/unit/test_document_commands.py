@@ -99,7 +99,7 @@ def runnable() -> list[list[str]]:
 
 
 def here(arguments: list[str], folder: Path) -> list[str]:
-    """Return the command with the built-in model in place of others, its files in a folder, and quick measurements."""
+    """Return the command with the built-in model, its files in a folder, and quick measurements."""
     words = [
         re.sub(r"^(~/models/.*|model\.gguf|(Qwen|google)/[\w.-]+(:\w+)?|shape:.*)$", "builtin", word) for word in arguments
     ]
