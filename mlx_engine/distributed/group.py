@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from mlx_engine.distributed.heartbeat import Report
 from mlx_engine.distributed.ring_buffers import released
-from mlx_engine.distributed.stalls import Report
 from mlx_engine.errors import DistributedError
 
 if TYPE_CHECKING:

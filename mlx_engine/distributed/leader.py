@@ -5,7 +5,7 @@ Rank 0 tells the next rank of each pass, of a rest and of the end, and each rank
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +22,7 @@ from mlx_engine.distributed.timeline import Span
 from mlx_engine.errors import DistributedError
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.weights.model import FirstFault
+from mlx_engine.weights.model import FirstFault, Model
 
 # Messages without a pass: the run ends, or nothing is to be done for a while.
 END, REST = "end", "rest"
@@ -51,7 +51,7 @@ def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
             return
 
 
-class SharedModel(ABC):
+class SharedModel(Model):
     """A model that all ranks run together, as rank 0 uses it.
 
     Attributes:
@@ -61,7 +61,7 @@ class SharedModel(ABC):
         rooms: what memory each rank has free.
     """
 
-    n_stages = 1
+    is_shared = True
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None) -> None:
         """Make the model.
@@ -96,7 +96,7 @@ class SharedModel(ABC):
         logits = self.submit(batch)
         return None if logits is None else logits()
 
-    def room(self) -> tuple[int, int]:
+    def kv_capacity(self) -> tuple[int, int | None]:
         """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits it.
 
         The memory is that after loading.
@@ -105,21 +105,21 @@ class SharedModel(ABC):
             return available_memory(), 0
         return least_room(self.rooms, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
 
-    def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
+    def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
         """Return the first value that is not finite in the passes that `run` begins, on all ranks; None if all are.
 
         The ranks run these passes with every operation in its composed form.
         """
         self._is_searching = True
         try:
-            run()
+            run(self)
         finally:
             self._is_searching = False
         self.settle()
         self.tell({FOUND: True})
         return self._search.end()
 
-    def settle(self) -> None:  # noqa: B027
+    def settle(self) -> None:
         """Wait for all passes that have begun."""
 
     def message(self, batch: Batch) -> Message:

@@ -13,10 +13,9 @@ from typing import Any, cast
 from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.distributed.agreement import agree, gather_values, version
-from mlx_engine.distributed.connecting import connected
 from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
+from mlx_engine.distributed.heartbeat import FAILED, Heartbeat
 from mlx_engine.distributed.leader import SharedModel, nothing
-from mlx_engine.distributed.liveness import FAILED, Liveness
 from mlx_engine.distributed.model_parts import model_parts
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.room import rooms
@@ -51,8 +50,8 @@ class Shard(ABC):
 
     kind: str
 
-    def __init__(self, group: Group, liveness: Liveness | None = None) -> None:
-        self.group, self._liveness = group, liveness
+    def __init__(self, group: Group, heartbeat: Heartbeat | None = None) -> None:
+        self.group, self._heartbeat = group, heartbeat
         self._model: SharedModel | None = None
         self.notes: tuple[str, ...] = ()
         self.timeline: list[str] = []
@@ -87,14 +86,14 @@ class Shard(ABC):
 
     def lead(self, model: Model) -> Model:
         """Return the whole model, as rank 0 uses it, from rank 0's share."""
-        self._model = self.shared(cast(Decoder, model), None if self._liveness is None else self._liveness.wake)
+        self._model = self.shared(cast(Decoder, model), None if self._heartbeat is None else self._heartbeat.wake)
         self._model.rooms = rooms(self.group, cast(Decoder, model))
         return self._model
 
     def follow(self, model: Model) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
         rooms(self.group, cast(Decoder, model))
-        self.run_passes(cast(Decoder, model), nothing if self._liveness is None else self._liveness.sleep)
+        self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
         """Have the other ranks end after the last pass, and make the time line if it is wanted. Called on rank 0.
@@ -114,12 +113,12 @@ class Shard(ABC):
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
-        if self._liveness is None:
+        if self._heartbeat is None:
             return
         if self.is_leader:
-            self._liveness.close(code)
+            self._heartbeat.close(code)
         else:
-            self._liveness.leave(code, error)
+            self._heartbeat.leave(code, error)
 
 
 class PipelineShard(Shard):
@@ -128,13 +127,13 @@ class PipelineShard(Shard):
     Args:
         group: the ranks.
         split: the number of layers of each rank; None to decide by measured speed and memory.
-        liveness: ends the process if a rank is gone.
+        heartbeat: ends the process if a rank is gone.
     """
 
     kind = "pipeline"
 
-    def __init__(self, group: Group, split: Sequence[int] | None = None, liveness: Liveness | None = None) -> None:
-        super().__init__(group, liveness)
+    def __init__(self, group: Group, split: Sequence[int] | None = None, heartbeat: Heartbeat | None = None) -> None:
+        super().__init__(group, heartbeat)
         self._split = split
 
     def share(self, planned: Planned, backend: Backend) -> Planned:
@@ -176,9 +175,9 @@ class TensorShard(Shard):
 
 
 # By the value of --shard: makes the share from the ranks, the split and their signs of life.
-KINDS: dict[str, Callable[[Group, Sequence[int] | None, Liveness], Shard]] = {
+KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
     PipelineShard.kind: PipelineShard,
-    TensorShard.kind: lambda group, split, liveness: TensorShard(group, liveness),
+    TensorShard.kind: lambda group, split, heartbeat: TensorShard(group, heartbeat),
 }
 
 
@@ -197,12 +196,9 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
         expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
         raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    # Loading MLX takes long, and a rank that stops between joining and connecting cannot be named: load it before.
-    importlib.import_module("mlx.core")
-    hosts = [host for host, _, _ in addresses]
-    liveness = Liveness(int(os.environ[RANK]), hosts)
-    liveness.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
-    with liveness.paused() as peers:
-        group = connected(Ring, liveness.rank, hosts, peers)
-    group.on_loss, liveness.report = liveness.wait, lambda: group.report
-    return KINDS[kind](group, split, liveness)
+    importlib.import_module("mlx.core")  # it takes long, and the time to connect is short
+    heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
+    heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
+    group = heartbeat.connected(Ring)
+    group.on_loss, heartbeat.report = heartbeat.wait, lambda: group.report
+    return KINDS[kind](group, split, heartbeat)

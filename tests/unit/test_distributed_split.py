@@ -124,7 +124,7 @@ def test_a_pool_fits_into_the_memory_of_every_rank(monkeypatch: pytest.MonkeyPat
             opened.follow()
             return None
         with Engine(opened) as engine:
-            found = engine.model.room()
+            found = engine.model.kv_capacity()
             pool = pool_for(engine.model, 64)
             assert pool.nbytes <= found[0] // 2
             with pytest.raises(OptionError, match="bytes, for which the memory of rank 1 suffices"):
