@@ -16,8 +16,8 @@ from mlx_engine.distributed.agreement import agree, gather_values, version
 from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
 from mlx_engine.distributed.heartbeat import FAILED, Heartbeat
 from mlx_engine.distributed.leader import SharedModel, nothing
-from mlx_engine.distributed.model_parts import model_parts
 from mlx_engine.distributed.pipeline import Pipeline, follow
+from mlx_engine.distributed.plan import model_parts
 from mlx_engine.distributed.room import rooms
 from mlx_engine.distributed.split import (
     CONTEXT,
@@ -31,7 +31,7 @@ from mlx_engine.distributed.split import (
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.distributed.timeline import drawing
-from mlx_engine.errors import OptionError, Words
+from mlx_engine.errors import OptionError, shown
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.weights.model import Model, Planned
@@ -189,12 +189,12 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
         DistributedError: the other ranks cannot be reached.
     """
     if kind not in KINDS:
-        raise OptionError(option="--shard", expected=" or ".join(KINDS), found=kind)
+        message = f"--shard: unknown kind {shown(kind)}; choose {' or '.join(KINDS)}"
+        raise OptionError(message, option="--shard", found=kind)
     if kind == TensorShard.kind and split is not None:
-        raise OptionError(option="--split", expected="--shard pipeline with it", found=list(split))
+        raise OptionError("--split needs --shard pipeline", option="--split", found=list(split))
     if not launched():
-        expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
-        raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
+        raise OptionError("--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ...", option="--shard")
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
     importlib.import_module("mlx.core")  # it takes long, and the time to connect is short
     heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])

@@ -19,9 +19,8 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.distributed.balance import balanced
-from mlx_engine.distributed.model_parts import ModelParts, held
-from mlx_engine.errors import NotEnoughMemoryError, OptionError, Words, require
+from mlx_engine.distributed.plan import ModelParts, balanced, held
+from mlx_engine.errors import NotEnoughMemoryError, OptionError, shown
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
@@ -54,7 +53,9 @@ def parsed(text: str) -> tuple[int, ...]:
     """
     parts = text.split(",")
     sound = all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts)
-    require(sound, option=OPTION, expected="the number of layers of each rank, such as 20,8", found=text)
+    if not sound:
+        message = f"{OPTION}: {shown(text)} is no list of layers of each rank, such as 20,8"
+        raise OptionError(message, option=OPTION, found=text)
     return tuple(map(int, parts))
 
 
@@ -64,19 +65,19 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
     Raises:
         OptionError: there are more or fewer ranks or layers, or layers are cut from those whose keys they share.
     """
-    n_layers = int(config.n_layers)
-    expected = f"{size} numbers, one for each rank, that add up to {n_layers} layers"
-    found = Words(",".join(map(str, counts)))
-    require(len(counts) == size and sum(counts) == n_layers, option=OPTION, expected=expected, found=found)
+    n_layers, text = int(config.n_layers), ",".join(map(str, counts))
+    if len(counts) != size or sum(counts) != n_layers:
+        message = f"{OPTION}: {text} must be {size} numbers, one for each rank, that add up to {n_layers} layers"
+        raise OptionError(message, option=OPTION, found=text)
     ends = np.cumsum(counts).tolist()
     latest = latest_cut(config)
     for end in ends[:-1]:
         if end > latest:
             raise OptionError(
+                f"{OPTION}: layers {latest} to {n_layers - 1} must be on one rank, because the last of them share the "
+                f"keys and values of the first; {text} cuts before layer {end}",
                 option=OPTION,
-                expected=f"layers {latest} to {n_layers - 1} on one rank, because the last of them share the keys and "
-                "values of the first",
-                found=Words(f"a cut before layer {end}"),
+                found=text,
             )
     return [Stage(first, end, n_layers) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
 
@@ -110,7 +111,9 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
         OptionError: there are more ranks than layers that can be cut apart.
     """
     n, size, most = len(layers), len(machines), len(cuts) + 1
-    require(size <= most, option=OPTION, expected=f"at most {most} ranks", found=Words(f"{size} ranks"))
+    if size > most:
+        message = f"the {n} layers of the model can be cut for at most {most} ranks, not for {size}"
+        raise OptionError(message, option=OPTION, found=size)
     sums = list(accumulate(layers, initial=0))
     sums[-1] += head
     fastest = max(machine.speed for machine in machines)

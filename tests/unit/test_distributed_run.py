@@ -386,9 +386,10 @@ def test_processes_generate_what_one_process_does(tmp_path):
 
 def test_a_process_without_shard_imports_nothing_of_it():
     code = (
-        "import sys\nfrom mlx_engine.commands.app import app\n"
-        "try:\n    app(['generate', '-p', 'Once', '-n', '2', '-b', 'simd'])\n"
-        "finally:\n    print([name for name in sys.modules if name.startswith('mlx_engine.distributed')])"
+        "import sys\nfrom mlx_engine.commands import main\n"
+        "sys.argv = 'cli.py generate -p Once -n 2 -b simd'.split()\n"
+        "try:\n    main()\nfinally:\n"
+        "    print([name for name in sys.modules if name.startswith('mlx_engine.distributed')])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ranks.ROOT)
     assert found.stdout.startswith("Once")
@@ -400,11 +401,11 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
 
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     for options, expected in (
-        (["--shard", "pipeline"], "found a process alone"),
-        (["--shard", "rows"], "--shard: expected pipeline or tensor, found 'rows'"),
-        (["--split", "1,2"], "--split: expected --shard"),
-        (["--timeline"], "--timeline: expected --shard"),
-        (["--shard", "tensor", "--timeline"], "--timeline: expected --shard pipeline with it, found 'tensor'"),
+        (["--shard", "pipeline"], "--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ..."),
+        (["--shard", "rows"], "--shard: unknown kind 'rows'; choose pipeline or tensor"),
+        (["--split", "1,2"], "--split needs --shard pipeline"),
+        (["--timeline"], "--timeline needs --shard pipeline"),
+        (["--shard", "tensor", "--timeline"], "--timeline needs --shard pipeline"),
     ):
         with pytest.raises(SystemExit) as ended:
             app(["generate", "-p", "x", *options])

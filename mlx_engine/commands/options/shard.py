@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, INTERRUPTED, WRONG_USE, notice
-from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, Words, out_of_memory, require
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, out_of_memory
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
@@ -52,14 +52,16 @@ class ShardOptions:
             DistributedError: another rank cannot be reached.
         """
         if self.shard is None:
-            require(self.split is None, option="--split", expected="--shard pipeline with it", found=self.split)
-            require(not self.timeline, option="--timeline", expected="--shard pipeline with it", found=Words("none"))
+            if self.split is not None:
+                raise OptionError("--split needs --shard pipeline", option="--split", found=self.split)
+            if self.timeline:
+                raise OptionError("--timeline needs --shard pipeline", option="--timeline", found=True)
             yield None
             return
         from mlx_engine.distributed.shard import TensorShard, join
 
-        drawn = self.shard != TensorShard.kind or not self.timeline
-        require(drawn, option="--timeline", expected="--shard pipeline with it", found=self.shard)
+        if self.timeline and self.shard == TensorShard.kind:
+            raise OptionError("--timeline needs --shard pipeline", option="--timeline", found=self.shard)
         from mlx_engine.distributed.split import parsed
 
         shard = join(self.shard, None if self.split is None else parsed(self.split))
