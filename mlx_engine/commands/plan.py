@@ -236,8 +236,8 @@ def planned(
     from mlx_engine.backends import auto, create_backend
     from mlx_engine.bench.outlook import USUAL_CONTEXT
     from mlx_engine.decode.loop import CHUNK
+    from mlx_engine.distributed.pipeline import parsed
     from mlx_engine.distributed.plan import Asked, Summary, model_parts
-    from mlx_engine.distributed.split import parsed
     from mlx_engine.distributed.tensor import sliced
     from mlx_engine.observe import log
     from mlx_engine.weights.model import plan_model
@@ -300,7 +300,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
 
 
 def print_plan(found: Summary) -> None:
-    """Print what lies where, the messages, and the rates, or what is missing."""
+    """Print what each rank holds, the messages, and the rates, or what is missing."""
     print("\n".join(columns(list(head_rows(found)), "<<")))
     print()
     print("\n".join(columns(list(rank_rows(found)), "<<>>>>>")))
@@ -359,7 +359,7 @@ def message_rows(found: Summary) -> Iterator[tuple[str, str]]:
     if found.shard == "pipeline":
         yield "split", f"--split {','.join(str(len(rank.layers)) for rank in found.ranks)}"
     if found.duplicated:
-        yield "twice", f"{size(found.duplicated)} of weights lie on more than one rank"
+        yield "twice", f"{size(found.duplicated)} of weights are stored on more than one rank"
     yield "a token", _sent(found.per_token, found.shard)
     yield "a chunk", f"{found.chunk:,} tokens of a prompt: {_sent(found.per_chunk, found.shard)}"
 

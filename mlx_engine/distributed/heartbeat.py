@@ -32,7 +32,7 @@ from mlx_engine.errors import DistributedError
 # Seconds between beats, and without one after which a rank is given up: all end within 10 s.
 INTERVAL, LIMIT = 0.5, 8.0
 # Seconds after the last rank that joined, or after this one, in which another must join; and between two attempts. A
-# rank beside processes that use all cores takes 20 s and more until it has imported what it needs.
+# rank takes 20 s and more for its imports if other processes use all cores.
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the others when the run has ended.
 PATIENCE = 5.0

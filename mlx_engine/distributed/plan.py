@@ -1,4 +1,10 @@
-"""What each layer, the embedding tables and the head of a model hold, read and multiply, from its outline."""
+"""Plan a model on several machines without running anything: what each rank holds, and the expected tokens/s.
+
+Every size comes from the model's outline: its layers, embedding tables and head as parts that hold, read and multiply
+so many bytes (`ModelParts`). Layers are cut into runs for the ranks (`pipeline`, `tensor`), and bandwidths, rates of
+arithmetic and links give the time of a pass (`Timing`). A run with `--shard pipeline` chooses its split with the same
+parts.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +26,9 @@ from mlx_engine.weights.outline import Outline, Outlined
 
 # Attributes of a model that are neither embedding tables nor what computes them.
 NOT_TABLES = ("config", "layers", "program", "output", "output_norm", "_backend")
+
+
+# ---- the parts of a model ----
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,8 @@ class Part:
         attended: the keys and values that its attention reads; None for a state or no attention.
         kept: what the layer keeps of a sequence; None for a layer that shares the keys and values of another.
         exchanges: messages of the size of hidden states that tensor parallelism sends to every other rank: the sums
-            after attention and FFN, one more for experts beside a dense FFN, and queries and keys that are normed as a
-            whole.
+            after attention and FFN, one more for experts in parallel with a dense FFN, and queries and keys that are
+            normed as a whole.
         is_head: whether only the last token of a sequence is computed.
     """
 
@@ -198,6 +207,9 @@ def _found(value: Any, kind: type) -> Iterator[Any]:
             yield from _found(getattr(value, f.name), kind)
 
 
+# ---- runs of layers ----
+
+
 class _Best(NamedTuple):
     """The largest cost of a rank, the sum of the squares of all, and where each rank begins."""
 
@@ -241,6 +253,8 @@ def balanced(
 def _longer(before: _Best, cost: float, start: int) -> _Best:
     return _Best(max(before.largest, cost), before.squares + cost * cost, (*before.starts, start))
 
+
+# ---- machines and links ----
 
 BITS = 8
 # Linux runs a thread that has waited for about this many seconds before others of the same core.
@@ -323,6 +337,8 @@ class Link:
         """Return the time of a message from one rank's memory to the other's."""
         return self.latency + self.overhead + self.occupied(nbytes)
 
+
+# ---- what each rank holds ----
 
 FLOAT_BYTES = 4
 
@@ -505,6 +521,8 @@ class _Runs:
         return found + self._head if end == len(self._model.layers) else found
 
 
+# ---- messages and rates ----
+
 ShardKind: TypeAlias = Literal["pipeline", "tensor"]
 
 
@@ -652,6 +670,9 @@ class Timing:
         return max(self.alone(of), n_parts * busiest, n_parts * self.link.occupied(max(sent.hidden, sent.logits)))
 
 
+# ---- the whole plan ----
+
+
 @dataclass(frozen=True)
 class Summary:
     """A plan.
@@ -659,7 +680,7 @@ class Summary:
     Attributes:
         about: model, architecture and backend.
         model: the parts of the model.
-        ranks: what lies where.
+        ranks: what each rank holds.
         link: every link of the ring.
         asked: what the machines shall do.
         shard: "pipeline" or "tensor".

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.identity import identity
-from mlx_engine.distributed.agreement import agree, gather_values, version
-from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
+from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, gather_values, launched
 from mlx_engine.distributed.heartbeat import FAILED, Heartbeat
-from mlx_engine.distributed.leader import SharedModel, nothing
-from mlx_engine.distributed.pipeline import Pipeline, follow
-from mlx_engine.distributed.plan import model_parts
-from mlx_engine.distributed.room import rooms
-from mlx_engine.distributed.split import (
+from mlx_engine.distributed.leader import SharedModel, drawing, free_memory, nothing, this_computer
+from mlx_engine.distributed.pipeline import (
     CONTEXT,
+    Pipeline,
     best_split,
+    follow,
     layer_bytes,
     machines_of,
     measured_speed,
     stages_of,
-    this_computer,
 )  # fmt: skip
-from mlx_engine.distributed.tensor import sliced
-from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
-from mlx_engine.distributed.timeline import drawing
-from mlx_engine.errors import OptionError, shown
+from mlx_engine.distributed.plan import model_parts
+from mlx_engine.distributed.tensor import TensorParallel, follow_tensor, sliced
+from mlx_engine.errors import DistributedError, OptionError, shown
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.weights.model import Model, Planned
@@ -87,12 +85,12 @@ class Shard(ABC):
     def lead(self, model: Model) -> Model:
         """Return the whole model, as rank 0 uses it, from rank 0's share."""
         self._model = self.shared(cast(Decoder, model), None if self._heartbeat is None else self._heartbeat.wake)
-        self._model.rooms = rooms(self.group, cast(Decoder, model))
+        self._model.free = free_memory(self.group, cast(Decoder, model))
         return self._model
 
     def follow(self, model: Model) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
-        rooms(self.group, cast(Decoder, model))
+        free_memory(self.group, cast(Decoder, model))
         self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
@@ -202,3 +200,32 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     group = heartbeat.connected(Ring)
     group.on_loss, heartbeat.report = heartbeat.wait, lambda: group.report
     return KINDS[kind](group, split, heartbeat)
+
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def version() -> str:
+    """Return the version of MLX and a digest of this package's source: two checkouts of one release may differ."""
+    hashed = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        hashed.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    return f"MLX {metadata.version('mlx')}, source {hashed.hexdigest()[:12]}"
+
+
+def agree(group: Group, facts: Mapping[str, Any]) -> None:
+    """Check that every rank has the same facts, such as the version and the digest of the files.
+
+    Raises:
+        DistributedError: a rank differs from rank 0; the error names the first such rank and fact.
+    """
+    first, *others = gather_values(group, facts)
+    for rank, of in enumerate(others, start=1):
+        for name in {**first, **of}:
+            if first.get(name) != of.get(name):
+                raise DistributedError(
+                    f"rank {rank}",
+                    f"{name} of rank 0, {shown(first.get(name))}",
+                    shown(of.get(name)),
+                    "start all ranks with the same version, files and options",
+                )

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mlx_engine.distributed.group import Group, Ring
-from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.errors import DistributedError
 from tests import ranks
+from tests.local_ranks import LocalGroup, run_ranks
 from tests.patience import wait_for
 
 

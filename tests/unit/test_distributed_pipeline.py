@@ -22,10 +22,8 @@ from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import LocalGroup, run_ranks
-from mlx_engine.distributed.pipeline import Pipeline, follow
+from mlx_engine.distributed.pipeline import Pipeline, follow, latest_cut, stages_of
 from mlx_engine.distributed.shard import PipelineShard
-from mlx_engine.distributed.split import latest_cut, stages_of
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError, NotFiniteError, OptionError
 from mlx_engine.prompts import Prompts
@@ -36,6 +34,7 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Planned, plan_model
 from mlx_engine.weights.stage import Stage
 from tests.contract.check import EMULATED, named
+from tests.local_ranks import LocalGroup, run_ranks
 
 DATA = Path(__file__).parents[1] / "data"
 MICRO = sorted(path.parent for path in DATA.glob("*-micro/hf"))
@@ -362,6 +361,6 @@ def test_pools_that_are_gone_are_dropped_by_the_ranks():
             engine.generate([1, 2], max_tokens=2, ignore_eos=True)
         gc.collect()
         engine.generate([1], max_tokens=1)
-        return len(engine.model._runner._replica._pools)
+        return len(engine.model._runner._pools._pools)
 
     assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) <= 2

@@ -14,15 +14,15 @@ import pytest
 
 from benchmarks.relay import connected
 from mlx_engine.commands.console import reports_errors
-from mlx_engine.distributed import agreement, heartbeat
-from mlx_engine.distributed.agreement import agree, gather_values
-from mlx_engine.distributed.group import Group
+from mlx_engine.distributed import heartbeat, shard
+from mlx_engine.distributed.group import Group, gather_values
 from mlx_engine.distributed.heartbeat import Heartbeat, Report, Stalls
-from mlx_engine.distributed.local import run_ranks
-from mlx_engine.distributed.timeline import Span, busy, drawing
+from mlx_engine.distributed.leader import Span, busy, drawing
+from mlx_engine.distributed.shard import agree
 from mlx_engine.errors import DistributedError
 from tests import ranks
 from tests.builtin import N_LAYERS
+from tests.local_ranks import run_ranks
 from tests.patience import PATIENCE, wait_for
 from tests.unit.test_command_generate import generate
 
@@ -414,9 +414,9 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
 
 
 def test_the_version_changes_with_the_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(agreement, "PACKAGE", tmp_path)
+    monkeypatch.setattr(shard, "PACKAGE", tmp_path)
     (tmp_path / "one.py").write_text("one = 1\n")
-    before = agreement.version()
+    before = shard.version()
     (tmp_path / "one.py").write_text("one = 2\n")
-    assert agreement.version() != before
+    assert shard.version() != before
     assert before.startswith("MLX 0.")

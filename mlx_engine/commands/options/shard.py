@@ -62,7 +62,7 @@ class ShardOptions:
 
         if self.timeline and self.shard == TensorShard.kind:
             raise OptionError("--timeline needs --shard pipeline", option="--timeline", found=self.shard)
-        from mlx_engine.distributed.split import parsed
+        from mlx_engine.distributed.pipeline import parsed
 
         shard = join(self.shard, None if self.split is None else parsed(self.split))
         if not shard.is_leader:  # Ctrl-C reaches all ranks on a machine: rank 0 ends the others
