@@ -107,24 +107,6 @@ class Group(ABC):
     def close(self) -> None:  # noqa: B027
         """Wait until everything that was sent has left."""
 
-    @staticmethod
-    def alone() -> Group:
-        """Return a group of one rank, which sends and receives nothing."""
-        return Alone()
-
-
-class Alone(Group):
-    """A group of one rank."""
-
-    def send(self, array: A, rank: int) -> None:
-        raise ValueError(f"send: expected a neighbour, found rank {rank} of 1")
-
-    def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
-        raise ValueError(f"receive: expected a neighbour, found rank {rank} of 1")
-
-    def gather(self, array: A) -> A:
-        return array[None]
-
 
 class Ring(Group):
     """MLX's ring. Its calls wait in C++ without the GIL; a lost connection ends them with an error.

@@ -156,7 +156,7 @@ class Heartbeat:
         self._lock, self._is_ending, self._is_closing, self._is_connecting = threading.Lock(), False, False, False
         # Rank 0 counts the ranks that are at a meeting point; the others wait there until it says "go".
         self._arrived, self._woken = threading.Semaphore(0), threading.Event()
-        self._epitaph: subprocess.Popen[bytes] | None = None
+        self._notice: subprocess.Popen[bytes] | None = None
 
     # ---- the beginning ----
 
@@ -188,7 +188,7 @@ class Heartbeat:
             faulthandler.dump_traceback_later(self._limit + 1, exit=True, file=nowhere)
             try:
                 if self.rank == 0:
-                    self._epitaph = _say_when_ended(NOT_CONNECTED)
+                    self._notice = _notice_of_end(NOT_CONNECTED)
                 if self.rank == len(self._hosts) - 1:
                     time.sleep(HEAD_START)
                 made = ring()
@@ -200,16 +200,16 @@ class Heartbeat:
                 raise
             finally:
                 faulthandler.cancel_dump_traceback_later()
-                self._drop_epitaph()
+                self._drop_notice()
         self._is_connecting = False
         return made
 
-    def _drop_epitaph(self) -> None:
-        """Have nothing printed when this process ends."""
-        epitaph, self._epitaph = self._epitaph, None
-        if epitaph is not None:
-            epitaph.kill()
-            epitaph.communicate()
+    def _drop_notice(self) -> None:
+        """Stop the process that prints NOT_CONNECTED when this one ends."""
+        notice, self._notice = self._notice, None
+        if notice is not None:
+            notice.kill()
+            notice.communicate()
 
     def _admit(self, port: int) -> list[int]:
         """Wait for the other ranks, on rank 0; return those that have not come in time."""
@@ -381,7 +381,7 @@ class Heartbeat:
                 self._tell_all(f"{line}\n")
             self._is_closing = True
             if int(rest):
-                self._drop_epitaph()  # the rank that says this has printed why
+                self._drop_notice()  # the rank that says this has printed why
                 self._stop(int(rest), None)
                 return False
             self._woken.set()
@@ -399,14 +399,14 @@ class Heartbeat:
                 return
             self._is_ending = True
         if line is not None:
-            self._drop_epitaph()
+            self._drop_notice()
         self._end(code, line)
 
     def _names(self, ranks: Sequence[int]) -> str:
         return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in ranks)
 
 
-def _say_when_ended(line: str) -> subprocess.Popen[bytes]:
+def _notice_of_end(line: str) -> subprocess.Popen[bytes]:
     """Start a shell that prints a line of error when this process has ended, whatever has ended it."""
     return subprocess.Popen(
         ["/bin/sh", "-c", 'read line; echo "error: $1" >&2', "sh", line],

@@ -259,6 +259,63 @@ def test_an_error_of_no_system_call_is_a_bug():
         reports_errors(load)()
 
 
+def connecting(ends: Ends, *rings: Callable[[], object]) -> dict[int, object]:
+    """Connect all ranks, each with a ring of its own; return what they get, also as an error."""
+    found: dict[int, object] = {}
+
+    def connect(rank: Heartbeat, ring: Callable[[], object]) -> None:
+        try:
+            found[rank.rank] = rank.connected(ring)
+        except DistributedError as error:
+            found[rank.rank] = error
+
+    threads = [
+        threading.Thread(target=connect, args=(rank, ring)) for rank, ring in zip(ends.ranks, rings, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    return found
+
+
+def test_ranks_connect_together(ends: Ends):
+    assert connecting(ends, lambda: "zero", lambda: "one", lambda: "two") == {0: "zero", 1: "one", 2: "two"}
+    assert ends.found == {}
+
+
+def test_a_rank_that_cannot_connect_names_itself_and_ends_all(ends: Ends, monkeypatch: pytest.MonkeyPatch):
+    def fails() -> None:
+        raise DistributedError("ring", "a free port", "none", "see there")
+
+    monkeypatch.setattr(heartbeat, "COURTESY", 0.1)
+    found = connecting(ends, lambda: None, lambda: None, fails)
+    assert all(isinstance(error, DistributedError) for error in found.values())
+    named = "error: rank 2 (127.0.0.3): ring: expected a free port, found none; see there"
+    assert ends.found == {0: (1, None), 1: (1, None), 2: (1, f"{named}; {heartbeat.START_AGAIN}")}
+
+
+def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: Ends, stop: Callable[..., None]):
+    def stops() -> None:
+        stop(ends, 2)
+        ends.wait(0, 1)
+        raise DistributedError("ring", "neighbours", "none", "see there")
+
+    connecting(ends, lambda: None, lambda: None, stops)
+    line = str(ends.found[0][1])
+    assert line.startswith("error: rank 2 (127.0.0.3) gave no sign of life for")
+    assert "while the ranks connected: it or a rank that it waits for has stopped, or cannot be reached" in line
+
+
+def test_a_rank_that_keeps_the_gil_while_it_connects_ends_in_time():
+    code = (
+        "import ctypes\nfrom mlx_engine.distributed.heartbeat import Heartbeat\n"
+        "Heartbeat(0, ['127.0.0.1'], limit=0.1).connected(lambda: ctypes.PyDLL(None).sleep(100))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ranks.ROOT)
+    assert (found.returncode, found.stdout, found.stderr) == (1, "", f"error: {heartbeat.NOT_CONNECTED}\n")
+
+
 def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
     ends.ranks[1]._tell_all("failed memory: expected enough memory, found none\n")
     found = ends.wait(0, 2)

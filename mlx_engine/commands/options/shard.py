@@ -55,7 +55,7 @@ class ShardOptions:
             if self.split is not None:
                 raise OptionError("--split needs --shard pipeline", option="--split", found=self.split)
             if self.timeline:
-                raise OptionError("--timeline needs --shard pipeline", option="--timeline", found=True)
+                raise OptionError("--timeline needs --shard pipeline", option="--timeline", found=self.timeline)
             yield None
             return
         from mlx_engine.distributed.shard import TensorShard, join
