@@ -20,7 +20,7 @@ from mlx_engine.errors import OptionError, SourceError, shown, size
 if TYPE_CHECKING:
     from mlx_engine.backends import base
     from mlx_engine.checkpoint.model_files import Checkpoint
-    from mlx_engine.distributed.plan import Host, Link, Messages, ShardKind, Summary
+    from mlx_engine.distributed.plan import Asked, Host, Link, Messages, ShardKind, Summary
     from mlx_engine.weights.outline import Outlined
 
 
@@ -70,6 +70,11 @@ class HostOptions:
         """What is measured on this machine, because no option gives it."""
         given = {"bandwidth": self.bandwidth, "compute": self.compute}
         return tuple(name for name, value in given.items() if value is None)
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks on all machines."""
+        return len(memories_of("--hosts", self.hosts)) * self.ranks_per_host
 
     def check(self) -> None:
         """Check all values before a model is opened; raise OptionError."""
@@ -133,6 +138,50 @@ class LinkOptions:
         )
 
 
+@dataclass(frozen=True)
+class WorkOptions:
+    """What the machines shall do."""
+
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context", min=1, help="Tokens of each conversation.", show_default="the model's, at most 4,096"
+        ),
+    ] = None
+    prompt: Annotated[
+        int | None,
+        typer.Option(
+            "--prompt", "-p", min=1, help="Tokens of a prompt, for its rate.", show_default="512, at most the context"
+        ),
+    ] = None
+    slots: Annotated[
+        int | None,
+        typer.Option("--slots", min=1, help="Conversations at the same time.", show_default="as many as ranks"),
+    ] = None
+    top_k: Annotated[
+        int,
+        typer.Option(
+            "--top-k", min=0, help="Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve)."
+        ),
+    ] = 1
+
+    def asked(self, longest: int, n_ranks: int) -> Asked:
+        """Return the work; raise OptionError if it is more than the model's context of `longest` tokens."""
+        from mlx_engine.bench.outlook import USUAL_CONTEXT
+        from mlx_engine.decode.loop import CHUNK
+        from mlx_engine.distributed.plan import Asked
+
+        context = min(longest, USUAL_CONTEXT) if self.context is None else self.context
+        if context > longest:
+            message = f"--context must be at most {longest:,} tokens, the model's context"
+            raise OptionError(message, option="--context", found=context)
+        prompt = min(CHUNK, context) if self.prompt is None else self.prompt
+        if prompt > context:
+            message = f"--prompt must be at most {context:,} tokens, the value of --context"
+            raise OptionError(message, option="--prompt", found=prompt)
+        return Asked(context, self.slots or n_ranks, prompt, self.top_k or None)
+
+
 def measured_bandwidth(backend: base.Backend, threads: int) -> float:
     """Return the bytes per second at which this machine reads memory; raise OptionError if that is unknown."""
     from mlx_engine.bench.outlook import machine_bandwidth
@@ -171,28 +220,7 @@ def plan(
         str | None,
         typer.Option("--split", metavar="N,N", help="Layers of each rank of a pipeline.", show_default="by speed"),
     ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "--context", min=1, help="Tokens of each conversation.", show_default="the model's, at most 4,096"
-        ),
-    ] = None,
-    prompt: Annotated[
-        int | None,
-        typer.Option(
-            "--prompt", "-p", min=1, help="Tokens of a prompt, for its rate.", show_default="512, at most the context"
-        ),
-    ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option("--slots", min=1, help="Conversations at the same time.", show_default="as many as ranks"),
-    ] = None,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k", min=0, help="Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve)."
-        ),
-    ] = 1,
+    work: WorkOptions,
     load: LoadOptions,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -206,8 +234,7 @@ def plan(
         raise OptionError("--split needs --shard pipeline", option="--split", found=shard)
     hosts.check()
     link = links.link_of()
-    asked = {"context": context, "prompt": prompt, "slots": slots, "best": top_k or None}
-    found = planned(model, backend, load, hosts, shard=kind, split=split, asked=asked, link=link)
+    found = planned(model, backend, load, hosts, work, link, shard=kind, split=split)
     if json:
         print_json(found.facts())
     else:
@@ -225,8 +252,8 @@ def shard_of(text: str) -> ShardKind:
 
 
 def planned(
-    model: str, backend: str, load: LoadOptions, hosts: HostOptions, *, shard: ShardKind, split: str | None, asked: Any,
-    link: Any,
+    model: str, backend: str, load: LoadOptions, hosts: HostOptions, work: WorkOptions, link: Link, *,
+    shard: ShardKind, split: str | None,
 ) -> Summary:  # fmt: skip
     """Return the plan of a model.
 
@@ -234,10 +261,9 @@ def planned(
         EngineError: loading the model would fail in the same way, or an option is invalid.
     """
     from mlx_engine.backends import auto, create_backend
-    from mlx_engine.bench.outlook import USUAL_CONTEXT
     from mlx_engine.decode.loop import CHUNK
     from mlx_engine.distributed.pipeline import parsed
-    from mlx_engine.distributed.plan import Asked, Summary, model_parts
+    from mlx_engine.distributed.plan import Summary, model_parts
     from mlx_engine.distributed.tensor import sliced
     from mlx_engine.observe import log
     from mlx_engine.weights.model import plan_model
@@ -248,25 +274,17 @@ def planned(
     name = auto() if backend == "auto" else backend
     made = create_backend(name, threads=load.threads)
     whole = plan_model(checkpoint, load.conversion())
-    outline, longest = outlined(whole, made), int(whole.config.context_length)
-    context = min(longest, USUAL_CONTEXT) if asked["context"] is None else asked["context"]
-    if context > longest:
-        message = f"--context must be at most {longest:,} tokens, the model's context"
-        raise OptionError(message, option="--context", found=context)
-    prompt = min(CHUNK, context) if asked["prompt"] is None else asked["prompt"]
-    if prompt > context:
-        message = f"--prompt must be at most {context:,} tokens, the value of --context"
-        raise OptionError(message, option="--prompt", found=prompt)
+    outline = outlined(whole, made)
+    asked = work.asked(int(whole.config.context_length), hosts.n_ranks)
     for line in expansions(outline, name):
         log.warn(line)
     machines = hosts.ranks(made, outline)
-    wanted = Asked(context, asked["slots"] or len(machines), prompt, asked["best"])
     size = len(machines) if shard == "tensor" else 0
     slices = [whole, *(sliced(whole, rank, size) for rank in range(size))]
     of_slices = [model_parts(outlined(each, made)) for each in slices]
     layers = None if split is None else parsed(split)
     about = {"where": checkpoint.where, "architecture": checkpoint.architecture, "backend": name}
-    return Summary.of(of_slices, machines, link, wanted, shard, layers, chunk=CHUNK, measured=hosts.measured, **about)
+    return Summary.of(of_slices, machines, link, asked, shard, layers, chunk=CHUNK, measured=hosts.measured, **about)
 
 
 def opened(model: str, load: LoadOptions) -> Checkpoint:

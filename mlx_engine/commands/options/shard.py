@@ -51,18 +51,15 @@ class ShardOptions:
             OptionError: an option is invalid, or the process was not started by `mlx.launch`.
             DistributedError: another rank cannot be reached.
         """
+        if self.shard in (None, "tensor"):
+            for option, given in (("--split", self.split), ("--timeline", self.timeline or None)):
+                if given is not None:
+                    raise OptionError(f"{option} needs --shard pipeline", option=option, found=given)
         if self.shard is None:
-            if self.split is not None:
-                raise OptionError("--split needs --shard pipeline", option="--split", found=self.split)
-            if self.timeline:
-                raise OptionError("--timeline needs --shard pipeline", option="--timeline", found=self.timeline)
             yield None
             return
-        from mlx_engine.distributed.shard import TensorShard, join
-
-        if self.timeline and self.shard == TensorShard.kind:
-            raise OptionError("--timeline needs --shard pipeline", option="--timeline", found=self.shard)
         from mlx_engine.distributed.pipeline import parsed
+        from mlx_engine.distributed.shard import join
 
         shard = join(self.shard, None if self.split is None else parsed(self.split))
         if not shard.is_leader:  # Ctrl-C reaches all ranks on a machine: rank 0 ends the others
