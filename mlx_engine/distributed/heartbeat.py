@@ -192,11 +192,11 @@ class Heartbeat:
                 if self.rank == len(self._hosts) - 1:
                     time.sleep(HEAD_START)
                 made = ring()
+                self._drop_notice()  # from now on a thread of this process names a rank
                 self._meet()
             except DistributedError as error:
                 time.sleep(COURTESY)  # if the ring failed because another rank has died, that rank is named first
-                self._tell_all(f"end {FAILED}\n")
-                self._stop(FAILED, f"error: {self._names([self.rank])}: {error}; {START_AGAIN}")
+                self._stop(FAILED, f"error: {self._names([self.rank])}: {error}; {START_AGAIN}", tells=True)
                 raise
             finally:
                 faulthandler.cancel_dump_traceback_later()
@@ -389,15 +389,17 @@ class Heartbeat:
 
     def _give_up(self, found: str, gone: Sequence[int] = ()) -> None:
         """End the run because of what was found. Rank 0 prints it, or rank 1 if rank 0 is gone."""
-        self._tell_all(f"end {FAILED}\n")
         prints = self.rank == 0 or (0 in gone and self.rank == 1)
-        self._stop(FAILED, f"error: {found}; {START_AGAIN}" if prints else None)
+        self._stop(FAILED, f"error: {found}; {START_AGAIN}" if prints else None, tells=True)
 
-    def _stop(self, code: int, line: str | None) -> None:
+    def _stop(self, code: int, line: str | None, *, tells: bool = False) -> None:
+        """End this process, once; with `tells`, have the other ranks end, too."""
         with self._lock:
             if self._is_ending:
                 return
             self._is_ending = True
+        if tells:
+            self._tell_all(f"end {FAILED}\n")
         if line is not None:
             self._drop_notice()
         self._end(code, line)

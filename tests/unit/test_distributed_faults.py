@@ -72,8 +72,8 @@ def test_all_ranks_end_if_one_ends_or_stops_while_ranks_connect(tmp_path, moment
         assert watched.errors(but=victim).count("\n") <= 1, watched.err
         if moment == "connected" or (moment == "after" and number == signal.SIGKILL and victim):
             assert any(line.startswith(f"error: rank {victim} (127.0.0.1) ") for line in lines), watched.err
-        elif (victim, number) != (0, signal.SIGSTOP):  # otherwise rank 0 says so, when it ends
-            assert len(lines) == 1, watched.err
+        elif (victim, number) != (0, signal.SIGSTOP):  # otherwise a line says so when rank 0 ends
+            assert lines, watched.err
     finally:
         watched.close()
 
