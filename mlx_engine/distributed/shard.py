@@ -172,7 +172,7 @@ class TensorShard(Shard):
         follow_tensor(model, self.group, sleep)
 
 
-# By the value of --shard: makes the share from the ranks, the split and their signs of life.
+# By the value of --shard: makes the share from the ranks, the split and the heartbeat.
 KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
     PipelineShard.kind: PipelineShard,
     TensorShard.kind: lambda group, split, heartbeat: TensorShard(group, heartbeat),

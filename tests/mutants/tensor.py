@@ -4,7 +4,7 @@ from tests.mutants.plant import Mutant
 
 DECODER, DEALS, SLICES = (
     "mlx_engine/models/decoder.py",
-    "mlx_engine/distributed/slices.py",
+    "mlx_engine/distributed/deals.py",
     "mlx_engine/distributed/slices.py",
 )
 TENSOR, PROGRAM = "mlx_engine/distributed/tensor.py", "mlx_engine/backends/cpu/program.py"
