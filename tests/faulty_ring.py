@@ -36,7 +36,7 @@ class FaultyRing(Ring):
         strike("before")
         strike(BREAKS)
         if moment == BREAKS or (moment == FAILS and int(os.environ[RANK]) == victim):
-            raise DistributedError("ring", "neighbours that answer", "none", "start all ranks with mlx.launch")
+            raise DistributedError("no neighbour answers", where="ring", hint="start all ranks with mlx.launch")
         super().__init__()
         strike("after")
         if moment == "connected" and self.rank == victim:

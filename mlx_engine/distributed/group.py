@@ -128,9 +128,8 @@ class Ring(Group):
             with released():
                 self._group = mx.distributed.init(strict=True, backend="ring")
         except (RuntimeError, ValueError) as error:
-            raise DistributedError(
-                "ring", "neighbours that answer", str(error), "start all ranks with mlx.launch"
-            ) from error
+            message, hint = f"the ranks do not connect: {error}", "start all ranks with mlx.launch"
+            raise DistributedError(message, where="ring", found=str(error), hint=hint) from error
         self.rank, self.size = self._group.rank(), self._group.size()
         # What is sent waits in a stream of its own, so that two ranks may send to each other at the same time.
         self._sending, self._receiving = (mx.new_thread_unsafe_stream(mx.cpu) for _ in range(2))
@@ -185,9 +184,8 @@ class Ring(Group):
             self._mx.eval(array)
         except RuntimeError as error:
             self.on_loss()
-            raise DistributedError(
-                f"rank {self.rank}", "ranks that answer", str(error), "see what the other ranks report"
-            ) from error
+            message, hint = f"lost the connection to another rank: {error}", "see what the other ranks report"
+            raise DistributedError(message, where=f"rank {self.rank}", found=str(error), hint=hint) from error
         return array
 
 

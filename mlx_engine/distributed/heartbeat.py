@@ -217,8 +217,9 @@ class Heartbeat:
         try:
             listening = socket.create_server((host, port), backlog=len(self._hosts))
         except OSError as error:
-            hint = "choose another with --starting-port of mlx.launch"
-            raise DistributedError("rank 0", f"a free port {port} at {host}", str(error), hint) from error
+            hint = "choose another port with --starting-port of mlx.launch"
+            message = f"cannot listen at {host}:{port}: {error}"
+            raise DistributedError(message, where="rank 0", found=str(error), hint=hint) from error
         with listening as listener:
             deadline = time.monotonic() + self._joining
             while missing and not self._is_ending and time.monotonic() < deadline:
@@ -270,7 +271,7 @@ class Heartbeat:
             while not (self._arrived.acquire(timeout=self._interval) or self._is_ending):
                 pass
         if self._is_ending:
-            raise DistributedError(f"rank {self.rank}", "ranks that join", "that the run has ended", "see rank 0")
+            raise DistributedError("the run has ended", where=f"rank {self.rank}", hint="see rank 0")
         if self.rank == 0:
             self._tell_all("go\n")
 
@@ -437,8 +438,8 @@ def _line(peer: socket.socket, limit: float) -> str:
     arrival = select.poll()  # the timeout of the socket is also that of the thread that sends
     arrival.register(peer, select.POLLIN)
     while not found.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not arrival.poll(left * 1e3):
+        left = max(0.0, deadline - time.monotonic())  # at 0 read what has arrived: this thread may have been late
+        if not arrival.poll(left * 1e3):
             raise TimeoutError
         byte = peer.recv(1)
         if not byte:

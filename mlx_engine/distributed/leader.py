@@ -169,7 +169,7 @@ class SharedModel(Model):
         except DistributedError:
             raise
         except Exception as error:
-            raise _incomplete(f"one that ended with {type(error).__name__}: {error}") from error
+            raise _incomplete(f"a forward pass ended with {type(error).__name__}: {error}") from error
         self.is_broken = False
 
     def check_unbroken(self) -> None:
@@ -179,7 +179,7 @@ class SharedModel(Model):
             DistributedError: one was, so that the other ranks wait for the rest of it.
         """
         if self.is_broken:
-            raise _incomplete("one that was interrupted")
+            raise _incomplete("a forward pass was interrupted")
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
@@ -195,7 +195,7 @@ class SharedModel(Model):
 
 
 def _incomplete(found: str) -> DistributedError:
-    return DistributedError("rank 0", "all passes to be complete", found, "start all ranks again")
+    return DistributedError(found, where="rank 0", found=found, hint="start all ranks again")
 
 
 # ---- the first value that is not finite ----

@@ -223,9 +223,8 @@ def agree(group: Group, facts: Mapping[str, Any]) -> None:
     for rank, of in enumerate(others, start=1):
         for name in {**first, **of}:
             if first.get(name) != of.get(name):
+                found, expected = shown(of.get(name)), shown(first.get(name))
                 raise DistributedError(
-                    f"rank {rank}",
-                    f"{name} of rank 0, {shown(first.get(name))}",
-                    shown(of.get(name)),
-                    "start all ranks with the same version, files and options",
-                )
+                    f"differs from rank 0 in {name}, {found} and {expected}", where=f"rank {rank}", expected=expected,
+                    found=found, hint="start all ranks with the same version, files and options",
+                )  # fmt: skip

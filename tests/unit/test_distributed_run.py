@@ -32,7 +32,7 @@ def test_ranks_that_differ_are_named():
         assert gather_values(group, "x" * group.rank) == ["", "x", "xx"]
         agree(group, {"version": "1", "files": "a" if group.rank < 2 else "b"})
 
-    with pytest.raises(DistributedError, match="rank 2: expected files of rank 0, 'a', found 'b'; start all ranks"):
+    with pytest.raises(DistributedError, match="rank 2: differs from rank 0 in files, 'b' and 'a'; start all ranks"):
         run_ranks(3, run)
 
 
@@ -246,7 +246,7 @@ def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting()
 def test_a_port_that_is_taken_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rank = Heartbeat(0, ["127.0.0.1"] * 2, end=lambda code, line: None, interval=0.02)
-        with pytest.raises(DistributedError, match=r"rank 0: expected a free port .* Address already in use"):
+        with pytest.raises(DistributedError, match=r"rank 0: cannot listen at 127.0.0.1:.* Address already in use"):
             rank.join(taken.getsockname()[1])
         rank._is_ending = True
 
@@ -286,12 +286,12 @@ def test_ranks_connect_together(ends: Ends):
 
 def test_a_rank_that_cannot_connect_names_itself_and_ends_all(ends: Ends, monkeypatch: pytest.MonkeyPatch):
     def fails() -> None:
-        raise DistributedError("ring", "a free port", "none", "see there")
+        raise DistributedError("no port is free", where="ring", hint="see there")
 
     monkeypatch.setattr(heartbeat, "COURTESY", 0.1)
     found = connecting(ends, lambda: None, lambda: None, fails)
     assert all(isinstance(error, DistributedError) for error in found.values())
-    named = "error: rank 2 (127.0.0.3): ring: expected a free port, found none; see there"
+    named = "error: rank 2 (127.0.0.3): ring: no port is free; see there"
     line = f"{named}; {heartbeat.START_AGAIN}"
     assert ends.wait(0, 1, 2) == {0: (1, None), 1: (1, None), 2: (1, line)}
 
@@ -300,7 +300,7 @@ def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: En
     def stops() -> None:
         stop(ends, 2)
         ends.wait(0, 1)
-        raise DistributedError("ring", "neighbours", "none", "see there")
+        raise DistributedError("no neighbour answers", where="ring", hint="see there")
 
     connecting(ends, lambda: None, lambda: None, stops)
     line = str(ends.found[0][1])
