@@ -332,11 +332,8 @@ class Heartbeat:
         if report.awaited_gather:
             waiting = self._stalls.waiting(report.awaited_gather)
             # A rank whose gather has ended may not have sent all blocks: it lacks memory, or its link is lost.
-            others = [of for of in range(len(self._hosts)) if of not in waiting]
-            named, found = (
-                others or waiting,
-                f"a gather that all ranks have begun does not end on {self._names(waiting)}",
-            )
+            named = [of for of in range(len(self._hosts)) if of not in waiting] or waiting
+            found = f"a gather that all ranks have begun does not end on {self._names(waiting)}"
         else:
             named = [(rank - 1) % len(self._hosts)]
             found = f"a message that was sent does not arrive at {self._names([rank])}"
