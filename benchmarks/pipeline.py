@@ -31,8 +31,8 @@ def rank(model: str, quant: str, split: str | None, prompt: int) -> dict[str, An
     """Generate as one rank, or alone; return the rate of decode, the peak memory and the CPU time of the passes."""
     from mlx_engine.cache.size import CacheSize
     from mlx_engine.decode.options import Options
+    from mlx_engine.distributed.pipeline import parsed
     from mlx_engine.distributed.shard import join
-    from mlx_engine.distributed.split import parsed
     from mlx_engine.engine import Engine, open_source
 
     shard = None if split is None else join("pipeline", parsed(split) if split != "auto" else None)

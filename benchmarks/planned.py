@@ -29,11 +29,20 @@ from benchmarks.relayed import ranks, urgent
 from mlx_engine.backends import create_backend
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
-from mlx_engine.distributed.hosts import Host, Link
-from mlx_engine.distributed.model_parts import ModelParts, Pass, Work, model_parts
-from mlx_engine.distributed.plan import Asked, pipeline, tensor
+from mlx_engine.distributed.plan import (
+    Asked,
+    Host,
+    Link,
+    ModelParts,
+    Pass,
+    ShardKind,
+    Timing,
+    Work,
+    model_parts,
+    pipeline,
+    tensor,
+)
 from mlx_engine.distributed.tensor import sliced
-from mlx_engine.distributed.times import ShardKind, Timing
 from mlx_engine.machine.cores import usable_cores
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model

@@ -19,7 +19,6 @@ from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.options import Options, names_options
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import require
 from mlx_engine.loaded import LoadedModel
 from mlx_engine.machine.cores import bounded_threads
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from typing_extensions import Unpack
 
+    from mlx_engine.distributed.shard import Shard
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt
     from mlx_engine.tokenizer.history import History

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
@@ -15,7 +15,6 @@ from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import out_of_memory
 from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.observe import log
@@ -24,6 +23,9 @@ from mlx_engine.weights.model import Loaded, Planned
 from mlx_engine.weights.need import expansions, need_of
 from mlx_engine.weights.outline import outlined
 from mlx_engine.weights.parameters import Progress
+
+if TYPE_CHECKING:
+    from mlx_engine.distributed.shard import Shard
 
 # A model with fewer parameters is loaded without a look at the memory.
 FEW_PARAMETERS = 1 << 26

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import unavailable
 from mlx_engine.backends.base import Backend
@@ -18,12 +18,13 @@ from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
 from mlx_engine.bench.work import work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
-from mlx_engine.weights.model import Staged
+
+if TYPE_CHECKING:
+    from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
 # Seconds for the profile of a cell without a budget.
@@ -92,7 +93,7 @@ class Bench:
         self.threads = threads_of(engine.backend)
         # Limits are measured on the processor, so they do not apply to other devices.
         # A machine of several has only some of the weights.
-        on_cpu = engine.backend.device == "cpu" and not isinstance(engine.model, Staged)
+        on_cpu = engine.backend.device == "cpu" and not engine.model.is_shared
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
     def cell(

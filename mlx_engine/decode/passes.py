@@ -27,7 +27,7 @@ from mlx_engine.decode.sampler import Choice, Sampler, best_of
 from mlx_engine.decode.timing import PassTimer
 from mlx_engine.errors import NotFiniteError
 from mlx_engine.observe.log import event
-from mlx_engine.weights.model import Model, Staged
+from mlx_engine.weights.model import Model
 
 
 @dataclass(eq=False)
@@ -132,10 +132,9 @@ class Passes:
 
     def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model, self._clock = model, clock
-        self._shared = model if isinstance(model, Staged) else None
-        self._staged = self._shared if self._shared is not None and self._shared.n_stages > 1 else None
-        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._shared is None
-        self.depth = self._staged.n_stages if self._staged is not None else 2 if self.overlaps else 1
+        self._is_staged = model.n_stages > 1
+        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and not model.is_shared
+        self.depth = model.n_stages if self._is_staged else 2 if self.overlaps else 1
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
         self._last_had_no_choice, self._n_passes = False, 0
@@ -143,7 +142,7 @@ class Passes:
     @property
     def n_apart(self) -> int:
         """How many passes under way have different sequences: one for each machine, if several run the model."""
-        return self.depth if self._staged is not None else 1
+        return self.depth if self._is_staged else 1
 
     @property
     def is_idle(self) -> bool:
@@ -179,7 +178,7 @@ class Passes:
                 return Step(read, (), self._timer.chunk(resumed)) if read else Step()
             oldest, asked = self._flight[0], self._clock()
             chosen, failed = self._settle(oldest)
-            began = resumed if self._staged is None else oldest.started
+            began = oldest.started if self._is_staged else resumed
             seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(began)
         return Step([*read, *oldest.parts], chosen, seconds, oldest.sampling, failed)
 
@@ -194,9 +193,8 @@ class Passes:
         self._flight = deque(submitted for submitted in self._flight if submitted.parts)
 
     def rest(self) -> None:
-        """Take notice that there is no work: other machines may sleep until the next pass."""
-        if self._shared is not None:
-            self._shared.rest()
+        """Signal that there is no work: other machines may sleep until the next pass."""
+        self._model.rest()
 
     def close(self) -> None:
         """Discard all passes that are not settled."""
@@ -224,7 +222,7 @@ class Passes:
 
     def _submit(self, parts: list[Part]) -> _Pass:
         model, profiler = self._model, self._model.backend.profiler
-        if self._last_had_no_choice and self._shared is None:
+        if self._last_had_no_choice and not model.is_shared:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
             model.backend.wait(parts[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
@@ -233,12 +231,12 @@ class Passes:
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(news)
-        if self._shared is not None:
+        if model.is_shared:
             batch.best = best_of([pick for part in parts for pick in part.picks])
         try:
             submitted = _Pass(batch, parts, [[] for _ in parts], [part for part in parts if part.picks], start)
-            if self._staged is not None:
-                submitted.reply = self._staged.submit(batch)
+            if self._is_staged:
+                submitted.reply = model.submit(batch)
             else:
                 logits = model.forward(batch)
                 if logits is not None:

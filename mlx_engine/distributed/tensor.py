@@ -3,18 +3,27 @@
 All ranks run the same passes over the same batches. `models/decoder.py` says where products of several ranks are
 added (`all_sum`) or put side by side (`all_columns`). A sum adds the ranks in their order, so that its bits depend on
 the number of ranks and not on the batch.
+
+Rank 0 tells the others of a pass by a message from rank to rank (`messages.py`). All ranks then make the same exchanges
+in the same order. Messages and exchanges share connections and have no names, so every rank ends a pass before the next
+message is sent, also on lazy backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.mixers import DeltaNet, Mixer, ShortConv
-from mlx_engine.backends.parameters import Columns, Layer
-from mlx_engine.distributed.deals import Ranges
-from mlx_engine.distributed.slices import Slices
+from mlx_engine.backends.parameters import Array, Columns, Layer
+from mlx_engine.cache import CacheLayer
+from mlx_engine.distributed.group import Group
+from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, messages, nothing
+from mlx_engine.distributed.messages import Message, StagePools
+from mlx_engine.distributed.slices import Ranges, Slices
+from mlx_engine.models.decoder import Decoder
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
 
@@ -93,3 +102,54 @@ class RankSlices:
 
 def _length(ranges: Ranges) -> int:
     return sum(last - first for first, last in ranges)
+
+
+def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
+    """Run this rank's slices of every pass that rank 0 begins, until rank 0 ends the run.
+
+    Args:
+        model: the model with this rank's slices, on a backend with the group.
+        group: the ranks.
+        sleep: waits until rank 0 has work again.
+    """
+    pools, search = StagePools(model.backend, model.kv_layers), FaultSearch(model, group)
+    for message in messages(group, sleep):
+        if END in message:
+            break
+        if FOUND in message:
+            search.end()
+            continue
+        with model.backend.session():
+            _run(search.model_of(message), pools, message)
+    group.close()
+
+
+def _run(model: Decoder, pools: StagePools, message: Message) -> Array | None:
+    """Run a pass to its end, and return logits (R, V), or None if none are wanted."""
+    batch = pools.apply(message)
+    batch.best = message["best"]
+    logits = model.forward(batch)
+    if logits is not None:
+        model.backend.note("output", logits)
+    model.backend.wait(batch.stores.arrays if logits is None else logits)
+    return logits
+
+
+class TensorParallel(SharedModel):
+    """A model whose tensors several ranks share. All ranks run each pass together, so one may be under way."""
+
+    def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
+        super().__init__(model, group, wake)
+        self._pools = StagePools(model.backend, model.kv_layers)
+
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence on this rank."""
+        return self._model.kv_layers
+
+    def submit(self, batch: Batch) -> Callable[[], Array] | None:
+        with self.whole_pass():
+            message = {**self.message(batch), "best": batch.best}
+            self.tell(message)
+            logits = _run(self._search.model_of(message), self._pools, message)
+        return None if logits is None else lambda: logits

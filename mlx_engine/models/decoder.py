@@ -18,6 +18,7 @@ from mlx_engine.backends.mixers import Mixer, ShortConv
 from mlx_engine.backends.parameters import Array, Columns, Layer, Linear, Norm, PerLayer, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
+from mlx_engine.weights.model import Model
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.stage import Stage
 
@@ -199,7 +200,7 @@ def decoder_layers(
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
-class Decoder:
+class Decoder(Model):
     """A model: maps a batch to logits. The caller owns the KV cache. Model files derive `Model` from this class."""
 
     config: Any

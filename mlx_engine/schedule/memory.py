@@ -6,8 +6,7 @@ from mlx_engine.cache import KVPool, New
 from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import require
-from mlx_engine.machine.memory import available_memory
-from mlx_engine.weights.model import Model, Staged
+from mlx_engine.weights.model import Model
 
 # The part of the available memory that a pool takes if the user gives no size.
 SPARE_SHARE = 0.5
@@ -15,8 +14,7 @@ SPARE_SHARE = 0.5
 
 def spare_bytes(model: Model) -> int:
     """Return the bytes that the machine, or all machines that share the model, can spare for keys and values."""
-    free = model.room()[0] if isinstance(model, Staged) else available_memory()
-    return int(free * SPARE_SHARE)
+    return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 
 def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
@@ -31,8 +29,8 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
         OptionError: the memory is too small for one page for each sequence, or more than a rank has free.
     """
     nbytes = spare_bytes(model) if kv_memory is None else kv_memory
-    if isinstance(model, Staged):
-        free, rank = model.room()
+    free, rank = model.kv_capacity()
+    if rank is not None:
         expected = f"at most {free:,} bytes, for which the memory of rank {rank} suffices"
         require(nbytes <= free, option="kv_memory", expected=expected, found=nbytes)
     most = slots * int(model.config.context_length)

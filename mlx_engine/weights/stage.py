@@ -50,7 +50,7 @@ class Stage:
     def cut(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         """Return the layers of the stage; the layers and columns that they refer to are counted from its first layer.
 
-        `distributed/split.py` makes no stage that shares the keys and values of a layer of another one.
+        `distributed/pipeline.py` makes no stage that shares the keys and values of a layer of another one.
         """
         return tuple(map(self._moved, layers[self.first : self.end]))
 

@@ -27,13 +27,13 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import run_ranks
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, plan_model
 from tests.contract.check import EMULATED, named
 from tests.golden.goldens import DATA, Golden, check_close, relative_errors, variant
 from tests.golden.test_same_bits import cut
+from tests.local_ranks import run_ranks
 from tests.random_models import SETTINGS, random_checkpoint
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from mlx_engine.decode.options import Options
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
-from mlx_engine.weights.model import load_model
+from mlx_engine.weights.model import Model, load_model
 from tests.streams import stream_of
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
@@ -65,7 +65,7 @@ class Bytes:
         return "\ufffd" if self.held else ""
 
 
-class Script:
+class Script(Model):
     """A model that writes the ids it was given, whatever it reads; `passes` are the ids of each pass."""
 
     class Config:

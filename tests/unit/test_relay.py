@@ -12,7 +12,7 @@ import pytest
 from benchmarks import links, relayed
 from benchmarks.links import Trip, links_of, promised, table, worker
 from benchmarks.relay import Relay, connected
-from mlx_engine.distributed.local import run_ranks
+from tests.local_ranks import run_ranks
 
 
 def through(rate, latency, messages, answer=4):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import unavailable
 from mlx_engine.bench.concurrency.load import Target
@@ -14,11 +14,13 @@ from mlx_engine.bench.origin import describe, digest, origin
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import Bench
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import require
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
+
+if TYPE_CHECKING:
+    from mlx_engine.distributed.shard import Shard
 
 
 def engine_rows(

@@ -1,9 +1,9 @@
 """Rank 0 decides, the others follow: pools of keys and values, copies of pages, and forward passes, as messages.
 
-Rank 0 runs the scheduler, which holds sequences and page tables in a `KVPool` whose stores are numbers (`Ledger`). Each
-rank, rank 0 too, has the stores of its own layers under these numbers (`Replica`). A message says in which pages the
-sequences of a pass lie, so the other ranks need no page tables of their own, and a pass that is rolled back needs no
-message. A message is JSON, because what comes from a network is not unpickled.
+Rank 0 runs the scheduler, which holds sequences and page tables in a `KVPool` whose stores are numbers (`RemotePool`).
+Each rank, rank 0 too, has the stores of its own layers under these numbers (`StagePools`). A message has the page
+tables of the sequences of a pass, so the other ranks keep none, and a pass that is rolled back needs no message. A
+message is JSON, because data from a network is not unpickled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def receive_message(group: Group, rank: int) -> Message:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class RemoteStore:
     """The number of a store of a pool, of which each rank has a part or nothing; the bytes are those of all ranks."""
 
     number: int
@@ -50,39 +50,39 @@ class Entry:
     nbytes: int
 
 
-class Ledger:
+class RemotePool:
     """What a `KVPool` on rank 0 has in place of a backend: it numbers the stores, and makes messages of changes."""
 
     def __init__(self, pool: int, changes: deque[list[Any]]) -> None:
         self._pool, self._changes, self._n = pool, changes, 0
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Entry:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> RemoteStore:
         """Return an entry for a store of keys and values."""
         return self._entry(n_slots, 2 * n_kv_heads * head_dim)
 
-    def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Entry:
+    def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
         """Return an entry for a store of states."""
         return self._entry(n_slots, math.prod(shape))
 
-    def kv_copy(self, store: Entry, source: int, target: int, n: int) -> Entry:
+    def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
         """Have the slots copied by the rank that has the store."""
         self._changes.append(["copy", self._pool, store.number, source, target, n])
         return store
 
-    def kv_nbytes(self, store: Entry) -> int:
+    def kv_nbytes(self, store: RemoteStore) -> int:
         """Return the bytes of a store on all ranks."""
         return store.nbytes
 
-    def state_nbytes(self, store: Entry) -> int:
+    def state_nbytes(self, store: RemoteStore) -> int:
         """Return the bytes of a store on all ranks."""
         return store.nbytes
 
-    def _entry(self, n_slots: int, width: int) -> Entry:
+    def _entry(self, n_slots: int, width: int) -> RemoteStore:
         self._n += 1
-        return Entry(self._n - 1, n_slots, BYTES_PER_FLOAT * n_slots * width)
+        return RemoteStore(self._n - 1, n_slots, BYTES_PER_FLOAT * n_slots * width)
 
 
-class Mirror:
+class BatchMessages:
     """Rank 0's pools, and the messages that tell the other ranks of them."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Mirror:
         """Return a pool for all layers of the model, whose memory the ranks have; the options are those of `KVPool`."""
         number = self._n_pools
         self._n_pools += 1
-        pool = KVPool(cast(Backend, Ledger(number, self._changes)), layers, n_tokens, **options)
+        pool = KVPool(cast(Backend, RemotePool(number, self._changes)), layers, n_tokens, **options)
         stores, states = pool.stores, pool.states
         of_layers = [
             [group, [] if kv is None else [kv.number, kv.n_slots], [[s.number, s.n_slots] for s in cast(Any, state)]]
@@ -125,7 +125,7 @@ class Mirror:
 
 
 @dataclass
-class Held:
+class StagePool:
     """The stores of one pool that this rank has: by number, and by layer; and the groups of layers that use them."""
 
     stores: Stores
@@ -134,7 +134,7 @@ class Held:
     layers_of: dict[int, list[int]]
 
 
-class Replica:
+class StagePools:
     """A rank's own stores of all pools, and the passes that read and write them.
 
     Args:
@@ -145,7 +145,7 @@ class Replica:
 
     def __init__(self, backend: Backend, layers: Sequence[CacheLayer], first: int = 0) -> None:
         self._backend, self._layers, self._first = backend, layers, first
-        self._pools: dict[int, Held] = {}
+        self._pools: dict[int, StagePool] = {}
 
     def apply(self, message: Message) -> Batch:
         """Make the changes of a message, and return the batch of its pass with this rank's stores."""
@@ -158,7 +158,7 @@ class Replica:
                 del self._pools[pool]
         return _batch(self._pools[message["pool"]], message)
 
-    def _made(self, page: int, are_kept: bool, windows: list[int | None], layers: list[Any]) -> Held:
+    def _made(self, page: int, are_kept: bool, windows: list[int | None], layers: list[Any]) -> StagePool:
         """Allocate the stores of this rank's layers; layers with the same number share a store."""
         own = layers[self._first : self._first + len(self._layers)]
         groups = sorted({group for group, _, _ in own} - {-1})
@@ -182,16 +182,16 @@ class Replica:
             are_kept,
             [tuple(states[number] for number, _ in of_states) for _, _, of_states in own],
         )
-        return Held(stores, windows, groups, layers_of)
+        return StagePool(stores, windows, groups, layers_of)
 
-    def _copy(self, held: Held, number: int, source: int, target: int, n: int) -> None:
+    def _copy(self, held: StagePool, number: int, source: int, target: int, n: int) -> None:
         for i in held.layers_of.get(number, [])[:1]:
             copied = self._backend.kv_copy(held.stores.layers[i], source, target, n)
             for layer in held.layers_of[number]:
                 held.stores.layers[layer] = copied
 
 
-def _batch(held: Held, message: Mapping[str, Any]) -> Batch:
+def _batch(held: StagePool, message: Mapping[str, Any]) -> Batch:
     """Return the batch of a message, with the groups of layers that this rank has."""
     lengths, ends, page = tuple(message["lengths"]), message["ends"], held.stores.page
     positions = [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]

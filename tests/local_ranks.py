@@ -68,7 +68,7 @@ class LocalGroup(Group):
     def _get(self, rank: int) -> Any:
         found = self._queues[rank][self.rank].get()
         if found is None:
-            raise DistributedError(f"rank {self.rank}", f"an array of rank {rank}", "that it has ended", "see there")
+            raise DistributedError(f"rank {rank} has ended", where=f"rank {self.rank}", hint="see there")
         return found
 
 
