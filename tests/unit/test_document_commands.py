@@ -101,7 +101,8 @@ def runnable() -> list[list[str]]:
 def here(arguments: list[str], folder: Path) -> list[str]:
     """Return the command with the built-in model, its files in a folder, and quick measurements."""
     words = [
-        re.sub(r"^(~/models/.*|model\.gguf|(Qwen|google)/[\w.-]+(:\w+)?|shape:.*)$", "builtin", word) for word in arguments
+        re.sub(r"^(~/models/.*|model\.gguf|(Qwen|google)/[\w.-]+(:\w+)?|shape:.*)$", "builtin", word)
+        for word in arguments
     ]
     if words[0] == "quantize":
         words[2] = str(folder / Path(words[2]).name)
