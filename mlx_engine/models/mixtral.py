@@ -8,14 +8,19 @@ experts (`weights/model.py` tells them apart).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Routing
+from mlx_engine.backends.parameters import ExpertLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole, whole_or_none
 from mlx_engine.models import llama, mistral
-from mlx_engine.models.expert_decoder import ExpertDecoder
-from mlx_engine.weights.experts import Count, Names, of_all, with_experts
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
+from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import parts
 
 ARCHITECTURES = ("mixtral",)
 GGUF_ARCHITECTURE = "llama"
@@ -41,8 +46,25 @@ TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in 
 NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"))
 
 
-class Model(ExpertDecoder):
-    """A Mistral model whose FFNs are mixtures of experts."""
+class Model(Decoder):
+    """A Llama model whose FFNs are mixtures of experts.
+
+    In addition to Llama's sizes its config has n_experts, n_experts_used, and `normalize`: whether the weights of a
+    token's experts add up to 1.
+    """
+
+    def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
+        rope, scores, eps = config.rope.for_heads(config.head_dim), Scores(config.head_dim**-0.5), config.norm_eps
+        routing = Routing(config.n_experts_used, config.normalize)
+        layers = [
+            ExpertLayer(
+                **parts(parameters, i, eps), rope=rope, window=window, scores=scores,
+                experts=experts(parameters, i, config.n_experts, routing),
+            )
+            for i, window in enumerate(config.windows)
+        ]  # fmt: skip
+        output_norm = parameters.rms_norm("output_norm", eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -8,7 +8,8 @@ sigmoid gate is multiplied with the output. Norm weights are stored minus 1, exc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,15 +19,14 @@ from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
 from mlx_engine.backends.parameters import Layer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, declared, number, whole
+from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.qwen3_5_settings import Kinds, RotaryBase, RotaryDim, ValueDim
-from mlx_engine.models.qwen3_5_tensors import DELTA, STEMS, table
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Head, parts, tensors
+from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.table import Head, Row, Table, parts, stem_of, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
@@ -50,6 +50,209 @@ AROUND_TEXT = {
 
 # Whether a folder has a matrix for the head, by whether the head is tied.
 HEADS: dict[bool, Head] = {True: "absent", False: "required"}
+
+# ---- settings that are not read from one key alone ----
+
+ATTENTION, DELTA = "full_attention", "linear_attention"
+INTERVAL = 4
+# Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
+MROPE = ("mrope_section", "mrope_interleaved")
+# The sections that llama.cpp expects in every file.
+SECTIONS = [11, 11, 10, 0]
+
+
+class Kinds:
+    """The setting of each layer's kind: every n-th has attention, or config.json's `layer_types`."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[str, ...]:
+        """Return the kind of each layer."""
+        interval = s.whole("full_attention_interval", INTERVAL)
+        named = s.words("layer_types", known.n_layers, ATTENTION, DELTA) if naming == "hf" else None
+        return tuple(named or [DELTA if (i + 1) % interval else ATTENTION for i in range(known.n_layers)])
+
+    def to_gguf(self, value: tuple[str, ...]) -> Mapping[str, object]:
+        """Return the key of the interval."""
+        return {"full_attention_interval": value.index(ATTENTION) + 1 if ATTENTION in value else len(value) + 1}
+
+    def to_hf(self, value: tuple[str, ...], config: Any) -> Mapping[str, object]:
+        """Return the kind of each layer, and the interval."""
+        return {"layer_types": list(value), **self.to_gguf(value)}
+
+
+class RotaryBase:
+    """The setting of the base of rotary frequencies."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> float:
+        """Return the base."""
+        if naming == "gguf":
+            s.counts("rope.dimension_sections", len(SECTIONS))
+            return s.number("rope.freq_base", 10_000.0)
+        theta, nested = s.number("rope_theta", 10_000.0), s.mapping("rope_parameters") or s.mapping("rope_scaling")
+        if nested is None:
+            return theta
+        nested.choice("rope_type", nested.choice("type", "default", "mrope"), "default", "mrope")
+        found = nested.number("rope_theta", theta)
+        nested.refuse_rest(("partial_rotary_factor", *MROPE))
+        s.expect("rope_theta", found)
+        return found
+
+    def to_gguf(self, value: float) -> Mapping[str, object]:
+        """Return the keys of the base and of the sections, which llama.cpp requires."""
+        return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
+
+    def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
+
+
+class RotaryDim:
+    """The setting of how many elements of a head are rotated; config.json has their share."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number, which is even."""
+        if naming == "gguf":
+            found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
+        else:
+            nested, share = (
+                s.mapping("rope_parameters") or s.mapping("rope_scaling"),
+                s.number("partial_rotary_factor", 0.25),
+            )
+            found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
+        if found < 2 or found % 2 or found > known.head_dim:
+            raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
+        return int(found)
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope.dimension_count": value}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope_parameters": {"partial_rotary_factor": value / config.head_dim}}
+
+
+class ValueDim:
+    """The setting of the width of a value head; GGUF files have that of all heads together."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the width."""
+        if naming == "hf":
+            return s.whole("linear_value_head_dim", 128)
+        inner = s.whole("ssm.inner_size")
+        if inner % known.n_value_heads:
+            raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
+        return int(inner // known.n_value_heads)
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return no key: `Config.to_gguf` adds it."""
+        return {}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"linear_value_head_dim": value}
+
+
+# ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
+# The model has the order of GGUF files: value head h of a delta net reads key head h % G, with G key heads. Folders
+# have the value heads of a key head next to each other. A head of attention has its rotated elements first in each
+# half, so that backends rotate whole heads; both kinds of files have them in the first elements of the head.
+
+# Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
+STEMS = ("model.", "model.language_model.", "language_model.model.")
+LAYER = "model.layers.*."
+NET = f"{LAYER}linear_attn."
+HEAD = "lm_head.weight"
+
+# Tensors of every model, beside those of attention and of delta nets.
+EVERYWHERE = {
+    "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
+    "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
+    "output.weight": Row(HEAD, "V D"),
+    "blk.*.attn_norm.weight": Row(f"{LAYER}input_layernorm.weight", "D", plus=1.0),
+    "blk.*.ffn_norm.weight": Row(
+        f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
+    ),
+}
+DENSE = {
+    "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
+    "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
+    "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
+}
+
+
+def value_heads_dealt(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
+    """Return the value heads of a folder in the model's order."""
+    return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
+
+
+def _rows(
+    heads: tuple[int, ...] | range, apart: int, elements: tuple[int, ...] | range, first: int = 0
+) -> tuple[int, ...]:
+    """Return the rows of these elements of each head; heads are `apart` rows apart and begin at row `first`."""
+    return tuple(first + head * apart + e for head in heads for e in elements)
+
+
+def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
+    """Return the tensor table of a checkpoint, with the FFN if it is dense."""
+    conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
+    # mlx-lm writes the convolutions with another order of axes, and adds 1 to norm weights.
+    is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
+    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
+    if is_mlx:
+        found = {name: replace(row, plus=0.0) for name, row in found.items()}
+    stem = stem_of(checkpoint, STEMS)
+    head = f"language_model.{HEAD}" if f"language_model.{HEAD}" in checkpoint.shapes else HEAD
+    return {
+        name: replace(row, hf=head if row.hf == HEAD else row.hf.replace(STEMS[0], stem, 1))
+        for name, row in found.items()
+    }
+
+
+def _attention(cfg: Any) -> dict[str, Row]:
+    """Return the rows of attention: the gate's rows lie behind the query's, head by head."""
+    E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
+    both = (0, 2 * H * E)
+    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E)))
+    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
+    name = f"{LAYER}self_attn."
+    return {
+        "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
+        "blk.*.attn_gate.weight": Row(
+            f"{name}q_proj.weight", "HE D", kind=kind, gguf="blk.*.attn_q.weight", stored=gates
+        ),
+        "blk.*.attn_k.weight": Row(f"{name}k_proj.weight", "GE D", kind=kind, rotated="G"),
+        "blk.*.attn_v.weight": Row(f"{name}v_proj.weight", "GE D", kind=kind),
+        "blk.*.attn_q_norm.weight": Row(f"{name}q_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
+        "blk.*.attn_k_norm.weight": Row(f"{name}k_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
+        "blk.*.attn_output.weight": Row(f"{name}o_proj.weight", "D HE", kind=kind),
+    }
+
+
+def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
+    """Return the rows of a delta net."""
+    P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
+    dealt, keys = value_heads_dealt(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
+    is_same = dealt == tuple(range(len(dealt)))
+    heads = Stored("", order=None if is_same else dealt)
+    values = replace(heads, order=None if is_same else _rows(dealt, P, range(P)))
+    channels = replace(heads, order=None if is_same else (*range(keys), *_rows(dealt, P, range(P), first=keys)))
+    out = Stored("", columns=None if is_same else (dealt, P))
+    return {
+        "blk.*.attn_qkv.weight": Row(f"{NET}in_proj_qkv.weight", "C D", kind=kind, in_hf=channels),
+        "blk.*.delta_gate.weight": Row(
+            f"{NET}in_proj_z.weight", "UP D", kind=kind, in_hf=values, gguf="blk.*.attn_gate.weight"
+        ),
+        "blk.*.ssm_beta.weight": Row(f"{NET}in_proj_b.weight", "U D", kind=kind, in_hf=heads),
+        "blk.*.ssm_alpha.weight": Row(f"{NET}in_proj_a.weight", "U D", kind=kind, in_hf=heads),
+        "blk.*.ssm_conv1d.weight": Row(
+            f"{NET}conv1d.weight", "C W", kind=kind,
+            in_hf=replace(channels, outer=(C, W, 1) if is_mlx else (C, 1, W)),
+        ),
+        "blk.*.ssm_dt.bias": Row(f"{NET}dt_bias", "U", kind=kind, in_hf=heads),
+        "blk.*.ssm_a": Row(f"{NET}A_log", "U", kind=kind, in_hf=replace(heads, is_log=True)),
+        "blk.*.ssm_norm.weight": Row(f"{NET}norm.weight", "P", kind=kind),
+        "blk.*.ssm_out.weight": Row(f"{NET}out_proj.weight", "D UP", kind=kind, in_hf=out),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

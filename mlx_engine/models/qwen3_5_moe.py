@@ -14,7 +14,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import qwen3_5
-from mlx_engine.models.qwen3_5_tensors import STEMS
+from mlx_engine.models.qwen3_5 import STEMS
 from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts, with_shared_expert
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan

@@ -38,8 +38,8 @@ MUTANTS = [
            "mul(decay, load(m, at + e * apart))", "load(m, at + e * apart)"),
     Mutant("value heads read the wrong key head", DELTA, "_prepare", "head % n_keys * n", "head // n_keys * n"),
     Mutant("a convolution reads one token too few", CONVOLUTION, "_channels", "t + w - taps + 1", "t + w - taps + 2"),
-    Mutant("the gate is the query", "mlx_engine/models/qwen3_5_tensors.py", "_attention",
+    Mutant("the gate is the query", "mlx_engine/models/qwen3_5.py", "_attention",
            "_rows(range(H), 2 * E, range(E), first=E)", "_rows(range(H), 2 * E, range(E))"),
-    Mutant("value heads in the order of folders", "mlx_engine/models/qwen3_5_tensors.py", "value_heads_dealt",
+    Mutant("value heads in the order of folders", "mlx_engine/models/qwen3_5.py", "value_heads_dealt",
            "h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads", "h"),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import mlx_engine
 from mlx_engine.convert import gguf_form
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import UnsupportedConfigError, UnsupportedTypeError
-from mlx_engine.models.qwen3_5_tensors import value_heads_dealt
+from mlx_engine.models.qwen3_5 import value_heads_dealt
 from mlx_engine.weights.conversion import Conversion
 from tests.golden.convert import read_safetensors, write_safetensors
 from tests.golden.goldens import DATA
