@@ -21,8 +21,7 @@ from kernels import blocks
 from kernels.cpu.build import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.backends.cpu.host_memory import address
-from mlx_engine.backends.cpu.matrices import Block
+from mlx_engine.backends.cpu.descriptors import Block, address
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_engine.backends.mixers import DeltaNet, Mixer, ShortConv
-from mlx_engine.backends.parameters import Columns, Layer
+from mlx_engine.backends.parameters import Columns, DeltaNet, Layer, Mixer, ShortConv
 from mlx_engine.distributed.deals import Ranges
 from mlx_engine.distributed.slices import Slices
 from mlx_engine.quant.weight import Weight

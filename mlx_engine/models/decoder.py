@@ -14,8 +14,7 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.mixers import Mixer, ShortConv
-from mlx_engine.backends.parameters import Array, Columns, Layer, Linear, Norm, PerLayer, Token
+from mlx_engine.backends.parameters import Array, Columns, Layer, Linear, Mixer, Norm, PerLayer, ShortConv, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
 from mlx_engine.weights.parameters import Parameters

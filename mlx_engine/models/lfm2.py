@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.mixers import Convolution, ShortConv
-from mlx_engine.backends.parameters import Layer, LlamaLayer, Scores
+from mlx_engine.backends.parameters import Convolution, Layer, LlamaLayer, Scores, ShortConv
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, convolves, halves, n_embeddings, per_head
 from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole

@@ -15,8 +15,7 @@ from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
-from mlx_engine.backends.parameters import Layer, Rope, Scores
+from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Layer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
 from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.checkpoint.model_files import open_checkpoint

@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "a gate in another format read as that of what it gates",
-        "mlx_engine/backends/cpu/matrices.py",
+        "mlx_engine/backends/cpu/descriptors.py",
         "Block.__init__",
         "self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)",
         "self.n_inputs % layout.LANES == 0",

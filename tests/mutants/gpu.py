@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     Mutant(
         "tuning by noise",
-        "mlx_engine/backends/metal/timing.py",
+        "mlx_engine/backends/metal/tuning.py",
         "fastest",
         "medians[default] * (1 - MARGIN)",
         "medians[default]",
@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         "weights of a measurement stay in the cache",
-        "mlx_engine/backends/metal/timing.py",
+        "mlx_engine/backends/metal/tuning.py",
         "cold_sets",
         "range(-(-COLD_BYTES // nbytes) - 1)",
         "range(0)",
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     Mutant(
         "a stream of the thread that made the backend",
-        "mlx_engine/backends/mlx/stream.py",
+        "mlx_engine/backends/mlx/device.py",
         "_take",
         "mx.new_thread_unsafe_stream",
         "mx.new_stream",

@@ -66,14 +66,14 @@ MUTANTS = [
     ),
     Mutant(
         "each backend has a new stream of MLX",
-        "mlx_engine/backends/mlx/stream.py",
+        "mlx_engine/backends/mlx/device.py",
         "_take",
         "stream.device == device and process == os.getpid()",
         "False",
     ),
     Mutant(
         "the exit does not wait for daemon threads",
-        "mlx_engine/backends/mlx/stream.py",
+        "mlx_engine/backends/mlx/device.py",
         "_end_sessions",
         "used.guard.hold_for_ever(PATIENCE)",
         "False",

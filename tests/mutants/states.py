@@ -4,7 +4,7 @@ from tests.mutants.plant import Mutant
 
 STATES, RADIX, PREFIX = "mlx_engine/cache/states.py", "mlx_engine/cache/radix.py", "mlx_engine/cache/prefix.py"
 SIMD, DELTA, CONVOLUTION = (
-    "mlx_engine/backends/numpy/simd_states.py",
+    "mlx_engine/backends/numpy/simd.py",
     "kernels/cpu/states/delta_rule.py",
     "kernels/cpu/states/convolution.py",
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.sizes import sizes
 from mlx_engine.bench.work import pass_work

@@ -10,13 +10,27 @@ import numpy as np
 
 from kernels.cpu.build import layout
 from mlx_engine.backends.cpu.buffers import Buffer, Place
-from mlx_engine.backends.cpu.experts import ExpertBlock
-from mlx_engine.backends.cpu.host_memory import address
-from mlx_engine.backends.cpu.kernel_limits import convolution_fits, rule_fits
-from mlx_engine.backends.cpu.matrices import Block, norm_words, sinks_address
+from mlx_engine.backends.cpu.descriptors import (
+    Block,
+    ExpertBlock,
+    address,
+    convolution_fits,
+    norm_words,
+    rule_fits,
+    sinks_address,
+)
 from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.mixers import Convolution, DeltaNet
-from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Norm, RMSNorm, Rope, Scores
+from mlx_engine.backends.parameters import (
+    Activation,
+    Convolution,
+    DeltaNet,
+    HeadNorms,
+    Linear,
+    Norm,
+    RMSNorm,
+    Rope,
+    Scores,
+)
 from mlx_engine.backends.recording import BatchValue, CannotCompileError, Value
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.cpu.build import layout
 from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
-from mlx_engine.backends.cpu.host_memory import address
+from mlx_engine.backends.cpu.descriptors import address
 from mlx_engine.backends.cpu.lowering import Lowered
 from mlx_engine.backends.parameters import Array, Native
 from mlx_engine.backends.program import Program
