@@ -358,11 +358,15 @@ class Backend(Primitives):
         """Return logits (R, V) of the hidden states (R, D)."""
         return self.linear(self.norm(x, norm), head)
 
-    def compile(self, layers: Layers) -> Program:
+    def compile(self, layers: Layers, width: int) -> Program:
         """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
 
         Called when a model has been built. This implementation runs the definition operation by operation; a backend
-        may record the definition and compile a faster program that computes the same.
+        may run the definition once on an object that emits the steps of a faster program, which computes the same.
+
+        Args:
+            layers: the definition.
+            width: of its input: D, plus the widths of the layers' own inputs.
         """
         return OpByOp(self, layers)
 

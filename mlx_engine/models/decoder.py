@@ -236,7 +236,13 @@ class Decoder:
 
     @backend.setter
     def backend(self, backend: Backend) -> None:
-        self._backend, self.program = backend, backend.compile(self.definition)
+        self._backend, self.program = backend, backend.compile(self.definition, self.width)
+
+    @property
+    def width(self) -> int:
+        """The width of the input of the first layer: D, plus the widths of the layers' own inputs."""
+        own = self.layers[-1].per_layer
+        return int(self.config.hidden_size) + (0 if own is None else own.columns[1])
 
     @property
     def definition(self) -> Layers:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kernels.cpu.build import layout
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.lowering import LOWERED, Lowering
 from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.parameters import Linear, RMSNorm
 from mlx_engine.backends.program import OpByOp, Program
@@ -67,7 +69,7 @@ def run(engine: Engine, passes: Passes, *, compiled: bool) -> tuple[np.ndarray, 
     """Logits of all passes, and what lies in the stores; `compiled` or operation by operation."""
     model = copy.copy(engine.model)
     if not compiled:
-        model.program = Backend.compile(engine.backend, model.definition)
+        model.program = Backend.compile(engine.backend, model.definition, model.width)
     n_sequences = max(map(len, passes))
     ends, rows = [100 * i for i in range(n_sequences)], []
     pool = model.new_pool(sum(n for new in passes for n, _ in new), n_sequences=n_sequences, page=PAGE)
@@ -212,7 +214,7 @@ def test_arrays_from_elsewhere_are_run_operation_by_operation():
         return be.project_add(zeros, linear, be.norm_project(x, norm, (linear,))[0])
 
     for definition in (constant_residual, constant_input):
-        assert isinstance(be.compile(definition), OpByOp)
+        assert isinstance(be.compile(definition, 64), OpByOp)
 
 
 def test_keys_and_values_of_another_model_are_refused():
@@ -390,8 +392,35 @@ def test_what_is_not_the_batchs_is_run_operation_by_operation(what: str):
     def compiled(layer: Callable[..., Any]) -> Program:
         settings = {"w": model.layers[0], "head_dim": model.config.head_dim}
         return model.backend.compile(
-            lambda be, x, batch, *, want: layer(be, x=x, batch=batch, want=want, **settings)[0]
+            lambda be, x, batch, *, want: layer(be, x=x, batch=batch, want=want, **settings)[0], model.width
         )
 
     assert isinstance(compiled(partial(attended, i=0)), CompiledProgram)
     assert isinstance(compiled(TOLD_OTHERWISE[what]), OpByOp)
+
+
+def test_an_operation_without_a_step_is_the_reason_that_is_logged(caplog: pytest.LogCaptureFixture):
+    be = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").backend
+    with caplog.at_level("INFO", "mlx_engine"):
+        program = be.compile(lambda be, x, batch, *, want: be.silu(x), 64)
+    assert (type(program), program.reason) == (OpByOp, "the operation silu")
+    assert [(r.message, vars(r)["fields"]["reason"]) for r in caplog.records] == [("op_by_op", "the operation silu")]
+
+
+@pytest.mark.parametrize("branch", [bool, lambda x: x == x, lambda x: x + x, lambda x: x.shape])
+def test_a_definition_that_reads_a_value_runs_operation_by_operation(branch: Callable[[Any], object]):
+    be = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").backend
+
+    def definition(be: Any, x: Any, batch: Any, *, want: Wanted) -> Any:
+        branch(x)
+        return be.scale(x, 2.0)
+
+    assert str(be.compile(definition, 64).reason).startswith("a definition that needs arrays")
+    branch = id
+    assert isinstance(be.compile(definition, 64), CompiledProgram)
+
+
+@pytest.mark.parametrize("op", LOWERED)
+def test_a_step_has_the_arguments_of_the_operation(op: str):
+    theirs, ours = (list(signature(getattr(kind, op)).parameters.values()) for kind in (Backend, Lowering))
+    assert [(of.name, of.default, of.kind) for of in ours] == [(of.name, of.default, of.kind) for of in theirs]

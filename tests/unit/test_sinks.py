@@ -64,7 +64,7 @@ def test_a_compiled_program_has_the_bits_of_single_operations(softcap: float | N
     model = with_sinks("parallel", softcap)
     assert isinstance(model.program, CompiledProgram)
     found = logits(model)
-    model.program = Backend.compile(model.backend, model.definition)
+    model.program = Backend.compile(model.backend, model.definition, model.width)
     np.testing.assert_array_equal(logits(model), found)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from logging import INFO
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -34,8 +35,7 @@ from mlx_engine.backends.cpu.descriptors import (
     write_norm,
 )
 from mlx_engine.backends.cpu.kernels import load_formats
-from mlx_engine.backends.cpu.lowering import LOWERED, lower
-from mlx_engine.backends.cpu.lowering_steps import Builders
+from mlx_engine.backends.cpu.lowering import LOWERED, Builders, CannotCompileError, lower
 from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_words
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.numpy.simd import SimdBackend, rope_table
@@ -52,9 +52,9 @@ from mlx_engine.backends.parameters import (
     Rope,
     Scores,
 )
-from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
-from mlx_engine.backends.recording import CannotCompileError, Recording, record
+from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.machine.mapped_pages import read_ahead
+from mlx_engine.observe.log import event
 from mlx_engine.quant.mxfp4 import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
@@ -353,31 +353,30 @@ class CompiledBackend(SimdBackend):
         self.library.soft_cap(address(x), x.size, cap, address(out))
         return out
 
-    def compile(self, layers: Layers) -> Program:
-        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation.
+    def compile(self, layers: Layers, width: int) -> Program:
+        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation; the log says which.
 
         A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
         """
-        try:
-            recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
-        except CannotCompileError:
-            return OpByOp(self, layers)
         builders = Builders(
             self._block_of, self._head_block, heads_fit, self._experts_of, self.convolution_words, self.rule_words
         )
         try:
-            if self._overrides():
-                raise CannotCompileError("an operation that a subclass overrides")
-            lowered = {want: lower(recording, builders) for want, recording in recordings.items()}
-            return CompiledProgram(self, lowered)
-        except CannotCompileError:
-            return OpByOp(self, layers, _fused(recordings["every"]))
+            self._check_overrides()
+            return CompiledProgram(self, {want: lower(layers, width, want, builders) for want in get_args(Wanted)})
+        except CannotCompileError as error:
+            event(INFO, "op_by_op", backend=self.name, reason=str(error))
+            return OpByOp(self, layers, str(error))
 
-    def _overrides(self) -> bool:
-        """Return whether this backend overrides an operation that has a compiled step."""
-        names = (*LOWERED, "kv_write", "kv_append")
-        kind = type(self)
-        return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
+    def _check_overrides(self) -> None:
+        """Check that no operation that has a compiled step is overridden.
+
+        Raises:
+            CannotCompileError: this backend overrides an operation.
+        """
+        for name in (*LOWERED, "kv_write", "kv_append"):
+            if name in vars(self) or getattr(type(self), name) is not getattr(CompiledBackend, name):
+                raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def _experts_of(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
         """Return the kernel parameters of a mixture, with what is added to its sum or without; made once and kept."""
@@ -475,12 +474,3 @@ class CompiledBackend(SimdBackend):
 def _is_multiplied_as_stored(weight: Weight) -> bool:
     """Return whether the kernels have this type; F32 is copied, because the file may not align it."""
     return is_format(weight.type.name.lower())
-
-
-def _fused(recording: Recording) -> Fused:
-    """Return how many products the blocks fuse when the layers run operation by operation."""
-    of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
-    return Fused(
-        gate_up=sum(norm_fits(args[1]) for args in of if isinstance(args[2], Linear)),
-        qkv=sum(norm_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
-    )

@@ -24,7 +24,6 @@ class CompiledProgram(Program):
     """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step."""
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
-        self.fused = variants["every"].fused
         self._variants = {want: _Steps(backend, lowered) for want, lowered in variants.items()}
 
     def run(self, x: Native, batch: Batch) -> Native:
