@@ -12,7 +12,8 @@ from mlx_engine.backends.taps import tapped
 from mlx_engine.distributed.agreement import gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message
-from mlx_engine.models.decoder import COUNTED, Decoder
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import COUNTED
 from mlx_engine.weights.model import FirstFault
 
 # What a pass says that is part of a search, and the message after the last of them.

@@ -20,10 +20,11 @@ from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3
-from mlx_engine.models.gemma3 import AttentionScale, Layer, LocalLayers, ScaledEmbeddings, Sizes, scale_factor
+from mlx_engine.models.gemma3 import AttentionScale, LocalLayers, ScaledEmbeddings, Sizes, scale_factor
+from mlx_engine.models.layer import Attention, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import parts, tensors
+from mlx_engine.weights.table import tensors
 
 ARCHITECTURES = ("gemma2",)
 GGUF_ARCHITECTURE = "gemma2"
@@ -110,8 +111,8 @@ class Model(ScaledEmbeddings):
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
         scores = Scores(config.attention_scale, config.score_softcap)
         layers = [
-            Layer(**parts(parameters, i, eps), rope=rope, window=window, scores=scores)
-            for i, window in enumerate(config.windows)
+            gemma3.layer(t, Attention.read(t, config, rope, scores, window))
+            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
         ]
         output_norm = parameters.rms_norm("output_norm", eps)
         super().__init__(

@@ -15,7 +15,7 @@ from math import isclose
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Scores, Token
+from mlx_engine.backends.parameters import Array, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, halves, n_embeddings, one_per_head
 from mlx_engine.config.declared import CLOSE, Declared, Expected, Naming, declared, number, whole
@@ -24,9 +24,10 @@ from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, Mixer
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import EMBEDDINGS, Row, padded, parts, stem_of, tensors
+from mlx_engine.weights.table import EMBEDDINGS, Row, padded, stem_of, tensors
 
 ARCHITECTURES = ("gemma3", "gemma3_text")
 GGUF_ARCHITECTURE = "gemma3"
@@ -193,13 +194,12 @@ TENSORS = {
 QUERY_NORM = "blk.*.attn_q_norm.weight"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layer(LlamaLayer):
-    """A layer with norms after attention and FFN, and GELU in the gate."""
-
-    post_attention_norm: RMSNorm
-    post_ffw_norm: RMSNorm
-    activation: Activation = "gelu"
+def layer(t: LayerTensors, mix: Mixer) -> Layer:
+    """Return a layer with norms after attention and FFN, and GELU in the gate."""
+    return Layer(
+        norm=t.norm("attn_norm"), mix=mix, out=t.linear("attn_output"), post=t.norm("post_attention_norm"),
+        ffn=Gated.read(t, "gelu"),
+    )  # fmt: skip
 
 
 class ScaledEmbeddings(Decoder):
@@ -218,15 +218,10 @@ class Model(ScaledEmbeddings):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
-        scores = Scores(config.attention_scale)
+        scores, tensors = Scores(config.attention_scale), LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            Layer(
-                **parts(parameters, i, config.norm_eps),
-                rope=everywhere if window is None else nearby,
-                window=window,
-                scores=scores,
-            )
-            for i, window in enumerate(config.windows)
+            layer(t, Attention.read(t, config, everywhere if window is None else nearby, scores, window))
+            for t, window in zip(tensors, config.windows, strict=True)
         ]
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)

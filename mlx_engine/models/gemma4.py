@@ -21,8 +21,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Experts, Routing
-from mlx_engine.backends.parameters import Array, PerLayer, Rope, Scores, Token
+from mlx_engine.backends.experts import Routing
+from mlx_engine.backends.parameters import Array, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, halves, n_embeddings
 from mlx_engine.config.declared import Declared, Expected, Key, Naming, declared, number, whole
@@ -31,12 +31,22 @@ from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import LAYER_KINDS, rotation
 from mlx_engine.config.settings import MOST_LAYERS, Settings
 from mlx_engine.models import gemma3, llama
-from mlx_engine.models.gemma3 import Layer, LocalLayers, ScaledEmbeddings
+from mlx_engine.models.gemma3 import LocalLayers, ScaledEmbeddings
+from mlx_engine.models.layer import (
+    Attention,
+    Gated,
+    GatedAndMixture,
+    Layer,
+    LayerTensors,
+    Mixture,
+    PerLayer,
+    SharedAttention,
+)
 from mlx_engine.weights.divisors import FREQUENCIES
 from mlx_engine.weights.experts import Names, experts, most_experts, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.table import Row, Table, layer_tensors, padded, parts, stem_of, tensors
+from mlx_engine.weights.table import Row, Table, layer_tensors, padded, stem_of, tensors
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
 GGUF_ARCHITECTURE = "gemma4"
@@ -329,7 +339,8 @@ class Model(ScaledEmbeddings):
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.of_layer(config.n_layers - 1), config.local_rope.for_heads(config.head_dim)
         ropes = llama.rope_of(parameters, cast(Any, everywhere)), nearby
-        layers = [_layer(config, parameters, i, ropes[is_local]) for i, is_local in enumerate(config.is_local)]
+        tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
+        layers = [_layer(config, t, ropes[is_local]) for t, is_local in zip(tensors, config.is_local, strict=True)]
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         if config.per_layer_size:
             self.input_table = parameters.table("per_layer_token_embd")
@@ -353,36 +364,42 @@ class Model(ScaledEmbeddings):
         return be.concat(x, be.scale(be.add(normed, looked_up), 2**-0.5))
 
 
-def _layer(config: Config, p: Parameters, i: int, rope: Rope) -> Layer:
-    of, eps, shares = config.of_layer(i), config.norm_eps, config.shares(i)
-    per_layer = None
-    if config.per_layer_size:
-        gate, projection = p.linear(f"blk.{i}.inp_gate"), p.linear(f"blk.{i}.proj")
-        norm = p.rms_norm(f"blk.{i}.post_norm", eps)
-        columns = i * config.per_layer_size, (i + 1) * config.per_layer_size
-        per_layer = PerLayer(config.hidden_size, columns, gate, projection, norm)
-    return Layer(
-        **parts(p, i, eps),
-        experts=_mixture(config, p, i) if config.n_experts else None,
-        rope=rope,
-        window=config.windows[i],
-        scores=Scores(1.0),
-        head_dim=of.head_dim,
-        n_kv_heads=of.n_kv_heads,
-        attn_v_norm=None if shares is not None else p.plain_norm(f"blk.{i}.attn_v_norm", of.head_dim, eps),
-        shares=shares,
-        per_layer=per_layer,
-        output_scale=float(p.values(f"blk.{i}.layer_output_scale").item()),
-    )
+def _layer(config: Config, t: LayerTensors, rope: Rope) -> Layer:
+    layer = gemma3.layer(t, _attention(config, t, rope))
+    if config.n_experts and isinstance(layer.ffn, Gated):
+        layer = replace(layer, ffn=_with_experts(config, t, layer.ffn))
+    scale = float(t.p.values(f"blk.{t.i}.layer_output_scale").item())
+    return replace(layer, input=_input(config, t) if config.per_layer_size else None, scale=scale)
 
 
-def _mixture(config: Config, p: Parameters, i: int) -> Experts:
-    routing = Routing(config.n_experts_used, normalize=True, scales=p.vector(f"blk.{i}.ffn_down_exps_scale"))
-    return replace(
-        experts(p, i, config.n_experts, routing, "gelu"),
-        router_norm=p.rms_norm(f"blk.{i}.ffn_gate_inp_norm", config.norm_eps, config.hidden_size**-0.5),
-        post_norm=p.rms_norm(f"blk.{i}.post_ffw_norm_2", config.norm_eps),
+def _attention(config: Config, t: LayerTensors, rope: Rope) -> Attention | SharedAttention:
+    of, shared, scores = config.of_layer(t.i), config.shares(t.i), Scores(1.0)
+    if shared is None:
+        v_norm = t.p.plain_norm(f"blk.{t.i}.attn_v_norm", of.head_dim, t.eps)
+        return replace(Attention.read(t, of, rope, scores, config.windows[t.i]), v_norm=v_norm)
+    return SharedAttention(
+        q=t.linear("attn_q"), norm=t.rms_norm("attn_q_norm"), rope=rope, scores=scores, head_dim=of.head_dim,
+        layer=shared,
+    )  # fmt: skip
+
+
+def _input(config: Config, t: LayerTensors) -> PerLayer:
+    columns = t.i * config.per_layer_size, (t.i + 1) * config.per_layer_size
+    gate, projection = t.linear("inp_gate"), t.linear("proj")
+    return PerLayer(config.hidden_size, columns, gate, projection, t.rms_norm("post_norm"))
+
+
+def _with_experts(config: Config, t: LayerTensors, gated: Gated) -> GatedAndMixture:
+    routing = Routing(config.n_experts_used, normalize=True, scales=t.p.vector(f"blk.{t.i}.ffn_down_exps_scale"))
+    mixture = replace(
+        experts(t.p, t.i, config.n_experts, routing, "gelu"),
+        router_norm=t.rms_norm("ffn_gate_inp_norm", config.hidden_size**-0.5),
+        post_norm=t.rms_norm("post_ffw_norm_2"),
     )
+    return GatedAndMixture(
+        gated=replace(gated, post=None), gated_post=t.norm("post_ffw_norm_1"),
+        mixture=Mixture(t.norm("pre_ffw_norm_2"), mixture), post=t.norm("post_ffw_norm"),
+    )  # fmt: skip
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertLayer, Scores
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, Key, Naming, declared, number, whole
 from mlx_engine.config.rotation import Rotation
@@ -22,10 +22,11 @@ from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen2
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixture
 from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan, parts
+from mlx_engine.weights.table import Row, decoder_plan
 
 ARCHITECTURES = ("gpt_oss", "gpt-oss")
 GGUF_ARCHITECTURE = "gpt-oss"
@@ -107,15 +108,19 @@ class Model(Decoder):
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
         routing = Routing(config.n_experts_used, normalize=True)
         layers = [
-            ExpertLayer(
-                **parts(parameters, i, eps), rope=rope, window=window,
-                scores=Scores(config.head_dim**-0.5, sinks=parameters.vector(f"blk.{i}.attn_sinks")),
-                experts=experts(parameters, i, config.n_experts, routing, "clamped_swiglu"),
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, _scores(config, t), window),
+                out=t.linear("attn_output"),
+                ffn=Mixture(t.norm("ffn_norm"), experts(parameters, t.i, config.n_experts, routing, "clamped_swiglu")),
             )
-            for i, window in enumerate(config.windows)
+            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
         ]  # fmt: skip
         output_norm = parameters.rms_norm("output_norm", eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+
+def _scores(config: Config, t: LayerTensors) -> Scores:
+    return Scores(config.head_dim**-0.5, sinks=t.p.vector(f"blk.{t.i}.attn_sinks"))
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

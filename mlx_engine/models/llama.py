@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Rope, Scores
+from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
 from mlx_engine.config.declared import Declared, Expected, number, whole
@@ -19,11 +19,12 @@ from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import EVERY_RULE, rotation
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
 from mlx_engine.weights.divisors import FREQUENCIES
 from mlx_engine.weights.longrope import with_divisors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.table import Row, Table, decoder_plan, parts
+from mlx_engine.weights.table import Row, Table, decoder_plan
 
 ARCHITECTURES = ("llama",)
 GGUF_ARCHITECTURE = "llama"
@@ -89,12 +90,15 @@ class Model(Decoder):
     """A Llama model."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps, scores = rope_of(parameters, config), config.norm_eps, Scores(config.head_dim**-0.5)
+        rope, tensors = rope_of(parameters, config), LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            LlamaLayer(**parts(parameters, i, eps), rope=rope, window=window, scores=scores)
-            for i, window in enumerate(config.windows)
-        ]
-        output_norm = parameters.rms_norm("output_norm", eps)
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, window=window),
+                out=t.linear("attn_output"), ffn=Gated.read(t),
+            )
+            for t, window in zip(tensors, config.windows, strict=True)
+        ]  # fmt: skip
+        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 

@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.parameters import ExpertLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole, whole_or_none
 from mlx_engine.models import llama, mistral
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixture
 from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import parts
 
 ARCHITECTURES = ("mixtral",)
 GGUF_ARCHITECTURE = "llama"
@@ -54,14 +53,15 @@ class Model(Decoder):
     """
 
     def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
-        rope, scores, eps = config.rope.for_heads(config.head_dim), Scores(config.head_dim**-0.5), config.norm_eps
+        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
         routing = Routing(config.n_experts_used, config.normalize)
         layers = [
-            ExpertLayer(
-                **parts(parameters, i, eps), rope=rope, window=window, scores=scores,
-                experts=experts(parameters, i, config.n_experts, routing),
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, window=window),
+                out=t.linear("attn_output"),
+                ffn=Mixture(t.norm("ffn_norm"), experts(parameters, t.i, config.n_experts, routing)),
             )
-            for i, window in enumerate(config.windows)
+            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
         ]  # fmt: skip
         output_norm = parameters.rms_norm("output_norm", eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)

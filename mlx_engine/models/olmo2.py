@@ -9,11 +9,11 @@ attention; the others, the global layers, have YaRN where the config asks. GGUF 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Scores
+from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import each_layer
 from mlx_engine.config.declared import Expected, Key, Naming, declared
@@ -22,9 +22,10 @@ from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, RowNorms
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan, parts
+from mlx_engine.weights.table import Row, decoder_plan
 
 ARCHITECTURES = ("olmo2", "olmo3")
 GGUF_ARCHITECTURE = "olmo2"
@@ -103,16 +104,21 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
-        scores = Scores(config.head_dim**-0.5)
+        tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            LlamaLayer(
-                **parts(parameters, i, config.norm_eps), norms_rows=True, window=window, scores=scores,
-                rope=everywhere if window is None else nearby,
+            Layer(
+                mix=_attention(t, config, everywhere if window is None else nearby, window),
+                out=t.linear("attn_output"), post=t.norm("post_attention_norm"), ffn=Gated.read(t),
             )
-            for i, window in enumerate(config.windows)
+            for t, window in zip(tensors, config.windows, strict=True)
         ]  # fmt: skip
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+
+def _attention(t: LayerTensors, config: Config, rope: Rope, window: int | None) -> Attention:
+    norms = RowNorms(t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm"))
+    return replace(Attention.read(t, config, rope, window=window), norms=norms)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -14,18 +14,18 @@ from functools import cached_property
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Layer, Rope, Scores
+from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
 from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import Stored
-from mlx_engine.weights.table import Head, Row, Table, parts, stem_of, tensors
+from mlx_engine.weights.table import Head, Row, Table, stem_of, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
@@ -314,39 +314,35 @@ class Model(Decoder):
     """A Qwen3.5 model: gated delta nets, and layers with gated attention."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            _delta_layer(config, parameters, i, self.mixture(config, parameters, i))
+            Layer(norm=t.norm("attn_norm"), mix=_delta_net(config, t), out=t.linear("ssm_out"), ffn=self.ffn(config, t))
             if kind == DELTA
-            else _attention_layer(config, parameters, i, self.mixture(config, parameters, i))
-            for i, kind in enumerate(config.kinds)
-        ]
+            else Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, config.rope), out=t.linear("attn_output"),
+                ffn=self.ffn(config, t),
+            )
+            for t, kind in zip(tensors, config.kinds, strict=True)
+        ]  # fmt: skip
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
     @staticmethod
-    def mixture(config: Any, p: Parameters, i: int) -> Experts | None:
-        """Return the experts of layer i; None if its FFN is dense."""
-        return None
+    def ffn(config: Any, t: LayerTensors) -> FeedForward:
+        """Return the feed-forward network of a layer."""
+        return Gated.read(t)
 
 
-def _attention_layer(cfg: Config, p: Parameters, i: int, mixture: Experts | None) -> Layer:
-    made, scores = parts(p, i, cfg.norm_eps), Scores(cfg.head_dim**-0.5)
-    return Layer(**made, rope=cfg.rope, scores=scores, experts=mixture, activation="silu")
-
-
-def _delta_layer(cfg: Config, p: Parameters, i: int, mixture: Experts | None) -> Layer:
-    made, name = parts(p, i, cfg.norm_eps), f"blk.{i}"
-    qkv, gate, beta, step = (p.linear(f"{name}.{part}") for part in PROJECTIONS)
+def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
+    qkv, gate, beta, step = (t.linear(part) for part in PROJECTIONS)
+    p, name = t.p, f"blk.{t.i}"
     conv = Convolution(f"{name}.ssm_conv1d", p.array(f"{name}.ssm_conv1d.weight", transposed=True))
     rule = DeltaRule(
         f"{name}.ssm", p.array(f"{name}.ssm_a"), p.array(f"{name}.ssm_dt.bias"), cfg.n_key_heads, cfg.key_dim,
         cfg.n_value_heads, cfg.value_dim,
     )  # fmt: skip
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.key_dim, cfg.value_dim))
-    norm = p.rms_norm(f"{name}.ssm_norm", cfg.norm_eps)
-    mixer = DeltaNet((qkv, gate, beta, step), conv, rule, norm, state)
-    output = p.linear(f"{name}.ssm_out")
-    return Layer(**made, mixer=mixer, attn_output=output, experts=mixture, activation="silu")
+    return DeltaNet((qkv, gate, beta, step), conv, rule, t.rms_norm("ssm_norm"), state)
 
 
 def _check_rows(s: Settings, cfg: Config) -> None:

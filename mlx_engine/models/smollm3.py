@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Layer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import each_layer
 from mlx_engine.config.declared import Expected, Naming, declared
@@ -19,9 +18,9 @@ from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import parts
 
 ARCHITECTURES = ("smollm3",)
 GGUF_ARCHITECTURE = "smollm3"
@@ -74,11 +73,13 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
-        scores = Scores(config.head_dim**-0.5)
         layers = [
-            Layer(**parts(parameters, i, eps), rope=rope if has_rope else None, scores=scores, activation="silu")
-            for i, has_rope in enumerate(config.has_rope)
-        ]
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope if has_rope else None),
+                out=t.linear("attn_output"), ffn=Gated.read(t),
+            )
+            for t, has_rope in zip(LayerTensors.of(parameters, config.n_layers, eps), config.has_rope, strict=True)
+        ]  # fmt: skip
         output_norm = parameters.rms_norm("output_norm", eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 

@@ -22,13 +22,13 @@ from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.cpu.lowering import LOWERED, Lowering
 from mlx_engine.backends.cpu.program import CompiledProgram
-from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.program import OpByOp, Program
 from mlx_engine.cache import KVPool, KVSequence, New
 from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
 from mlx_engine.models import decoder
-from mlx_engine.models.decoder import decoder_layer
+from mlx_engine.models.layer import RowNorms, decoder_layer
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from tests.contract.check import BACKENDS, load
@@ -179,7 +179,7 @@ def logits(model: Any) -> np.ndarray:
 
 def tripled(w: Any) -> Any:
     """Return a layer with three times the scale of the scores."""
-    return replace(w, scores=replace(w.scores, scale=3 * w.scores.scale))
+    return replace(w, mix=replace(w.mix, scores=replace(w.mix.scores, scale=3 * w.mix.scores.scale)))
 
 
 def scaled(model: Any) -> None:
@@ -187,16 +187,16 @@ def scaled(model: Any) -> None:
 
 
 def renormed(model: Any) -> None:
-    norm = replace(model.layers[0].attn_norm, weight=3 * model.layers[0].attn_norm.weight)
-    model.layers = [replace(model.layers[0], attn_norm=norm), *model.layers[1:]]
+    norm = replace(model.layers[0].norm, weight=3 * model.layers[0].norm.weight)
+    model.layers = [replace(model.layers[0], norm=norm), *model.layers[1:]]
 
 
 def test_what_the_kernels_lack_is_run_operation_by_operation():
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
     last = model.layers[-1]
-    wide = replace(last.ffn_norm, weight=np.ones(layout.SCRATCH_BYTES, np.float32))
+    wide = replace(last.ffn.norm, weight=np.ones(layout.SCRATCH_BYTES, np.float32))
     other = copy.copy(model)
-    other.layers = [*model.layers[:-1], replace(last, ffn_norm=wide)]
+    other.layers = [*model.layers[:-1], replace(last, ffn=replace(last.ffn, norm=wide))]
     other.backend = model.backend
     assert isinstance(other.program, OpByOp)
     assert isinstance(model.program, CompiledProgram)
@@ -241,37 +241,61 @@ def test_an_operation_that_a_subclass_overrides_is_called():
         forward(model, New(IDS[:3], model.new_kv(4)))
 
 
-def test_head_norms_come_in_pairs_and_with_a_rotation():
-    layer = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model.layers[0]
-    for change in ({"rope": None}, {"attn_q_norm": None}, {"attn_k_norm": None}):
-        with pytest.raises(ValueError, match=r"blk\.0\.attn_output: expected norms"):
-            replace(layer, **change)
+def changed_attention(**parts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of a model whose layers have other parts of attention, compiled and operation by operation."""
+    model = mlx_engine.load(DATA / "qwen3-micro" / "model-f32.gguf", "simd").model
+    model.layers = [
+        replace(w, mix=replace(w.mix, **{k: make(w.mix) for k, make in parts.items()})) for w in model.layers
+    ]
+    model.backend = model.backend
+    assert isinstance(model.program, CompiledProgram)
+    compiled = logits(model)
+    model.program = OpByOp(model.backend, model.definition)
+    return compiled, logits(model)
+
+
+def test_parts_of_attention_can_be_combined():
+    """Head norms without a rotation, and norms of rows together with a norm of the input and a gate."""
+    alone, composed = changed_attention(rope=lambda w: None)
+    np.testing.assert_array_equal(alone, composed)
+    np.testing.assert_array_equal(alone, changed_attention(rope=lambda w: Rope.none(w.head_dim))[0])
+    assert np.abs(alone - changed_attention(rope=lambda w: None, norms=lambda w: None)[0]).max() > 1e-3
+
+    def ones(linear: Linear) -> RMSNorm:
+        return RMSNorm(linear.name, np.ones(linear.weight.shape[0], np.float32), 1e-6)
+
+    def norms(w: Any) -> RowNorms:
+        return RowNorms(ones(w.q), ones(w.k))
+
+    found, composed = changed_attention(norms=norms, gate=lambda w: w.q)
+    np.testing.assert_array_equal(found, composed)
+    assert np.abs(found - changed_attention(norms=norms)[0]).max() > 1e-3
 
 
 # ---- edits of the definition ----
 
 
 def attended(
-    be: Any, w: Any, i: int, x: Any, batch: Any, *, head_dim: int, want: Wanted, positions: Any = None,
+    be: Any, w: Any, i: int, x: Any, batch: Any, *, want: Wanted, positions: Any = None,
     rows: Any = None, counts: Any = None, **_: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return x with what attention adds to it, and x itself; positions, rows and counts are the batch's if not given.
 
     Where no logits are wanted, what is returned has no meaning.
     """
-    q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-    q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, positions or batch.positions)
+    q, k, v = be.norm_project(x, w.norm, (w.mix.q, w.mix.k, w.mix.v))
+    q, k, v = be.head_norm_rope(q, k, v, w.mix.head_dim, w.mix.norms, w.mix.rope, positions or batch.positions)
     kv, n_queries = be.kv_append(batch, i, k, v), batch.lengths
     if want == "none":
         return x, x
     if want == "some":
         rows = rows or batch.rows
         q, x, n_queries = be.take(q, rows), be.take(x, rows), counts or batch.wanted
-    return be.project_add(be.merge(be.attention(q, kv, n_queries, w.scores)), w.attn_output, x), x
+    return be.project_add(be.merge(be.attention(q, kv, n_queries, w.mix.scores)), w.out, x), x
 
 
 def fed_forward(be: Any, w: Any, x: Any, residual: Any) -> Any:
-    return be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation), w.ffn_down, residual)
+    return be.project_add(be.norm_gate_up(x, w.ffn.norm, w.ffn.gate, w.ffn.up, w.ffn.activation), w.ffn.down, residual)
 
 
 def feed_forward_first(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
@@ -310,7 +334,7 @@ def depends_on_length(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: A
 def array_of_its_own(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """The feed-forward network adds nothing to what it reads, but to zeros."""
     x = decoder_layer(be, w, i, x, batch, **settings)
-    return be.add(x, be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "gelu"), w.ffn_down, x))
+    return be.add(x, be.project_add(be.norm_gate_up(x, w.ffn.norm, w.ffn.gate, w.ffn.up, "gelu"), w.ffn.down, x))
 
 
 def first_row(be: Any, w: Any, i: int, x: Any, batch: Any, *, want: Wanted, **settings: Any) -> Any:
@@ -390,7 +414,7 @@ def test_what_is_not_the_batchs_is_run_operation_by_operation(what: str):
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
 
     def compiled(layer: Callable[..., Any]) -> Program:
-        settings = {"w": model.layers[0], "head_dim": model.config.head_dim}
+        settings = {"w": model.layers[0]}
         return model.backend.compile(
             lambda be, x, batch, *, want: layer(be, x=x, batch=batch, want=want, **settings)[0], model.width
         )

@@ -35,7 +35,8 @@ def with_sinks(backend: str, softcap: float | None = 3.0) -> Any:
         sinks = rng.standard_normal(model.config.n_heads).astype(np.float32) + 1
         with be.session():
             prepared = be.prepare(Weight.pack(f"blk.{i}.attn_sinks.weight", sinks, BY_NAME["F32"]))
-        changed.append(replace(w, scores=replace(w.scores, softcap=softcap, sinks=prepared)))
+        scores = replace(w.mix.scores, softcap=softcap, sinks=prepared)
+        changed.append(replace(w, mix=replace(w.mix, scores=scores)))
     model.layers = changed
     model.backend = be  # compiles the layers again
     return model
