@@ -16,11 +16,12 @@ from mlx_engine.backends.parameters import Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import n_embeddings
 from mlx_engine.config.declared import Expected, Naming, declared, whole
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3
-from mlx_engine.models.gemma3 import AttentionScale, LocalLayers, ScaledEmbeddings, Sizes, scale_factor
+from mlx_engine.models.gemma3 import AttentionScale, ScaledEmbeddings, Sizes, scale_factor
 from mlx_engine.models.layer import Attention, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
@@ -74,7 +75,7 @@ class Config(Sizes):
     score_softcap: float | None = declared(SoftCap("attn_logit_softcapping", 50.0))
     logit_softcap: float | None = declared(SoftCap("final_logit_softcapping", 30.0))
     window: int = whole(("attention.sliding_window", 4096), ("sliding_window", 4096))
-    is_local: tuple[bool, ...] = declared(LocalLayers(PATTERN))
+    is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=gemma3.PATTERN_KEYS)
 
     expected = Expected(
         gguf={"attention.causal": True},

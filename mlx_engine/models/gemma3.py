@@ -20,6 +20,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, halves, n_embeddings, one_per_head
 from mlx_engine.config.declared import CLOSE, Declared, Expected, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
@@ -34,6 +35,7 @@ GGUF_ARCHITECTURE = "gemma3"
 
 # Every sixth layer is global, unless the file says otherwise.
 PATTERN = 6
+PATTERN_KEYS: dict[Naming, str] = {"gguf": "attention.sliding_window_pattern", "hf": "sliding_window_pattern"}
 # Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF files omit it.
 LAYERS_OF_27B = 62
 # Keys beside `text_config` in config.json that do not change the text model.
@@ -49,40 +51,6 @@ AROUND_TEXT = {
 }
 # Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
-
-
-@dataclass(frozen=True)
-class LocalLayers:
-    """The setting of which layers are local: all but every n-th, or config.json's `layer_types`.
-
-    Attributes:
-        pattern: n, unless the file says otherwise.
-    """
-
-    pattern: int
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it is local."""
-        prefix = "attention." if naming == "gguf" else ""
-        pattern = s.whole(f"{prefix}sliding_window_pattern", self.pattern)
-        named = None
-        if naming == "hf":
-            named = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
-        if named is not None:
-            return tuple(name == "sliding_attention" for name in named)
-        return tuple((i + 1) % pattern != 0 for i in range(known.n_layers))
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the key for n, if n is not the default. llama.cpp supports no other order of layers."""
-        first_global = value.index(False) + 1 if False in value else len(value) + 1
-        is_usual = first_global == self.pattern or len(value) < min(first_global, self.pattern)
-        return {} if is_usual else {"attention.sliding_window_pattern": first_global}
-
-    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the name of each layer's kind, and n, which older files have."""
-        first_global = value.index(False) + 1 if False in value else len(value) + 1
-        kinds = ["sliding_attention" if is_local else "full_attention" for is_local in value]
-        return {"layer_types": kinds, "sliding_window_pattern": first_global}
 
 
 @dataclass(frozen=True)
@@ -150,7 +118,8 @@ class Config(Sizes):
     )
     attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))
-    is_local: tuple[bool, ...] = declared(LocalLayers(PATTERN))
+    # llama.cpp supports no other order of layers than every n-th being global.
+    is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=PATTERN_KEYS)
 
     expected = Expected(
         # Soft-capping must be 0 or absent.

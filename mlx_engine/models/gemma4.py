@@ -27,11 +27,12 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, halves, n_embeddings
 from mlx_engine.config.declared import Declared, Expected, Key, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import LAYER_KINDS, rotation
 from mlx_engine.config.settings import MOST_LAYERS, Settings
 from mlx_engine.models import gemma3, llama
-from mlx_engine.models.gemma3 import LocalLayers, ScaledEmbeddings
+from mlx_engine.models.gemma3 import ScaledEmbeddings
 from mlx_engine.models.layer import (
     Attention,
     Gated,
@@ -188,21 +189,6 @@ class GlobalSize:
 
 
 @dataclass(frozen=True)
-class Kinds(LocalLayers):
-    """The setting of which layers are local. The last layer of a folder is global, as in transformers."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it is local."""
-        if naming == "hf":
-            return (*super().read(s, naming, known)[:-1], False)
-        return s.flags(IS_LOCAL, known.n_layers) or ()
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the key with a flag for each layer."""
-        return {IS_LOCAL: list(value)}
-
-
-@dataclass(frozen=True)
 class ExpertSize:
     """The setting of a size of the mixture of experts: 0 in models without one, whose config.json may have it too.
 
@@ -279,7 +265,9 @@ class Config(Declared):
         Key(Settings.number_or_none, ("final_logit_softcapping", 30.0), ("final_logit_softcapping", None))
     )
     window: int = whole("attention.sliding_window", ("sliding_window", 512))
-    is_local: tuple[bool, ...] = declared(Kinds(PATTERN))
+    is_local: tuple[bool, ...] = layer_kinds(
+        PATTERN, interval={"hf": "sliding_window_pattern"}, flags={"gguf": IS_LOCAL}, ends_with_second=True
+    )
     k_is_v: bool = flag(K_IS_V, "attention_k_eq_v")
     global_head_dim: int = declared(GlobalSize("global_head_dim", "head_dim", 512, KEY_LENGTHS))
     n_global_kv_heads: int = declared(

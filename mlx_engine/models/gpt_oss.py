@@ -8,7 +8,6 @@ matrices are published in MXFP4. llama.cpp rounds the limits of YaRN all the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,8 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, Naming, declared, number, whole
+from mlx_engine.config.declared import Expected, Key, declared, number, whole
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
@@ -31,27 +31,6 @@ from mlx_engine.weights.table import Row, decoder_plan
 ARCHITECTURES = ("gpt_oss", "gpt-oss")
 GGUF_ARCHITECTURE = "gpt-oss"
 THETA = 150_000.0  # transformers' default
-
-
-class _LocalLayers:
-    """The setting of which layers have a window: every second one, the first included. GGUF has no key for others."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it has a window."""
-        words = None
-        if naming == "hf":
-            words = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
-        if words is None:
-            return tuple(i % 2 == 0 for i in range(known.n_layers))
-        return tuple(word == "sliding_attention" for word in words)
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return no key."""
-        return {}
-
-    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the name of each layer's kind."""
-        return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in value]}
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
@@ -70,7 +49,8 @@ class Config(llama.Config):
     n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     window: int = declared(Key(Settings.whole, "attention.sliding_window", ("sliding_window", 128)))
-    is_local: tuple[bool, ...] = declared(_LocalLayers())
+    # GGUF has no key for another order of layers.
+    is_local: tuple[bool, ...] = layer_kinds(2)
 
     expected = Expected(
         gguf={"attention.causal": True},

@@ -8,15 +8,14 @@ attention; the others, the global layers, have YaRN where the config asks. GGUF 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import each_layer
-from mlx_engine.config.declared import Expected, Key, Naming, declared
+from mlx_engine.config.declared import Expected, Key, declared
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
@@ -34,28 +33,6 @@ GGUF_ARCHITECTURE = "olmo2"
 PATTERN = 4
 
 
-class LocalLayers:
-    """The setting of which layers have a window; none, if the model has no window."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it has a window."""
-        if naming == "hf":
-            words = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
-            named = None if words is None else tuple(word == "sliding_attention" for word in words)
-        else:
-            named = s.flags("attention.sliding_window_pattern", known.n_layers)
-        usual = tuple((i + 1) % PATTERN != 0 for i in range(known.n_layers))
-        return (named or usual) if known.window else (False,) * known.n_layers
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the flag of each layer, if a layer has a window."""
-        return {"attention.sliding_window_pattern": list(value)} if any(value) else {}
-
-    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the name of each layer's kind."""
-        return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in value]}
-
-
 @dataclass(frozen=True)
 class Config(llama.Config):
     """Llama's sizes. Tokens of local layers attend to the last `window` tokens; 0 is no window."""
@@ -65,7 +42,9 @@ class Config(llama.Config):
         gguf="rope.freq_base_swa", theta=lambda known: known.rope.theta, rules=(), layers="sliding_attention"
     )
     window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 4096)))
-    is_local: tuple[bool, ...] = declared(LocalLayers())
+    is_local: tuple[bool, ...] = layer_kinds(
+        PATTERN, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True
+    )
 
     expected = Expected(
         gguf={"attention.causal": True}, hf={"hidden_act": "silu", "attention_bias": False, "clip_qkv": None}

@@ -19,6 +19,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
 from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
@@ -53,29 +54,11 @@ HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 # ---- settings that are not read from one key alone ----
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
-INTERVAL = 4
+INTERVAL, INTERVAL_KEY = 4, "full_attention_interval"
 # Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
 MROPE = ("mrope_section", "mrope_interleaved")
 # The sections that llama.cpp expects in every file.
 SECTIONS = [11, 11, 10, 0]
-
-
-class Kinds:
-    """The setting of each layer's kind: every n-th has attention, or config.json's `layer_types`."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[str, ...]:
-        """Return the kind of each layer."""
-        interval = s.whole("full_attention_interval", INTERVAL)
-        named = s.words("layer_types", known.n_layers, ATTENTION, DELTA) if naming == "hf" else None
-        return tuple(named or [DELTA if (i + 1) % interval else ATTENTION for i in range(known.n_layers)])
-
-    def to_gguf(self, value: tuple[str, ...]) -> Mapping[str, object]:
-        """Return the key of the interval."""
-        return {"full_attention_interval": value.index(ATTENTION) + 1 if ATTENTION in value else len(value) + 1}
-
-    def to_hf(self, value: tuple[str, ...], config: Any) -> Mapping[str, object]:
-        """Return the kind of each layer, and the interval."""
-        return {"layer_types": list(value), **self.to_gguf(value)}
 
 
 class RotaryBase:
@@ -256,7 +239,7 @@ def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
 
 @dataclass(frozen=True)
 class Config(Declared):
-    """The sizes of a Qwen3.5 model. `kinds` has the kind of each layer; delta nets have heads of their own."""
+    """The sizes of a Qwen3.5 model. Delta nets have heads of their own."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
     hidden_size: int = whole("embedding_length", "hidden_size")
@@ -269,7 +252,9 @@ class Config(Declared):
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", ("max_position_embeddings", 32_768))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
-    kinds: tuple[str, ...] = declared(Kinds())
+    is_delta: tuple[bool, ...] = layer_kinds(
+        INTERVAL, (DELTA, ATTENTION), interval={"gguf": INTERVAL_KEY, "hf": INTERVAL_KEY}, writes_usual=True
+    )
     rope_theta: float = declared(RotaryBase())
     rotary_dim: int = declared(RotaryDim())
     conv_width: int = whole("ssm.conv_kernel", ("linear_conv_kernel_dim", 4), condition=convolves)
@@ -293,6 +278,11 @@ class Config(Declared):
             "mtp_use_dedicated_embeddings",
         ),
     )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
     @property
     def conv_channels(self) -> int:

@@ -5,17 +5,15 @@ Reference: Hugging Face transformers, models/smollm3. Difference from Llama: eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import each_layer
-from mlx_engine.config.declared import Expected, Naming, declared
+from mlx_engine.config.declared import Expected
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
-from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
@@ -26,34 +24,15 @@ ARCHITECTURES = ("smollm3",)
 GGUF_ARCHITECTURE = "smollm3"
 
 
-class RotatedLayers:
-    """The setting of which layers have rotary embedding: config.json's list of 1 and 0, or all but every n-th."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it has rotary embedding."""
-        if naming == "gguf":
-            return self._all_but_every(4, known)
-        interval = s.whole("no_rope_layer_interval", 4)
-        return s.flags("no_rope_layers", known.n_layers) or self._all_but_every(interval, known)
-
-    def _all_but_every(self, n: int, known: Any) -> tuple[bool, ...]:
-        return tuple((i + 1) % n != 0 for i in range(known.n_layers))
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return no key: llama.cpp knows only models without rotary embedding in every fourth layer."""
-        return {}
-
-    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return 1 for each layer with rotary embedding, 0 for the others."""
-        return {"no_rope_layers": [int(has_rope) for has_rope in value]}
-
-
 @dataclass(frozen=True)
 class Config(llama.Config):
     """Llama's sizes, and which layers have rotary embedding."""
 
     rope: Rotation = rotation(theta=2e6, rules=("linear", "dynamic", "yarn"))
-    has_rope: tuple[bool, ...] = declared(RotatedLayers())
+    # llama.cpp supports only models without rotary embedding in every fourth layer.
+    has_rope: tuple[bool, ...] = layer_kinds(
+        4, None, interval={"hf": "no_rope_layer_interval"}, flags={"hf": "no_rope_layers"}
+    )
 
     expected = Expected(
         gguf={"attention.causal": True},
