@@ -38,7 +38,7 @@ PATTERN = 6
 PATTERN_KEYS: dict[Naming, str] = {"gguf": "attention.sliding_window_pattern", "hf": "sliding_window_pattern"}
 # Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF files omit it.
 LAYERS_OF_27B = 62
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     "boi_token_index",
@@ -226,7 +226,7 @@ def text_settings(s: Settings) -> Settings:
     """Return the settings of the text model, which multimodal models have under `text_config`.
 
     Raises:
-        UnsupportedConfigError: there is an unknown setting beside `text_config`.
+        UnsupportedConfigError: there is an unknown setting next to `text_config`.
     """
     text = s.mapping("text_config")
     if text is None:

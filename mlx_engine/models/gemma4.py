@@ -8,8 +8,8 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 - the last `num_kv_shared_layers` layers attend to the keys and values of the last earlier layer of their kind;
 - each layer adds an input of its own (`PerLayer`), made of a second embedding table and of the embeddings;
 - each layer's output is multiplied by a number;
-- in 26B-A4B a mixture of experts lies beside each dense FFN. Both read the same hidden states, each after a norm of its
-  own, and are normed and added; the router has a third norm, and each expert a factor.
+- in 26B-A4B each layer has a mixture of experts in parallel with a dense FFN. Both read the same hidden states, each
+  after a norm of its own, and are normed and added; the router has a third norm, and each expert a factor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ARCHITECTURES = ("gemma4", "gemma4_text")
 GGUF_ARCHITECTURE = "gemma4"
 
 PATTERN = 6
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),

@@ -72,7 +72,7 @@ GATE_UP, DOWN = (f"model.layers.*.shared_mlp.{name}_linear.weight" for name in (
 GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 HYBRID_TENSORS = {
     **llama.TENSORS,
-    **llama.DEALT,
+    **llama.PERMUTED,
     "blk.*.ffn_gate.weight": Row(GATE_UP, "F D", after=("F",)),
     "blk.*.ffn_up.weight": Row(GATE_UP, "F D", before=("F",)),
     "blk.*.ffn_down.weight": Row(DOWN, "D F"),
@@ -115,4 +115,4 @@ def plan(checkpoint: Checkpoint) -> Plan:
         return llama.plan(checkpoint, Config)
     # mlx-community folders have gate and up apart, under Llama's names.
     is_split = GATE_OF_MLX in checkpoint.shapes
-    return llama.plan(checkpoint, HybridConfig, llama.TENSORS | llama.DEALT if is_split else HYBRID_TENSORS)
+    return llama.plan(checkpoint, HybridConfig, llama.TENSORS | llama.PERMUTED if is_split else HYBRID_TENSORS)

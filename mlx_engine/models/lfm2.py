@@ -105,7 +105,7 @@ class Config(Declared):
         harmless=(
             "block_dim",
             "block_mlp_init_scale",
-            "block_norm_eps",  # an older name of norm_eps, beside it
+            "block_norm_eps",  # an older name of norm_eps, next to it
             "block_out_init_scale",
             "block_use_xavier_init",
             "conv_dim",

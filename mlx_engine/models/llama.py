@@ -80,7 +80,7 @@ TENSORS = {
 }
 # GGUF files of the architecture "llama", and no others, permute the rows of each query and key head so that rotary
 # pairs are (2j, 2j + 1); ours are (j, j + E/2).
-DEALT = {
+PERMUTED = {
     name: replace(TENSORS[name], heads=heads)
     for name, heads in (("blk.*.attn_q.weight", "H"), ("blk.*.attn_k.weight", "G"))
 }
@@ -121,7 +121,7 @@ def plan(
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **DEALT}, tied=tied))
+    return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **PERMUTED}, tied=tied))
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:

@@ -23,7 +23,7 @@ from mlx_engine.weights.table import HEAD, decoder_plan
 ARCHITECTURES = ("ministral3", "mistral3")
 GGUF_ARCHITECTURE = "mistral3"
 
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     "image_token_index",
@@ -68,7 +68,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    settings, table = Settings(checkpoint.settings, where=checkpoint.where), {**llama.TENSORS, **llama.DEALT}
+    settings, table = Settings(checkpoint.settings, where=checkpoint.where), {**llama.TENSORS, **llama.PERMUTED}
     if checkpoint.naming == "gguf":
         return llama.plan(checkpoint, Config)
     text, unused = settings.mapping("text_config"), list[str]()

@@ -73,5 +73,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = llama.plan(checkpoint, Config, {**TENSORS, **llama.DEALT})
+    made = llama.plan(checkpoint, Config, {**TENSORS, **llama.PERMUTED})
     return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)

@@ -35,7 +35,7 @@ GGUF_ARCHITECTURE = "qwen35"
 MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     "image_token_id",
@@ -145,7 +145,7 @@ LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
 
-# Tensors of every model, beside those of attention and of delta nets.
+# Tensors of every model, in addition to those of attention and of delta nets.
 EVERYWHERE = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
     "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
@@ -162,7 +162,7 @@ DENSE = {
 }
 
 
-def value_heads_dealt(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
+def value_head_order(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
     """Return the value heads of a folder in the model's order."""
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
 
@@ -191,7 +191,7 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
 
 
 def _attention(cfg: Any) -> dict[str, Row]:
-    """Return the rows of attention: the gate's rows lie behind the query's, head by head."""
+    """Return the rows of attention: in each head the gate's rows follow the query's."""
     E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
     queries = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E)))
@@ -213,12 +213,12 @@ def _attention(cfg: Any) -> dict[str, Row]:
 def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
     """Return the rows of a delta net."""
     P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
-    dealt, keys = value_heads_dealt(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
-    is_same = dealt == tuple(range(len(dealt)))
-    heads = Stored("", order=None if is_same else dealt)
-    values = replace(heads, order=None if is_same else _rows(dealt, P, range(P)))
-    channels = replace(heads, order=None if is_same else (*range(keys), *_rows(dealt, P, range(P), first=keys)))
-    out = Stored("", columns=None if is_same else (dealt, P))
+    order, keys = value_head_order(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
+    is_same = order == tuple(range(len(order)))
+    heads = Stored("", order=None if is_same else order)
+    values = replace(heads, order=None if is_same else _rows(order, P, range(P)))
+    channels = replace(heads, order=None if is_same else (*range(keys), *_rows(order, P, range(P), first=keys)))
+    out = Stored("", columns=None if is_same else (order, P))
     return {
         "blk.*.attn_qkv.weight": Row(f"{NET}in_proj_qkv.weight", "C D", kind=kind, in_hf=channels),
         "blk.*.delta_gate.weight": Row(
@@ -274,7 +274,7 @@ class Config(Declared):
         },
         harmless=(
             "mamba_ssm_dtype",  # states are float32 here
-            "mtp_num_hidden_layers",  # predicts several tokens at once, beside the model
+            "mtp_num_hidden_layers",  # predicts several tokens at once, separately from the model
             "mtp_use_dedicated_embeddings",
         ),
     )

@@ -40,6 +40,6 @@ MUTANTS = [
     Mutant("a convolution reads one token too few", CONVOLUTION, "_channels", "t + w - taps + 1", "t + w - taps + 2"),
     Mutant("the gate is the query", "mlx_engine/models/qwen3_5.py", "_attention",
            "_rows(range(H), 2 * E, range(E), first=E)", "_rows(range(H), 2 * E, range(E))"),
-    Mutant("value heads in the order of folders", "mlx_engine/models/qwen3_5.py", "value_heads_dealt",
+    Mutant("value heads in the order of folders", "mlx_engine/models/qwen3_5.py", "value_head_order",
            "h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads", "h"),
 ]  # fmt: skip

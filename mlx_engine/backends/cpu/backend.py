@@ -26,8 +26,8 @@ from mlx_engine.backends.cpu.descriptors import (
     contiguous,
     convolution_fits,
     heads_fit,
+    norm_descriptor,
     norm_fits,
-    norm_words,
     rule_fits,
     sinks_address,
     strided_rows,
@@ -36,7 +36,7 @@ from mlx_engine.backends.cpu.descriptors import (
 )
 from mlx_engine.backends.cpu.kernels import load_formats
 from mlx_engine.backends.cpu.lowering import LOWERED, Builders, CannotCompileError, lower
-from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_words
+from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_descriptors
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.numpy.simd import SimdBackend, rope_table
 from mlx_engine.backends.parameters import (
@@ -74,7 +74,7 @@ class CompiledBackend(SimdBackend):
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
         self._mapped: list[np.ndarray] = []
-        # The formats of all matrices, and the words of embedding tables.
+        # The formats of all matrices, and the descriptors of embedding tables.
         self._formats: set[str] = set()
         self._embedded: dict[Matrix, np.ndarray] = {}
         # Compiled blocks and heads, by their parameters, which are compared by identity.
@@ -82,7 +82,7 @@ class CompiledBackend(SimdBackend):
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         # Kernel parameters of convolutions and delta rules (int64 words).
-        self._mixer_words: dict[tuple[object, ...], np.ndarray] = {}
+        self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
 
@@ -138,20 +138,20 @@ class CompiledBackend(SimdBackend):
         if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
             raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
-        words = self._table_words(table)
+        descriptor = self._table_descriptor(table)
         self.library.embed(
-            self.pool.address, address(words), table.shape[1], address(rows), len(rows), address(expanded)
+            self.pool.address, address(descriptor), table.shape[1], address(rows), len(rows), address(expanded)
         )
         return expanded
 
-    def _table_words(self, table: Matrix) -> np.ndarray:
+    def _table_descriptor(self, table: Matrix) -> np.ndarray:
         """Return the kernel parameters of an embedding table, which are made once and kept."""
-        words = self._embedded.get(table)
-        if words is None:
+        descriptor = self._embedded.get(table)
+        if descriptor is None:
             load_formats(self.library, self._formats)
-            words = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
-            write_matrix(words, table, self.library)
-        return words
+            descriptor = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
+            write_matrix(descriptor, table, self.library)
+        return descriptor
 
     def linear(self, x: Native, linear: Linear) -> Native:
         return self._project(x, self._block((linear,)))
@@ -208,8 +208,8 @@ class CompiledBackend(SimdBackend):
 
     def _norm_add(self, x: Native, norm: Norm | None, residual: Native | None) -> Native:
         x, y, added = contiguous(x), aligned(*x.shape), None if residual is None else contiguous(residual)
-        words = None if norm is None else norm_words(norm)
-        of, at = 0 if words is None else address(words), 0 if added is None else address(added)
+        descriptor = None if norm is None else norm_descriptor(norm)
+        of, at = 0 if descriptor is None else address(descriptor), 0 if added is None else address(added)
         self.run_entry(self.library.norm_add, of, *x.shape, address(x), at, address(y))
         return y
 
@@ -301,14 +301,14 @@ class CompiledBackend(SimdBackend):
     def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
         """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""
         key = (n_q, n_k, head_dim, *(norms or ()))
-        words = self._heads.get(key)
-        if words is None:
-            words = self._heads[key] = np.zeros(layout.K_NORM_EPS + 1, dtype=np.int64)
-            words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
+        descriptor = self._heads.get(key)
+        if descriptor is None:
+            descriptor = self._heads[key] = np.zeros(layout.K_NORM_EPS + 1, dtype=np.int64)
+            descriptor[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
             if norms:
-                write_norm(words[layout.Q_NORM_WEIGHT : layout.K_NORM_WEIGHT], norms[0])
-                write_norm(words[layout.K_NORM_WEIGHT :], norms[1])
-        return address(words)
+                write_norm(descriptor[layout.Q_NORM_WEIGHT : layout.K_NORM_WEIGHT], norms[0])
+                write_norm(descriptor[layout.K_NORM_WEIGHT :], norms[1])
+        return address(descriptor)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the cos/sin table of at least `length` positions; its length doubles when it is too short."""
@@ -338,7 +338,7 @@ class CompiledBackend(SimdBackend):
         _, n_kv_heads, slots, _ = kv.store.shape
         if not heads_fit(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scores)
-        q, out, sequences = contiguous(q), aligned(*q.shape), sequence_words(kv.spans, counts, counts)
+        q, out, sequences = contiguous(q), aligned(*q.shape), sequence_descriptors(kv.spans, counts, counts)
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
@@ -359,7 +359,12 @@ class CompiledBackend(SimdBackend):
         A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
         """
         builders = Builders(
-            self._block_of, self._head_block, heads_fit, self._experts_of, self.convolution_words, self.rule_words
+            self._block_of,
+            self._head_block,
+            heads_fit,
+            self._experts_of,
+            self.convolution_descriptor,
+            self.rule_descriptor,
         )
         try:
             self._check_overrides()
@@ -416,18 +421,18 @@ class CompiledBackend(SimdBackend):
     def short_conv(self, batch: Batch, layer: int, b: Native, c: Native, x: Native, conv: Convolution) -> Native:
         if not convolution_fits(conv):
             return super().short_conv(batch, layer, b, c, x, conv)
-        return self._convolved(batch, layer, x, conv, self.convolution_words(conv, False), before=b, after=c)
+        return self._convolved(batch, layer, x, conv, self.convolution_descriptor(conv, False), before=b, after=c)
 
     def delta_net(
         self, batch: Batch, layer: int, x: Native, gate: Native, beta: Native, step: Native, net: DeltaNet
     ) -> Native:
         if not convolution_fits(net.conv) or not rule_fits(net.rule):
             return super().delta_net(batch, layer, x, gate, beta, step, net)
-        mixed = self._convolved(batch, layer, x, net.conv, self.convolution_words(net.conv, True))
+        mixed = self._convolved(batch, layer, x, net.conv, self.convolution_descriptor(net.conv, True))
         store, runs = cast(np.ndarray, batch.stores.states[layer][1]), contiguous(batch.runs)
         gate, beta, step, out = strided_rows(gate), strided_rows(beta), strided_rows(step), aligned(*gate.shape)
         self.run_entry(
-            self.library.delta_net, self.rule_words(net), address(mixed), address(gate), gate.strides[0] // 4,
+            self.library.delta_net, self.rule_descriptor(net), address(mixed), address(gate), gate.strides[0] // 4,
             address(beta), beta.strides[0] // 4, address(step), step.strides[0] // 4, address(store), address(runs),
             len(runs), address(out),
         )  # fmt: skip
@@ -449,20 +454,20 @@ class CompiledBackend(SimdBackend):
         )  # fmt: skip
         return out
 
-    def convolution_words(self, conv: Convolution, activated: bool) -> int:
+    def convolution_descriptor(self, conv: Convolution, activated: bool) -> int:
         """Return the address of a convolution's kernel parameters, which are made once and kept."""
-        found = self._mixer_words.get((conv, activated))
+        found = self._mixer_descriptors.get((conv, activated))
         if found is None:
             taps, channels = conv.weight.shape
             values = (self.library.address("convolve_span"), address(conv.weight), taps, channels, int(activated))
-            found = self._mixer_words[conv, activated] = np.array(values, dtype=np.int64)
+            found = self._mixer_descriptors[conv, activated] = np.array(values, dtype=np.int64)
         return address(found)
 
-    def rule_words(self, net: DeltaNet) -> int:
+    def rule_descriptor(self, net: DeltaNet) -> int:
         """Return the address of a delta rule's kernel parameters, which are made once and kept."""
-        rule, found = net.rule, self._mixer_words.get((net,))
+        rule, found = net.rule, self._mixer_descriptors.get((net,))
         if found is None:
-            found = self._mixer_words[net,] = np.zeros(layout.DELTA_WIDTH, dtype=np.int64)
+            found = self._mixer_descriptors[net,] = np.zeros(layout.DELTA_WIDTH, dtype=np.int64)
             found[: layout.DELTA_VALUE_DIM + 1] = (
                 self.library.address("delta_head"), address(rule.rate), address(rule.dt_bias), rule.n_key_heads,
                 rule.key_dim, rule.n_value_heads, rule.value_dim,

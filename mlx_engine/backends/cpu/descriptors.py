@@ -1,6 +1,6 @@
 """Descriptors of the compiled CPU kernels: int64 words with addresses, shapes and formats of their parameters.
 
-Matrices that are multiplied in one job, norms, experts, and the limits of the kernels. The words only have addresses,
+Matrices that are multiplied in one job, norms, experts, and the limits of the kernels. Descriptors only have addresses,
 so their maker keeps the arrays alive.
 """
 
@@ -74,7 +74,7 @@ class Block:
     def __init__(
         self, linears: Sequence[Linear], norm: Norm | None, activation: int, library: Library, post: Norm | None = None
     ) -> None:
-        # Keep the arrays alive: the words only have their addresses.
+        # Keep the arrays alive: the descriptor only has their addresses.
         self.linears, self.norm, self.post = tuple(linears), norm, post
         matrices: list[Matrix] = [linear.weight for linear in linears]
         gated = activation != 0 and len(matrices) == 2
@@ -83,54 +83,58 @@ class Block:
         # The columns of each layer in the output.
         self.columns = [slice(first, last) for first, last in itertools.pairwise(edges)]
         self.n_outputs, self.n_inputs = rows[0] if gated else sum(rows), matrices[0].shape[1]
-        self.words = words = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
-        self.address = address(words)
+        self.descriptor = descriptor = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
+        self.address = address(descriptor)
 
-        words[layout.TASK_GEMV] = library.address("multiply_stored")
-        words[layout.TASK_GEMM] = library.address("multiply_rows")
-        words[layout.TASK_PREPARE] = library.address("prepare_rows")
+        descriptor[layout.TASK_GEMV] = library.address("multiply_stored")
+        descriptor[layout.TASK_GEMM] = library.address("multiply_rows")
+        descriptor[layout.TASK_PREPARE] = library.address("prepare_rows")
         for of, first in ((norm, layout.NORM_WEIGHT), (post, layout.POST_NORM_WEIGHT)):
             if of is not None:
-                write_norm(words[first : first + 3], of)
-        words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation
+                write_norm(descriptor[first : first + 3], of)
+        descriptor[layout.N], descriptor[layout.K], descriptor[layout.ACTIVATION] = (
+            self.n_outputs,
+            self.n_inputs,
+            activation,
+        )
         # Chunks depend on shapes only, so that results do not depend on threads. Narrow rows give longer chunks.
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
         nbytes = sum(matrix.nbytes for matrix in matrices)
         chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
-        words[layout.CHUNK_GEMV] = max(16, chunk_bytes // max(1, row_bytes) // 16 * 16)
-        words[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
-        words[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
-        words[layout.MATRICES] = len(matrices)
+        descriptor[layout.CHUNK_GEMV] = max(16, chunk_bytes // max(1, row_bytes) // 16 * 16)
+        descriptor[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
+        descriptor[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
+        descriptor[layout.MATRICES] = len(matrices)
         # gemv needs whole vectors of inputs, and gate and up in one format, because it interleaves their rows.
         self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)
-        words[layout.HAS_GEMV] = self.has_gemv
+        descriptor[layout.HAS_GEMV] = self.has_gemv
         for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
             write_matrix(row, matrix, library)
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
 
     def _table(self) -> np.ndarray:
-        return self.words[layout.TABLE :].reshape(-1, layout.WIDTH)
+        return self.descriptor[layout.TABLE :].reshape(-1, layout.WIDTH)
 
 
-def write_matrix(words: np.ndarray, matrix: Matrix, library: Library) -> None:
+def write_matrix(descriptor: np.ndarray, matrix: Matrix, library: Library) -> None:
     """Write a matrix's int64 words: its address, its rows, and the kernels of its format."""
-    words[layout.WEIGHTS], words[layout.ROWS] = address(matrix.data), matrix.shape[0]
-    words[layout.FORMAT : layout.WIDTH] = library.format(matrix.format)
+    descriptor[layout.WEIGHTS], descriptor[layout.ROWS] = address(matrix.data), matrix.shape[0]
+    descriptor[layout.FORMAT : layout.WIDTH] = library.format(matrix.format)
 
 
-def write_norm(words: np.ndarray, norm: Norm) -> None:
+def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
     """Write a norm's int64 words: the address of its weight, its eps as float64, the address of a layer norm's bias."""
-    words[0], words[1:2].view(np.float64)[0] = address(norm.weight), norm.eps
+    descriptor[0], descriptor[1:2].view(np.float64)[0] = address(norm.weight), norm.eps
     if isinstance(norm, LayerNorm):
-        words[2] = address(norm.bias)
+        descriptor[2] = address(norm.bias)
 
 
-def norm_words(norm: Norm) -> np.ndarray:
-    """Return the three words of a norm that is no part of a block."""
-    words = np.zeros(3, dtype=np.int64)
-    write_norm(words, norm)
-    return words
+def norm_descriptor(norm: Norm) -> np.ndarray:
+    """Return the descriptor of a norm that is no part of a block."""
+    descriptor = np.zeros(3, dtype=np.int64)
+    write_norm(descriptor, norm)
+    return descriptor
 
 
 def sinks_address(scores: Scores, n_heads: int) -> int:
@@ -151,7 +155,7 @@ class ExpertBlock:
     """A mixture of experts, encoded for the entry `run_experts`: with norm and residual after the sum, or without."""
 
     def __init__(self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True) -> None:
-        # Keep the arrays alive: the words only have their addresses.
+        # Keep the arrays alive: the descriptor only has their addresses.
         self.norm, self.router = norm, Block((experts.router,), None, 0, library)
         pairs = zip(experts.gate.weights, experts.up.weights, experts.down.weights, strict=True)
         self.blocks = [
@@ -164,23 +168,23 @@ class ExpertBlock:
             of = (((shared.gate, shared.up), layout.SILU), ((shared.down,), 0), ((shared.weight,), 0))
             self.shared = [Block(linears, None, kind, library) for linears, kind in of]
         self.n_experts, self.n_used = experts.n_experts, experts.routing.n_used
-        self.words = words = np.zeros(layout.EX_TABLE + 2 * self.n_experts, dtype=np.int64)
-        self.address = address(words)
-        write_norm(words[layout.EX_NORM_WEIGHT : layout.EX_NORM_BIAS + 1], norm)
-        words[layout.EX_PROJECT], words[layout.EX_ROUTER] = library.address("project"), self.router.address
-        words[layout.EX_COUNT], words[layout.EX_USED] = self.n_experts, self.n_used
-        words[layout.EX_NORMALIZE] = experts.routing.normalize
-        words[layout.EX_WIDTH], words[layout.EX_INNER] = self.width, self.inner
-        words[layout.EX_ADDS] = adds
+        self.descriptor = descriptor = np.zeros(layout.EX_TABLE + 2 * self.n_experts, dtype=np.int64)
+        self.address = address(descriptor)
+        write_norm(descriptor[layout.EX_NORM_WEIGHT : layout.EX_NORM_BIAS + 1], norm)
+        descriptor[layout.EX_PROJECT], descriptor[layout.EX_ROUTER] = library.address("project"), self.router.address
+        descriptor[layout.EX_COUNT], descriptor[layout.EX_USED] = self.n_experts, self.n_used
+        descriptor[layout.EX_NORMALIZE] = experts.routing.normalize
+        descriptor[layout.EX_WIDTH], descriptor[layout.EX_INNER] = self.width, self.inner
+        descriptor[layout.EX_ADDS] = adds
         self.norms = (experts.router_norm, experts.post_norm if adds else None)
         self.scales = experts.routing.scales
         for first, own in zip((layout.EX_ROUTER_NORM, layout.EX_POST_NORM), self.norms, strict=True):
             if own is not None:
-                write_norm(words[first : first + 2], own)
-        words[layout.EX_SCALES] = 0 if self.scales is None else address(self.scales)
+                write_norm(descriptor[first : first + 2], own)
+        descriptor[layout.EX_SCALES] = 0 if self.scales is None else address(self.scales)
         if self.shared:
-            words[layout.EX_SHARED : layout.EX_ADDS] = [block.address for block in self.shared]
-        words[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
+            descriptor[layout.EX_SHARED : layout.EX_ADDS] = [block.address for block in self.shared]
+        descriptor[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
 
     def floats(self, n_tokens: int) -> int:
         """Return the floats of scratch memory for a pass of `n_tokens` tokens, with those that products need."""

@@ -22,7 +22,7 @@ from mlx_engine.backends.cpu.descriptors import (
     ExpertBlock,
     address,
     convolution_fits,
-    norm_words,
+    norm_descriptor,
     rule_fits,
     sinks_address,
 )
@@ -175,10 +175,10 @@ class Lowering:
             raise CannotCompileError("an operation on an array that no operation has returned")
         return x
 
-    def _emit(self, op: int, is_wanted: bool, **words: Any) -> dict[int, Any]:
+    def _emit(self, op: int, is_wanted: bool, **fields: Any) -> dict[int, Any]:
         step = {layout.OP: op, layout.WANTED: int(is_wanted), layout.A_AT: None, layout.B_AT: None}
         step |= {layout.C_AT: None, layout.D_AT: None}
-        step |= {getattr(layout, name): value for name, value in words.items()}
+        step |= {getattr(layout, name): value for name, value in fields.items()}
         self.steps.append(step)
         return step
 
@@ -277,14 +277,14 @@ class Lowering:
         source = self._whole(self._place(x))
         if norm is not None and norm.weight.size != source.width:
             raise CannotCompileError("the norm of another width")
-        out, words = self._new(source.width, source.is_wanted), None if norm is None else norm_words(norm)
+        out, descriptor = self._new(source.width, source.is_wanted), None if norm is None else norm_descriptor(norm)
         added = None if residual is None else self._residual(residual, out)
-        of = 0 if words is None else address(words)
+        of = 0 if descriptor is None else address(descriptor)
         step = self._emit(layout.NORM_ADD, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_BLOCK=of)
         self._read(step, layout.A_AT, source)
         if added is not None:
             self._read(step, layout.B_AT, added)
-        self.kept += [norm, words]
+        self.kept += [norm, descriptor]
         return out
 
     def all_sum(self, x: Place) -> Place:
@@ -368,10 +368,10 @@ class Lowering:
         """Norm and rotate the heads of one or two values by one table."""
         out = [self._new(place.width, False, head_dim) for place in of]
         n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
-        words = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
+        outputs = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
         block = self.builders.heads(n_heads, n_others, head_dim, norms)
         step = self._emit(
-            layout.HEADS, False, STEP_BLOCK=block, N_HEADS=n_heads, N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **words
+            layout.HEADS, False, STEP_BLOCK=block, N_HEADS=n_heads, N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **outputs
         )
         for first, place in zip((layout.A_AT, layout.B_AT), of, strict=False):
             self._read(step, first, place)
@@ -472,7 +472,7 @@ class Lowered:
     """The steps of a program, and the sizes of the memory that it needs.
 
     Attributes:
-        words: (steps, STEP_WIDTH) int64, the encoded steps.
+        steps: (steps, STEP_WIDTH) int64, the encoded steps.
         x: buffer of the input, the hidden states before the first layer.
         y: location of the result.
         floats: scratch floats per token, for all values.
@@ -482,10 +482,10 @@ class Lowered:
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
         ropes: rotary embeddings, by the index of the step that uses them.
-        kept: objects that must stay alive, because `words` only has their addresses.
+        kept: objects that must stay alive, because `steps` only has their addresses.
     """
 
-    words: np.ndarray
+    steps: np.ndarray
     x: Buffer
     y: Place
     floats: int
@@ -517,11 +517,11 @@ def lower(layers: Layers, width: int, want: Wanted, builders: Builders) -> Lower
         y = lowering._whole(lowering._place(layers(lowering, cast(Array, x), batch, want=want)))
     except (TypeError, AttributeError) as error:
         raise CannotCompileError(f"a definition that needs arrays: {error}") from error
-    n_floats = allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_words` reads
+    n_floats = allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_encoded` reads
     if sorted(lowering.kv) != list(range(len(lowering.kv))):
         raise CannotCompileError("layers without keys and values")
     return Lowered(
-        words=_words(lowering.steps),
+        steps=_encoded(lowering.steps),
         x=x.buffer,
         y=y,
         floats=n_floats,
@@ -539,9 +539,9 @@ def lower(layers: Layers, width: int, want: Wanted, builders: Builders) -> Lower
 LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 
-def _words(steps: Sequence[dict[int, Any]]) -> np.ndarray:
-    words = np.zeros((len(steps), layout.STEP_WIDTH), dtype=np.int64)
-    for row, step in zip(words, steps, strict=True):
+def _encoded(steps: Sequence[dict[int, Any]]) -> np.ndarray:
+    encoded = np.zeros((len(steps), layout.STEP_WIDTH), dtype=np.int64)
+    for row, step in zip(encoded, steps, strict=True):
         for word, value in step.items():
             row[word] = -1 if value is None else value.at if isinstance(value, Buffer) else value
-    return words
+    return encoded

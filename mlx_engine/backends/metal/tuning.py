@@ -111,12 +111,12 @@ def candidates(split: int) -> list[Tuning]:
 class Tuner:
     """The tunings of one chip, by kernel and shape: read from a file, measured if they are missing there.
 
-    `who` names everything that a measurement depends on; entries under other names are ignored. If the file cannot be
-    read or written, the tuning is measured again.
+    `identity` names everything that a measurement depends on; entries of other identities are ignored. If the file
+    cannot be read or written, the tuning is measured again.
     """
 
-    def __init__(self, who: str, file: Path) -> None:
-        self.who, self.file = who, file
+    def __init__(self, identity: str, file: Path) -> None:
+        self.identity, self.file = identity, file
         self._announced = False
 
     def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
@@ -149,7 +149,7 @@ class Tuner:
     def remembered(self, key: str) -> Tuning | None:
         """Return the tuning in the file, or None if it is missing or invalid."""
         try:
-            rows, simdgroups = self._read()[self.who][key]
+            rows, simdgroups = self._read()[self.identity][key]
             return Tuning(rows, simdgroups)
         except (KeyError, TypeError, ValueError):
             return None
@@ -157,8 +157,8 @@ class Tuner:
     def remember(self, key: str, tuning: Tuning) -> None:
         """Add a tuning to the file. The file is replaced atomically, because other processes may write it too."""
         content = self._read()
-        mine = content.get(self.who)
-        content[self.who] = {**(mine if isinstance(mine, dict) else {}), key: [tuning.rows, tuning.simdgroups]}
+        mine = content.get(self.identity)
+        content[self.identity] = {**(mine if isinstance(mine, dict) else {}), key: [tuning.rows, tuning.simdgroups]}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with draft(self.file) as part:

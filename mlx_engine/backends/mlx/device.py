@@ -50,7 +50,7 @@ _used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()
 
 
 class DeviceStream:
-    """A stream that no other backend uses, until it is closed or collected. Several threads may use it, in turns."""
+    """A stream that no other backend uses until it is closed or collected. One thread at a time may use it."""
 
     def __init__(self, device: mx.Device, guard: SessionGuard) -> None:
         self.stream, self.guard = _take(device), guard
