@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu.attention.attention import attention_numpy
+from kernels.cpu.attention import attention_numpy
 from kernels.cpu.build import layout, library, pool
 from kernels.cpu.build.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
 from kernels.cpu.products import order_numpy
