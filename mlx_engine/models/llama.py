@@ -109,7 +109,7 @@ def rope_of(p: Parameters, cfg: Config) -> Rope:
         return rope
     factors = p.values(FREQUENCIES).tolist()
     if not all(0 < factor < math.inf for factor in factors):
-        raise ModelError("rope_freqs.weight: expected finite numbers > 0, found others; download the file again")
+        raise ModelError("rope_freqs.weight has values that are not finite and positive; download the file again")
     return replace(rope, frequencies=tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
 
 

@@ -72,7 +72,7 @@ def test_a_compiled_program_has_the_bits_of_single_operations(softcap: float | N
 def test_sinks_of_the_wrong_number_are_refused():
     pytest.importorskip("numba")
     be, view = create_backend("simd"), KVView(np.zeros((2, 1, 4, 16), np.float32), 4, [KVSpan(np.zeros(1, int), 2, 1)])
-    with be.session(), pytest.raises(ValueError, match=r"expected sinks \(2,\) of float32, found \(3,\) of float32"):
+    with be.session(), pytest.raises(ValueError, match=r"sinks must be \(2,\) of float32, not \(3,\) of float32"):
         be.attention(np.ones((1, 2, 16), np.float32), view, [1], Scores(1.0, None, np.zeros(3, np.float32)))
 
 

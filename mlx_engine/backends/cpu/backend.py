@@ -35,7 +35,7 @@ from mlx_engine.backends.cpu.descriptors import (
     write_norm,
 )
 from mlx_engine.backends.cpu.kernels import load_formats
-from mlx_engine.backends.cpu.lowering import LOWERED, Builders, CannotCompileError, lower
+from mlx_engine.backends.cpu.lowering import LOWERED, CannotCompileError, lower
 from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_descriptors
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.numpy.simd import SimdBackend, rope_table
@@ -136,7 +136,8 @@ class CompiledBackend(SimdBackend):
             return table.rows(ids)
         rows = np.ascontiguousarray(ids, dtype=np.int64)
         if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
-            raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
+            last = table.shape[0] - 1
+            raise IndexError(f"token ids must be from 0 to {last:,}, not from {min(ids):,} to {max(ids):,}")
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
         descriptor = self._table_descriptor(table)
         self.library.embed(
@@ -186,10 +187,10 @@ class CompiledBackend(SimdBackend):
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
     def norm_experts(self, x: Native, norm: Norm, experts: Experts) -> Native:
-        return self._run_experts(x, self._experts_of(norm, experts, False), None)
+        return self._run_experts(x, self.expert_block(norm, experts, False), None)
 
     def norm_experts_add(self, x: Native, norm: Norm, experts: Experts, residual: Native | None = None) -> Native:
-        return self._run_experts(x, self._experts_of(norm, experts, True), residual)
+        return self._run_experts(x, self.expert_block(norm, experts, True), residual)
 
     def _run_experts(self, x: Native, block: ExpertBlock, residual: Native | None) -> Native:
         """Run router and experts in one call of the kernels."""
@@ -291,14 +292,14 @@ class CompiledBackend(SimdBackend):
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
         q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
         k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
-        block, q, k = self._head_block(n_q, n_k, head_dim, norms), strided_rows(q), strided_rows(k)
+        block, q, k = self.head_block(n_q, n_k, head_dim, norms), strided_rows(q), strided_rows(k)
         self.run_entry(
             self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k),
             k.strides[0] // 4, address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
         return q_out, k_out
 
-    def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
+    def head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
         """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""
         key = (n_q, n_k, head_dim, *(norms or ()))
         descriptor = self._heads.get(key)
@@ -358,17 +359,9 @@ class CompiledBackend(SimdBackend):
 
         A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
         """
-        builders = Builders(
-            self._block_of,
-            self._head_block,
-            heads_fit,
-            self._experts_of,
-            self.convolution_descriptor,
-            self.rule_descriptor,
-        )
         try:
             self._check_overrides()
-            return CompiledProgram(self, {want: lower(layers, width, want, builders) for want in get_args(Wanted)})
+            return CompiledProgram(self, {want: lower(self, layers, width, want) for want in get_args(Wanted)})
         except CannotCompileError as error:
             event(INFO, "op_by_op", backend=self.name, reason=str(error))
             return OpByOp(self, layers, str(error))
@@ -383,7 +376,7 @@ class CompiledBackend(SimdBackend):
             if name in vars(self) or getattr(type(self), name) is not getattr(CompiledBackend, name):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
-    def _experts_of(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
+    def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
         """Return the kernel parameters of a mixture, with what is added to its sum or without; made once and kept."""
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
@@ -391,9 +384,10 @@ class CompiledBackend(SimdBackend):
             self._mixtures[norm, experts, adds] = block
         return block
 
-    def _block_of(
-        self, linears: tuple[Linear, ...], norm: Norm | None, activation: Activation | None, post: Norm | None
-    ) -> Block:
+    def step_block(
+        self, linears: tuple[Linear, ...], norm: Norm | None = None, activation: Activation | None = None,
+        post: Norm | None = None,
+    ) -> Block:  # fmt: skip
         """Return the block of matrices for a step.
 
         Raises:

@@ -147,7 +147,7 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
     if sinks is None:
         return 0
     if sinks.shape != (n_heads,) or sinks.dtype != np.float32 or not sinks.flags.c_contiguous:
-        raise ValueError(f"expected sinks ({n_heads},) of float32, found {sinks.shape} of {sinks.dtype}")
+        raise ValueError(f"sinks must be ({n_heads},) of float32, not {sinks.shape} of {sinks.dtype}")
     return address(sinks)
 
 

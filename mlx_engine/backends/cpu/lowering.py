@@ -9,9 +9,9 @@ reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from mlx_engine.backends.cpu.descriptors import (
     ExpertBlock,
     address,
     convolution_fits,
+    heads_fit,
     norm_descriptor,
     rule_fits,
     sinks_address,
@@ -32,7 +33,6 @@ from mlx_engine.backends.parameters import (
     Array,
     Convolution,
     DeltaNet,
-    HeadNorms,
     Linear,
     Norm,
     RMSNorm,
@@ -41,6 +41,9 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.primitives import OPERATIONS
 from mlx_engine.backends.program import Layers
+
+if TYPE_CHECKING:
+    from mlx_engine.backends.cpu.backend import CompiledBackend
 
 
 @dataclass(eq=False)
@@ -134,22 +137,10 @@ class CannotCompileError(Exception):
 
 
 @dataclass
-class Builders:
-    """The backend's functions for making kernel parameters: blocks of matrices, heads, convolutions, delta rules."""
-
-    block: Callable[[tuple[Linear, ...], Norm | None, Activation | None, Norm | None], Block]
-    heads: Callable[[int, int, int, HeadNorms], int]
-    attends: Callable[[int, int], bool]
-    experts: Callable[[Norm, Experts, bool], ExpertBlock]
-    convolution: Callable[[Convolution, bool], int]
-    rule: Callable[[DeltaNet], int]
-
-
-@dataclass
 class Lowering:
     """The steps so far. Methods with the names of `Backend`'s operations add their steps."""
 
-    builders: Builders
+    backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
     # Layer -> (number of KV heads, head dim), or None for a state.
@@ -226,33 +217,33 @@ class Lowering:
     # ---- operations, with the arguments of `Backend`'s ----
 
     def norm_project(self, x: Place, norm: Norm | None, projections: Any) -> list[Place]:
-        block = self.builders.block(tuple(projections), norm, None, None)
+        block = self.backend.step_block(tuple(projections), norm)
         out = self._project(x, block)
         return [replace(out, column=c.start, width=c.stop - c.start) for c in block.columns]
 
     def linear(self, x: Place, linear: Linear) -> Place:
-        return self._project(x, self.builders.block((linear,), None, None, None))
+        return self._project(x, self.backend.step_block((linear,)))
 
     def project_add(self, x: Place, projection: Linear, residual: Place) -> Place:
-        return self._project(x, self.builders.block((projection,), None, None, None), residual)
+        return self._project(x, self.backend.step_block((projection,)), residual)
 
     def project_norm(self, x: Place, projection: Linear, norm: Norm) -> Place:
-        return self._project(x, self.builders.block((projection,), None, None, norm))
+        return self._project(x, self.backend.step_block((projection,), post=norm))
 
     def project_norm_add(self, x: Place, projection: Linear, norm: Norm, residual: Place) -> Place:
-        return self._project(x, self.builders.block((projection,), None, None, norm), residual)
+        return self._project(x, self.backend.step_block((projection,), post=norm), residual)
 
     def norm_gate_up(self, x: Place, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Place:
-        return self._project(x, self.builders.block((gate, up), norm, activation, None))
+        return self._project(x, self.backend.step_block((gate, up), norm, activation))
 
     def norm_up(self, x: Place, norm: Norm | None, up: Linear, activation: Activation) -> Place:
-        return self._project(x, self.builders.block((up,), norm, activation, None))
+        return self._project(x, self.backend.step_block((up,), norm, activation))
 
     def norm_experts(self, x: Place, norm: Norm, experts: Experts) -> Place:
-        return self._mixture(x, self.builders.experts(norm, experts, False), None)
+        return self._mixture(x, self.backend.expert_block(norm, experts, False), None)
 
     def norm_experts_add(self, x: Place, norm: Norm, experts: Experts, residual: Place | None = None) -> Place:
-        return self._mixture(x, self.builders.experts(norm, experts, True), residual)
+        return self._mixture(x, self.backend.expert_block(norm, experts, True), residual)
 
     def _mixture(self, x: Place, block: ExpertBlock, residual: Place | None) -> Place:
         source = self._whole(self._place(x))
@@ -369,7 +360,7 @@ class Lowering:
         out = [self._new(place.width, False, head_dim) for place in of]
         n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
         outputs = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
-        block = self.builders.heads(n_heads, n_others, head_dim, norms)
+        block = self.backend.head_block(n_heads, n_others, head_dim, norms)
         step = self._emit(
             layout.HEADS, False, STEP_BLOCK=block, N_HEADS=n_heads, N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **outputs
         )
@@ -402,7 +393,7 @@ class Lowering:
         head_dim = source.head_dim
         n_heads = source.width // max(1, head_dim)
         is_grouped = n_heads > 0 and n_kv_heads > 0 and n_heads % n_kv_heads == 0
-        if not is_grouped or not self.builders.attends(n_heads // n_kv_heads, head_dim):
+        if not is_grouped or not heads_fit(n_heads // n_kv_heads, head_dim):
             raise CannotCompileError("a number of heads or a head dim that attention does not support")
         out = self._new(source.width, source.is_wanted, head_dim)
         step = self._emit(
@@ -427,7 +418,7 @@ class Lowering:
 
     def short_conv(self, batch: object, layer: int, b: Place, c: Place, x: Place, conv: Convolution) -> Place:
         self._begin_state(batch, layer, conv)
-        return self._convolve(layer, x, conv, self.builders.convolution(conv, False), (b, c))
+        return self._convolve(layer, x, conv, self.backend.convolution_descriptor(conv, False), (b, c))
 
     def delta_net(
         self, batch: object, layer: int, x: Place, gate: Place, beta: Place, step: Place, net: DeltaNet
@@ -435,10 +426,12 @@ class Lowering:
         self._begin_state(batch, layer, net.conv)
         if not rule_fits(net.rule):
             raise CannotCompileError("head dims of a delta rule that the kernel does not support")
-        mixed = self._convolve(layer, x, net.conv, self.builders.convolution(net.conv, True), ())
+        mixed = self._convolve(layer, x, net.conv, self.backend.convolution_descriptor(net.conv, True), ())
         inputs = (mixed, self._place(gate), self._place(beta), self._place(step))
         out = self._new(inputs[1].width, is_wanted=False)
-        emitted = self._emit(layout.DELTA, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=self.builders.rule(net))
+        emitted = self._emit(
+            layout.DELTA, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=self.backend.rule_descriptor(net)
+        )
         for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs, strict=True):
             self._read(emitted, first, place)
         self.kept.append(net)
@@ -498,20 +491,20 @@ class Lowered:
     kept: list[object]
 
 
-def lower(layers: Layers, width: int, want: Wanted, builders: Builders) -> Lowered:
+def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) -> Lowered:
     """Run the definition of the layers on a `Lowering`, and return the steps that it has emitted.
 
     Args:
+        backend: makes the descriptors of blocks.
         layers: the definition.
         width: of the input of the first layer.
         want: which tokens are wanted.
-        builders: make kernel parameters.
 
     Raises:
         CannotCompileError: the kernels do not have an operation, or do not support its arguments.
     """
     batch = PassBatch(object(), object(), object(), object())
-    lowering = Lowering(builders, batch)
+    lowering = Lowering(backend, batch)
     x = lowering._new(width, is_wanted=False)
     try:
         y = lowering._whole(lowering._place(layers(lowering, cast(Array, x), batch, want=want)))

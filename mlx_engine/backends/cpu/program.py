@@ -66,7 +66,7 @@ class _Steps:
         layers = cast(list[np.ndarray | None], stores.layers)
         found = [None if store is None else store.shape[1::2] for store in layers]
         if found != self._of.kv:
-            raise ValueError(f"expected KV stores of (KV heads, head dim) {self._of.kv} by layer, found {found}")
+            raise ValueError(f"KV stores must have (KV heads, head dim) {self._of.kv} by layer, not {found}")
         for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=True)):
             if store is None:
                 of_layer = cast(tuple[np.ndarray, ...], stores.states[layer])

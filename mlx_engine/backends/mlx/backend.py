@@ -136,7 +136,7 @@ class MlxBackend(Backend):
         known = [i for i in ids if not isinstance(i, mx.array)]
         if known and not 0 <= min(known) <= max(known) < table.shape[0]:
             n = table.shape[0]
-            raise IndexError(f"expected token ids from 0 to {n - 1:,}, found {min(known):,} to {max(known):,}")
+            raise IndexError(f"token ids must be from 0 to {n - 1:,}, not from {min(known):,} to {max(known):,}")
         rows = mlx_sampling.id_array(ids)
         return table[rows] if isinstance(table, mx.array) else table.rows(rows)
 

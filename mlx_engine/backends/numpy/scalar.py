@@ -236,7 +236,7 @@ def _layer_norm(row: list[float], weight: list[float], bias: list[float], eps: f
 def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:
     half = len(head) // 2
     if len(rope.frequencies) != half:
-        raise ValueError(f"rope: expected {half} frequencies for heads of {len(head)}, found {len(rope.frequencies)}")
+        raise ValueError(f"heads of {len(head)} need {half} rotary frequencies, not {len(rope.frequencies)}")
     out = list(head)
     lengths = rope.lengths or (1.0,) * half
     growth = 1.0 if rope.growth is None else rope.growth.at(position)
