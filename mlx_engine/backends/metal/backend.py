@@ -206,8 +206,5 @@ def _whole(x: Native) -> Native:
 
 def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
     """Return the layers' matrices for a fused kernel, or [] unless all are split and have no bias."""
-    return [linear.weight for linear in linears] if _are_split(linears) else []
-
-
-def _are_split(linears: Sequence[Linear]) -> bool:
-    return all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)
+    are_split = all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)
+    return [linear.weight for linear in linears] if are_split else []

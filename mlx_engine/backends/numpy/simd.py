@@ -1,6 +1,6 @@
 """`simd` in plain NumPy: one thread, BLAS for every product, and all weights dequantised when they are loaded.
 
-This backend runs with `--no-jit` and on machines without Numba. It is also the reference for tests of `compiled.py`.
+This backend runs with `--no-jit` and on machines without Numba. It is also the reference for tests of `cpu/backend.py`.
 """
 
 from __future__ import annotations
