@@ -90,11 +90,6 @@ class Config(Sizes):
         harmless=("hidden_act", "sliding_window_size", "cache_implementation"),
     )
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
-
 
 # Gemma 3's tensors without the norms of heads.
 TENSORS = {

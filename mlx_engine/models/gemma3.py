@@ -135,11 +135,6 @@ class Config(Sizes):
         harmless=("_sliding_window_pattern", "cache_implementation"),
     )
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
-
 
 # Transformers stores norm weights minus 1; GGUF files store the norm weights.
 TENSORS = {

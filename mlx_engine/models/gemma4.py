@@ -292,11 +292,6 @@ class Config(Declared):
         harmless=("output_router_logits", "router_aux_loss_coef"),
     )
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
-
     def to_gguf(self) -> dict[str, object]:
         """Return this config as GGUF keys, without the architecture's prefix."""
         return arrays(self, super().to_gguf())

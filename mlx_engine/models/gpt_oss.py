@@ -66,11 +66,6 @@ class Config(llama.Config):
         harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
     )
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for layers that attend to all tokens."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
-
 
 TENSORS = {
     **{name: row for name, row in qwen2.TENSORS.items() if row.shape not in ("F D", "D F")},

@@ -52,11 +52,6 @@ class Config(llama.Config):
         gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")}
     )
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer, the same for all."""
-        return (self.window,) * self.n_layers
-
 
 class Model(llama.Model):
     """A Llama model whose queries may grow with their position."""

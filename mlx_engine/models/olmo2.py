@@ -50,11 +50,6 @@ class Config(llama.Config):
         gguf={"attention.causal": True}, hf={"hidden_act": "silu", "attention_bias": False, "clip_qkv": None}
     )
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
-
 
 @dataclass(frozen=True)
 class Config2(Config):
