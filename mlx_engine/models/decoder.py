@@ -45,8 +45,8 @@ class Decoder:
     program: Program
 
     def __init__(
-        self, config: Any, parameters: Parameters, backend: Backend, *, layers: Sequence[Layer], output_norm: Norm,
-        logit_softcap: float | None = None,
+        self, config: Any, parameters: Parameters, backend: Backend, *, layers: Sequence[Layer],
+        output_norm: Norm | None = None, logit_softcap: float | None = None,
     ) -> None:  # fmt: skip
         """Build a model.
 
@@ -55,12 +55,13 @@ class Decoder:
             parameters: the checkpoint's weights. If they have no matrix for the head, the embedding table is the head.
             backend: runs the operations.
             layers: the parameters of each layer; only those of the process's stage are kept.
-            output_norm: the norm before the head.
+            output_norm: the norm before the head; by default an RMS norm with the config's epsilon.
             logit_softcap: logits become `logit_softcap * tanh(logit / logit_softcap)`; None for no soft cap.
         """
         self.stage = parameters.stage or Stage(0, len(layers), len(layers))
         layers = parameters.layers(layers)
-        self.config, self.output_norm = config, output_norm
+        self.config = config
+        self.output_norm = output_norm or parameters.rms_norm("output_norm", config.norm_eps)
         self.layers = tuple(w.counted_from(self.stage.first) for w in layers[self.stage.first : self.stage.end])
         self.whole_kv_layers = _kv_layers(layers)
         self.logit_softcap = logit_softcap

@@ -110,10 +110,7 @@ class Model(ScaledEmbeddings):
             gemma3.layer(t, Attention.read(t, config, rope, scores, window))
             for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
         ]
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, logit_softcap=config.logit_softcap
-        )
+        super().__init__(config, parameters, backend, layers=layers, logit_softcap=config.logit_softcap)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

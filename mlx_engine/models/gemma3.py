@@ -187,8 +187,7 @@ class Model(ScaledEmbeddings):
             layer(t, Attention.read(t, config, everywhere if window is None else nearby, scores, window))
             for t, window in zip(tensors, config.windows, strict=True)
         ]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -324,14 +324,11 @@ class Model(ScaledEmbeddings):
         ropes = llama.rope_of(parameters, cast(Any, everywhere)), nearby
         tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [_layer(config, t, ropes[is_local]) for t, is_local in zip(tensors, config.is_local, strict=True)]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         if config.per_layer_size:
             self.input_table = parameters.table("per_layer_token_embd")
             self.input_projection = parameters.linear("per_layer_model_proj")
             self.input_norm = parameters.rms_norm("per_layer_proj_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, logit_softcap=config.logit_softcap
-        )
+        super().__init__(config, parameters, backend, layers=layers, logit_softcap=config.logit_softcap)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D + L*I): the scaled embeddings, and the inputs of all layers, if layers have their own.

@@ -90,8 +90,7 @@ class Model(Decoder):
             )
             for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
         ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
 
 
 def _scores(config: Config, t: LayerTensors) -> Scores:

@@ -98,8 +98,7 @@ class Model(Decoder):
             )
             for t, window in zip(tensors, config.windows, strict=True)
         ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
 
 
 def rope_of(p: Parameters, cfg: Config) -> Rope:

@@ -86,8 +86,7 @@ class Model(Decoder):
             )
             for t, window in zip(tensors, config.windows, strict=True)
         ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
 
 
 def _attention(t: LayerTensors, config: Config, rope: Rope, window: int | None) -> Attention:

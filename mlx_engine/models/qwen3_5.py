@@ -314,8 +314,7 @@ class Model(Decoder):
             )
             for t, kind in zip(tensors, config.kinds, strict=True)
         ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
 
     @staticmethod
     def ffn(config: Any, t: LayerTensors) -> FeedForward:
