@@ -38,6 +38,7 @@ from mlx_engine.backends.cpu.kernels import load_formats
 from mlx_engine.backends.cpu.lowering import LOWERED, CannotCompileError, lower
 from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_descriptors
 from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.numpy.blas import one_blas_thread
 from mlx_engine.backends.numpy.simd import SimdBackend, rope_table
 from mlx_engine.backends.parameters import (
     Activation,
@@ -89,7 +90,7 @@ class CompiledBackend(SimdBackend):
     @contextmanager
     def session(self) -> Iterator[None]:
         """Hold the thread pool, and BLAS on one thread."""
-        with self.guard.held(), super().session():
+        with self.guard.held(), one_blas_thread():
             self.pool.renew()
             yield
 

@@ -97,13 +97,7 @@ class Block:
             self.n_inputs,
             activation,
         )
-        # Chunks depend on shapes only, so that results do not depend on threads. Narrow rows give longer chunks.
-        row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
-        nbytes = sum(matrix.nbytes for matrix in matrices)
-        chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
-        descriptor[layout.CHUNK_GEMV] = max(16, chunk_bytes // max(1, row_bytes) // 16 * 16)
-        descriptor[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
-        descriptor[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
+        self._write_chunks(matrices, gated)
         descriptor[layout.MATRICES] = len(matrices)
         # gemv needs whole vectors of inputs, and gate and up in one format, because it interleaves their rows.
         self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)
@@ -112,6 +106,15 @@ class Block:
             write_matrix(row, matrix, library)
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
+
+    def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
+        """Write the lengths of chunks. They depend on shapes only, so that results do not depend on threads."""
+        row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
+        nbytes = sum(matrix.nbytes for matrix in matrices)
+        chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
+        self.descriptor[layout.CHUNK_GEMV] = max(16, chunk_bytes // max(1, row_bytes) // 16 * 16)
+        self.descriptor[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
+        self.descriptor[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
 
     def _table(self) -> np.ndarray:
         return self.descriptor[layout.TABLE :].reshape(-1, layout.WIDTH)
