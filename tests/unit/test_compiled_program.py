@@ -66,7 +66,7 @@ Passes = list[list[tuple[int, int | None]]]
 
 
 def run(engine: Engine, passes: Passes, *, compiled: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Logits of all passes, and what lies in the stores; `compiled` or operation by operation."""
+    """Return the logits of all passes, and the contents of the stores; `compiled` or operation by operation."""
     model = copy.copy(engine.model)
     if not compiled:
         model.program = Backend.compile(engine.backend, model.definition, model.width)
@@ -397,7 +397,7 @@ def decoded(model: Any) -> np.ndarray:
 
 
 # Layers that the kernels would run with the positions, rows, counts and slots of the batch, whatever they say.
-TOLD_OTHERWISE: dict[str, Callable[..., Any]] = {
+NOT_OF_THE_BATCH: dict[str, Callable[..., Any]] = {
     "positions": partial(attended, i=0, positions=(9,)),
     "rows": partial(attended, i=0, rows=(0,)),
     "counts": partial(attended, i=0, counts=(1,)),
@@ -409,7 +409,7 @@ TOLD_OTHERWISE: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", TOLD_OTHERWISE)
+@pytest.mark.parametrize("what", NOT_OF_THE_BATCH)
 def test_what_is_not_the_batchs_is_run_operation_by_operation(what: str):
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
 
@@ -420,7 +420,7 @@ def test_what_is_not_the_batchs_is_run_operation_by_operation(what: str):
         )
 
     assert isinstance(compiled(partial(attended, i=0)), CompiledProgram)
-    assert isinstance(compiled(TOLD_OTHERWISE[what]), OpByOp)
+    assert isinstance(compiled(NOT_OF_THE_BATCH[what]), OpByOp)
 
 
 def test_an_operation_without_a_step_is_the_reason_that_is_logged(caplog: pytest.LogCaptureFixture):
