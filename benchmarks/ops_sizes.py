@@ -73,9 +73,9 @@ def operations(engine: Engine) -> Iterator[Sized]:
 
 def projections(be: Backend, layers: Sequence[Any], rng: np.random.Generator, T: int) -> Iterator[Sized]:
     """Yield the four products of a layer, as a model calls them, one plain product and a norm."""
-    D = layers[0].attn_output.weight.shape[0]
-    F = layers[0].ffn_down.weight.shape[1]
-    HE = layers[0].attn_output.weight.shape[1]
+    D = layers[0].out.weight.shape[0]
+    F = layers[0].ffn.down.weight.shape[1]
+    HE = layers[0].out.weight.shape[1]
     x, wide, heads = (be.array(rng.standard_normal((T, n)).astype(np.float32)) for n in (D, F, HE))
 
     def sized(op: str, what: str, arguments: list[tuple[Any, ...]], linears: list[Linear]) -> Sized:
@@ -86,14 +86,14 @@ def projections(be: Backend, layers: Sequence[Any], rng: np.random.Generator, T:
         return Sized(f"{op}, {what}, T={T}", calls, flops, sum(map(nbytes_of, weights)) + moved)
 
     one = layers[0]
-    qkv = [(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v)) for w in layers]
-    yield sized("norm_project", "q, k, v", qkv, [one.attn_q, one.attn_k, one.attn_v])
-    yield sized("project_add", "attn_output", [(heads, w.attn_output, x) for w in layers], [one.attn_output])
-    gated = [(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "silu") for w in layers]
-    yield sized("norm_gate_up", "silu", gated, [one.ffn_gate, one.ffn_up])
-    yield sized("project_add", "ffn_down", [(wide, w.ffn_down, x) for w in layers], [one.ffn_down])
-    yield sized("linear", "ffn_gate", [(x, w.ffn_gate) for w in layers], [one.ffn_gate])
-    norms = [Call("rms_norm", (x, w.ffn_norm.weight, w.ffn_norm.eps), {}) for w in layers]
+    qkv = [(x, w.norm, (w.mix.q, w.mix.k, w.mix.v)) for w in layers]
+    yield sized("norm_project", "q, k, v", qkv, [one.mix.q, one.mix.k, one.mix.v])
+    yield sized("project_add", "attn_output", [(heads, w.out, x) for w in layers], [one.out])
+    gated = [(x, w.ffn.norm, w.ffn.gate, w.ffn.up, "silu") for w in layers]
+    yield sized("norm_gate_up", "silu", gated, [one.ffn.gate, one.ffn.up])
+    yield sized("project_add", "ffn_down", [(wide, w.ffn.down, x) for w in layers], [one.ffn.down])
+    yield sized("linear", "ffn_gate", [(x, w.ffn.gate) for w in layers], [one.ffn.gate])
+    norms = [Call("rms_norm", (x, w.ffn.norm.weight, w.ffn.norm.eps), {}) for w in layers]
     yield Sized(f"rms_norm, T={T}", norms, 4.0 * T * D, 8.0 * T * D)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kernels.cpu.roofline_numpy import read
-from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.bench.machine import cache_bytes
 from mlx_engine.bench.model_memory import in_words
 from mlx_engine.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
 from mlx_engine.schedule.traffic import linears

@@ -241,8 +241,6 @@ def served_name(source: str) -> str:
 
 def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:
     """Return the lines about the loaded model and the memory for keys and values."""
-    from mlx_engine.commands.diagnostics import notes
-
     pool, slots = scheduler.pool, scheduler.slots
     context = engine.config.context_length
     _, rank = engine.model.kv_capacity()
@@ -250,7 +248,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.name} ({engine.backend.device})",
-        *notes(engine),
+        *engine.notes,
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]

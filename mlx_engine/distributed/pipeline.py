@@ -51,9 +51,9 @@ class StageRunner:
     def __init__(self, model: Decoder, group: Group, search: FaultSearch) -> None:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._pools = StagePools(model.backend, model.kv_layers, model.stage.first)
-        per_layer = model.layers[0].per_layer
+        own = model.layers[0].input
         # The width of hidden states, and of the inputs of this rank's layers and of all layers after them.
-        n_inputs = per_layer.columns[1] - per_layer.columns[0] if per_layer is not None else 0
+        n_inputs = own.columns[1] - own.columns[0] if own is not None else 0
         stage = model.stage
         self._hidden, self._own = int(model.config.hidden_size), (stage.end - stage.first) * n_inputs
         self._width = self._hidden + (stage.n_layers - stage.first) * n_inputs

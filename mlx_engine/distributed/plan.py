@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mlx_engine.backends.best import packs
 from mlx_engine.backends.experts import Experts, share_read
-from mlx_engine.backends.parameters import Layer, Linear
+from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import CacheLayer, KVLayer, StateLayer
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.errors import OptionError
+from mlx_engine.models.layer import Attention, GatedAndMixture, Layer, RowNorms, SharedAttention
 from mlx_engine.weights.need import ACTIVATIONS
 from mlx_engine.weights.outline import Outline, Outlined
 
@@ -142,21 +143,21 @@ def model_parts(outlined: Outlined) -> ModelParts:
     model: Any = outlined.model
     layers: Sequence[Layer] = model.layers
     own = iter(model.kv_layers)
-    kept = [next(own) if layer.shares is None else None for layer in layers]
-    attended = [kept[i] if layer.shares is None else kept[layer.shares] for i, layer in enumerate(layers)]
+    shared = [layer.mix.layer if isinstance(layer.mix, SharedAttention) else None for layer in layers]
+    kept = [next(own) if source is None else None for source in shared]
+    attended = [kept[i if source is None else source] for i, source in enumerate(shared)]
     tables = [value for name, value in vars(model).items() if name not in NOT_TABLES]
     cfg, sizes = model.config, outlined.sizes
-    columns = layers[-1].per_layer.columns[1] if layers[-1].per_layer is not None else 0
     return ModelParts(
         tables=_part(tables, tables=tuple(value for value in tables if isinstance(value, Outline))),
         layers=tuple(_layer(*each) for each in zip(layers, kept, attended, strict=True)),
         head=_part([model.output, model.output_norm], is_head=True),
         left=sizes.n_left,
         total=sizes.nbytes,
-        hidden=cfg.hidden_size + columns,
+        hidden=model.width,
         vocab_size=cfg.vocab_size,
         widest=max((sum(shape) for shape in sizes.shapes if shape[0] != cfg.vocab_size), default=0),
-        cuts=frozenset(c for c in range(1, len(layers)) if all(w.shares is None or w.shares >= c for w in layers[c:])),
+        cuts=frozenset(c for c in range(1, len(layers)) if all(source is None or source >= c for source in shared[c:])),
     )
 
 
@@ -167,8 +168,9 @@ def held(parts: Sequence[Part]) -> int:
 
 def _layer(layer: Layer, kept: CacheLayer | None, attended: CacheLayer | None) -> Part:
     kv = attended if isinstance(attended, KVLayer) else None
-    queries = 0 if kv is None or layer.attn_q is None else layer.attn_q.weight.shape[0]
-    exchanges = 2 + (layer.experts is not None and layer.ffn_down is not None) + 2 * layer.norms_rows
+    queries = layer.mix.q.weight.shape[0] if isinstance(layer.mix, Attention | SharedAttention) else 0
+    norms_rows = isinstance(layer.mix, Attention) and isinstance(layer.mix.norms, RowNorms)
+    exchanges = 2 + isinstance(layer.ffn, GatedAndMixture) + 2 * norms_rows
     return _part([layer], kept=kept, attended=kv, scored=2 * queries, exchanges=exchanges)
 
 

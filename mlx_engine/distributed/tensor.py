@@ -1,6 +1,6 @@
 """Tensor parallelism: every rank runs all layers with its slices of the matrices, and the sums make results whole.
 
-All ranks run the same passes over the same batches. `models/decoder.py` says where products of several ranks are
+All ranks run the same passes over the same batches. `models/layer.py` says where products of several ranks are
 added (`all_sum`) or put side by side (`all_columns`). A sum adds the ranks in their order, so that its bits depend on
 the number of ranks and not on the batch.
 
@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mlx_engine.backends.batch import Batch
-from mlx_engine.backends.mixers import DeltaNet, Mixer, ShortConv
-from mlx_engine.backends.parameters import Array, Columns, Layer
+from mlx_engine.backends.parameters import Array, DeltaNet
 from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools
 from mlx_engine.distributed.slices import Ranges, Slices
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, SharedAttention, ShortConv
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
 
@@ -71,15 +70,7 @@ class RankSlices:
         return [self._layer(i, layer) for i, layer in enumerate(layers)]
 
     def _layer(self, i: int, layer: Layer) -> Layer:
-        if layer.mixer is not None:
-            return replace(layer, mixer=self._mixer(i, layer.mixer))
-        changed: dict[str, Any] = {}
-        if layer.attn_k is not None:
-            n_keys = self.shape(f"blk.{i}.attn_{'k' if layer.attn_v is None else 'v'}.weight")[0]
-            changed["n_kv_heads"] = n_keys // (layer.head_dim or self.planned.config.head_dim)
-        if layer.norms_rows:
-            changed["own_columns"] = self._columns(i, "attn_q", "attn_q"), self._columns(i, "attn_k", "attn_v")
-        return replace(layer, **changed)
+        return replace(layer, mix=self._mixer(i, layer.mix))
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
         """Return which rows of a projection this rank uses: those that it has of `like`, which has the same heads."""
@@ -90,6 +81,15 @@ class RankSlices:
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
         """Return a mixer with this rank's heads or channels, and a state of their size."""
+        if isinstance(mixer, SharedAttention):
+            return mixer
+        if isinstance(mixer, Attention):
+            norms = mixer.norms
+            if isinstance(norms, RowNorms):
+                columns = self._columns(i, "attn_q", "attn_q"), self._columns(i, "attn_k", "attn_v")
+                norms = replace(norms, columns=columns)
+            n_values = self.shape(f"{mixer.v.name}.weight")[0]
+            return replace(mixer, norms=norms, n_kv_heads=n_values // mixer.head_dim)
         if isinstance(mixer, ShortConv):
             ((taps, _),) = mixer.state
             return replace(mixer, state=((taps, self.shape(f"blk.{i}.shortconv.conv.weight")[0]),))

@@ -38,7 +38,7 @@ LISTED = {
         "tests/unit/test_compiled_program.py",
     ),
     "mlx_engine/backends/cpu/backend.py": ("tests/unit/test_cpu_backends.py", "tests/unit/test_cpu_pool.py"),
-    "mlx_engine/backends/mlx/stream.py": ("tests/unit/test_engine_close.py",),
+    "mlx_engine/backends/mlx/device.py": ("tests/unit/test_engine_close.py",),
     "mlx_engine/backends/session_guard.py": ("tests/unit/test_fork.py",),
     "mlx_engine/commands/__init__.py": ("tests/unit/test_completion.py",),
     "mlx_engine/commands/chat.py": ("tests/unit/test_command_chat.py",),

@@ -27,6 +27,7 @@ from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.group_types import GROUP_TYPES
 from mlx_engine.quant.weight import Weight
+from mlx_engine.schedule.traffic import linears
 from mlx_engine.weights.model import load_model
 from tests.contract.check import EMULATED, load
 from tests.random_blocks import random_blocks, random_groups
@@ -55,7 +56,7 @@ def matrices(engine: mlx_engine.Engine) -> list[SplitMatrix]:
     model = engine.model
     found = [model.token_embd, model.output.weight]
     for layer in model.layers:
-        found += [part.weight for part in vars(layer).values() if isinstance(part, Linear)]
+        found += [linear.weight for linear in linears(layer)]
     return found
 
 
