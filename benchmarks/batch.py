@@ -21,9 +21,8 @@ from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.bench.model_memory import matrices
-from mlx_engine.bench.roofline import Limits
-from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
+from mlx_engine.bench.roofline import Limits, matrices
+from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.passes import Part, Passes, Running

@@ -24,7 +24,7 @@ from benchmarks.peers.engines import LLAMA, OURS, interpreters
 from benchmarks.peers.process import PeerError, Process
 from benchmarks.text import Row
 from mlx_engine.bench.origin import describe
-from mlx_engine.bench.sizes import Sizes
+from mlx_engine.bench.work import Sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.machine.cores import usable_cores

@@ -24,7 +24,7 @@ from benchmarks.peers import folders
 from benchmarks.peers import section as peers_section
 from benchmarks.summary import summary
 from benchmarks.text import Row, figure, model, source, table
-from mlx_engine.bench.report import text as sweep_text
+from mlx_engine.bench.ladder import text as sweep_text
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"

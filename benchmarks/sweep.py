@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.log import Log
-from mlx_engine.bench.report import text
-from mlx_engine.bench.sweep import sweep
-from mlx_engine.bench.sweep_plan import Plan
+from mlx_engine.bench.ladder import text
+from mlx_engine.bench.sweep import Plan, sweep
 
 RESULTS = Path(__file__).parent / "results" / "sweep.jsonl"
 # Seconds per cell; a cell that does not fit is extrapolated.

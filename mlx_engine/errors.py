@@ -172,9 +172,10 @@ class BackendUnavailableError(EngineError, RuntimeError):
 class OptionError(EngineError, ValueError):
     """An option's value is invalid."""
 
-    def __init__(self, *, option: str, expected: str, found: object) -> None:
+    def __init__(self, *, option: str, expected: str, found: object, message: str | None = None) -> None:
+        """Make the error, with a sentence written by hand or one made of the parts."""
         self.option, self.expected, self.found = option, expected, found
-        super().__init__(f"{option}: expected {expected}, found {shown(found)}")
+        super().__init__(message or f"{option}: expected {expected}, found {shown(found)}")
 
 
 def is_whole(value: object) -> bool:
@@ -187,10 +188,10 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def require(holds: bool, *, option: str, expected: str, found: object) -> None:
+def require(holds: bool, *, option: str, expected: str, found: object, message: str | None = None) -> None:
     """Raise OptionError unless `holds`."""
     if not holds:
-        raise OptionError(option=option, expected=expected, found=found)
+        raise OptionError(option=option, expected=expected, found=found, message=message)
 
 
 class ContextLengthError(OptionError):

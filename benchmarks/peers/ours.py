@@ -13,11 +13,10 @@ import numpy as np
 import mlx_engine
 from benchmarks.peers.loop import Answer, Peer, Request
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.bench.model_memory import matrices
 from mlx_engine.bench.origin import versions
-from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
-from mlx_engine.bench.sizes import bytes_per_weight, sizes
+from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler

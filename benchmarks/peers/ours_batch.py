@@ -9,11 +9,10 @@ from pathlib import Path
 import mlx_engine
 from benchmarks.peers.batches import BatchPeer, prompts
 from benchmarks.peers.loop import Answer, Request
-from mlx_engine.bench.model_memory import matrices
 from mlx_engine.bench.origin import versions
-from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
-from mlx_engine.bench.sizes import bytes_per_weight, sizes
+from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import CacheSize
 from mlx_engine.checkpoint.model_files import open_checkpoint

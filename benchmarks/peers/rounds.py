@@ -11,8 +11,7 @@ from benchmarks.peers.engines import OURS
 from benchmarks.peers.plan import Contest, Contestant
 from benchmarks.peers.process import PeerError
 from benchmarks.peers.processes import Processes, asked
-from mlx_engine.bench.sizes import Sizes
-from mlx_engine.bench.work import work
+from mlx_engine.bench.work import Sizes, work
 
 # A setting runs again if it is at most so many times slower than the fastest setting of its engine, after the first
 # round and after the second: then only the fastest continues.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from benchmarks.peers.engines import ENGINES, LLAMA, OURS
 from benchmarks.peers.plan import FORMATS, PASSES
 from benchmarks.text import Row, figure, model, note, source, spread, table
-from mlx_engine.bench.report import EARLY, LATE, growth_of
+from mlx_engine.bench.ladder import EARLY, LATE, growth_of
 
 START, ERRORS = "start", "errors"
 

@@ -8,14 +8,11 @@ from typing import Any
 
 from mlx_engine.backends import unavailable
 from mlx_engine.backends.base import Backend
-from mlx_engine.bench.cells import check, measure
-from mlx_engine.bench.components import affordable, components
-from mlx_engine.bench.model_memory import matrices
+from mlx_engine.bench.cells import affordable, check, components, measure
 from mlx_engine.bench.origin import describe, digest, origin
-from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.samples import Result, Test
-from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
-from mlx_engine.bench.work import work
+from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.distributed.shard import Shard
@@ -46,12 +43,12 @@ def rows(
     allow_settings: Sequence[str] = (),
     allow_too_large: bool = False,
     overlap: bool = True,
-    apart: bool = False,
+    profile: bool = False,
     shard: Shard | None = None,
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
 
-    With `apart` a row also has the profile of one pass. `shard` has the ranks that share the model with this process,
+    With `profile` a row also has the profile of one pass. `shard` has the ranks that share the model with this process,
     which is rank 0 of them.
 
     Raises:
@@ -63,7 +60,7 @@ def rows(
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
     common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
-    runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
+    runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "profile": profile, "overlap": overlap}
     for name in backends:
         bench: Bench | None = None  # frees the previous engine before the next one is loaded
         if reasons[name] is None:
@@ -96,14 +93,14 @@ class Bench:
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
     def cell(
-        self, test: Test, *, kv: bool, repetitions: int, budget: float | None, apart: bool, overlap: bool = True
+        self, test: Test, *, kv: bool, repetitions: int, budget: float | None, profile: bool, overlap: bool = True
     ) -> Row:
         """Measure a test and return its row: samples, backend, and shares of the machine's limits."""
         between = self.limits.sample if self.limits is not None else lambda: None
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
         result = measure(self.engine, test, **how, between=between)
         row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv)}
-        if apart and kv:
+        if profile and kv:
             seconds = COMPONENT_SECONDS if budget is None else budget / 4
             row["components"] = components(self.engine, test, affordable(result, seconds))
         return row

@@ -145,7 +145,7 @@ def measured_bandwidth(backend: Backend, threads: int) -> float:
 
 def measured_compute(backend: Backend, outline: Outlined) -> float:
     """Return the floating-point operations per second of this backend's products with the model's largest type."""
-    from mlx_engine.bench.host_speed import product_rate
+    from mlx_engine.bench.roofline import product_rate
 
     if backend.name == "scalar":
         expected = "a rate such as 300GFLOP/s, for the backend scalar"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_engine.bench.estimate import ENOUGH, rest
+from mlx_engine.bench.samples import ENOUGH, rest
 
 
 def test_with_a_cache_passes_are_alike():

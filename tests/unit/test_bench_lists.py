@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlx_engine.bench.lists import numbers, pair
-from mlx_engine.bench.lists import tests_of as combined
+from mlx_engine.bench.samples import numbers, pair
+from mlx_engine.bench.samples import tests_of as combined
 from mlx_engine.errors import OptionError
 
 
@@ -69,7 +69,7 @@ def test_a_pair(text, meant):
     "text", ["", "512", "512,", ",64", "512,64,1", "512, 64", "0,64", "512,0", "a,b", "1-2,3", "-1,5"]
 )
 def test_a_pair_that_cannot_be_understood_is_refused(text):
-    with pytest.raises(OptionError, match="prompt tokens and tokens to generate") as caught:
+    with pytest.raises(OptionError, match="no pair of prompt and generated tokens") as caught:
         pair(text)
     assert caught.value.option == "-pg"
 
@@ -99,5 +99,5 @@ def test_every_combination_at_every_depth(p, n, pg, d, meant):
 
 
 def test_nothing_to_measure_is_refused():
-    with pytest.raises(OptionError, match="expected at least one test"):
+    with pytest.raises(OptionError, match="give at least one test"):
         combined(["0"], ["0"], None, None)

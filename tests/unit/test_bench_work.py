@@ -10,8 +10,7 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import cells
 from mlx_engine.bench.samples import Test as Cell
-from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
-from mlx_engine.bench.work import Work, passes, work
+from mlx_engine.bench.work import Sizes, Work, bytes_per_weight, passes, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.quant.types import F16, F32, Q8_0

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_engine.bench.concurrency import figures as of
-from mlx_engine.bench.concurrency.figures import Run, Steps, Timed
-from mlx_engine.bench.concurrency.load import Load
+from mlx_engine.bench.concurrency import load as of
+from mlx_engine.bench.concurrency.clients import Scheduled
+from mlx_engine.bench.concurrency.load import Load, Run, Steps, Timed
 from mlx_engine.bench.concurrency.measure import Plan, Sample, interleaved, row, shared_prefix, throughput
-from mlx_engine.bench.concurrency.scheduled import Scheduled
-from mlx_engine.bench.sizes import Sizes
+from mlx_engine.bench.work import Sizes
 from mlx_engine.cache import KVLayer, KVPool
 from mlx_engine.decode.output import Output
 from mlx_engine.schedule.request import Request

@@ -11,7 +11,7 @@ import mlx_engine
 from benchmarks import crossover, crossover_section
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.bench.model_memory import linears
+from mlx_engine.bench.roofline import linears
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_folders import write_folder

@@ -11,8 +11,7 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.cpu.matrices import Matrix
 from mlx_engine.backends.experts import share_read
-from mlx_engine.bench.sizes import sizes
-from mlx_engine.bench.work import pass_work
+from mlx_engine.bench.work import pass_work, sizes
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint

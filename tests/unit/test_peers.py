@@ -15,10 +15,10 @@ import pytest
 from benchmarks.peers import child, folders, rounds
 from benchmarks.peers.engines import ENGINES, LLAMA, MLX_LM, OURS, TRANSFORMERS, interpreters
 from benchmarks.peers.exact import CONTEXT, MODEL, exact_logits, relative
+from benchmarks.peers.hugging_face import repacked
 from benchmarks.peers.loop import Peer, fill, random_ids, run
 from benchmarks.peers.plan import FORMATS, PASSES, Contest, Contestant, plan
 from benchmarks.peers.process import PeerError, Process
-from benchmarks.peers.repack import repacked
 from benchmarks.peers.rounds import Entry, continuing, play
 from benchmarks.peers.section import ERRORS, START, factor, later, latest, section
 from benchmarks.peers.start import N_TOKENS, prompt, starts
