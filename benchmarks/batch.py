@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import mlx_engine
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.roofline import Limits, matrices

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batch import limit
-from benchmarks.log import Log
-from benchmarks.peers.engines import LLAMA, OURS, interpreters
+from benchmarks.log import Log, Row
+from benchmarks.peers.contests import LLAMA, OURS, interpreters
 from benchmarks.peers.process import PeerError, Process
-from benchmarks.text import Row
 from mlx_engine.bench.origin import describe
 from mlx_engine.bench.work import Sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -70,11 +69,11 @@ def measure(path: Path, pythons: Mapping[str, str], depth: int, rounds: int) -> 
     found: dict[str, dict[str, list[float]]] = {}
     absent, limits = {}, list[dict[str, float]]()
     with ExitStack() as stack:
-        ours = stack.enter_context(Process("ours_batch", pythons[OURS], **common, backend="parallel"))
+        ours = stack.enter_context(Process("ours", pythons[OURS], **common, backend="parallel"))
         processes = {OURS: ours}
         for name, setting in SETTINGS.items():
             try:
-                process = Process("llama_batch", pythons[LLAMA], **common, threads=usable_cores(), **setting)
+                process = Process("llama", pythons[LLAMA], **common, threads=usable_cores(), **setting)
                 processes[name] = stack.enter_context(process)
             except PeerError as error:
                 absent[name] = str(error)

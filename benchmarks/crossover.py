@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.parameters import Linear

@@ -22,13 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.log import Log
-from benchmarks.peers.engines import ENGINES, LLAMA, OURS
+from benchmarks.log import Log, Row
+from benchmarks.peers.contests import ENGINES, LLAMA, OURS, WARM, Contestant, asked
 from benchmarks.peers.exact import relative
-from benchmarks.peers.plan import Contestant
 from benchmarks.peers.process import Process
-from benchmarks.peers.processes import WARM, asked
-from benchmarks.text import Row
 from mlx_engine import create_backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.origin import describe

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.links import LINKS, links_of
-from benchmarks.relayed import ranks, urgent
+from benchmarks.relay import ranks, urgent
 from mlx_engine.backends import create_backend
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shapes import Qwen3Shape

@@ -17,12 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log import Log
-from benchmarks.peers.engines import ENGINES, LLAMA, OURS
-from benchmarks.peers.plan import Contestant
+from benchmarks.log import Log, Row
+from benchmarks.peers.contests import ENGINES, LLAMA, OURS, SPARE, Contestant, asked
 from benchmarks.peers.process import Process
-from benchmarks.peers.processes import SPARE, asked
-from benchmarks.text import Row
 from mlx_engine.bench.origin import describe
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.log import Log
-from benchmarks.peers.engines import ENGINES, interpreters
+from benchmarks.peers.contests import ENGINES, ERRORS, ROUNDS, START, contest_row, interpreters, plan, play, report_line
 from benchmarks.peers.exact import errors
-from benchmarks.peers.plan import ROUNDS, plan
-from benchmarks.peers.rounds import contest_row, play, report_line
-from benchmarks.peers.section import ERRORS, START
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
 from mlx_engine.bench.origin import describe, digest

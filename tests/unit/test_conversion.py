@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from benchmarks import crossover, crossover_section
+from benchmarks import crossover
+from benchmarks import sections as crossover_section
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.bench.roofline import linears
