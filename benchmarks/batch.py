@@ -1,9 +1,9 @@
-"""Tokens per second of decode for several sequences in one forward pass, beside both limits.
+"""Tokens per second of decode for several sequences in one forward pass, compared with both limits.
 
     python -m benchmarks.batch [MODEL [DEPTH]]      appends to benchmarks/results/batch.jsonl, every sample kept
 
 B = 1 to 32 sequences on the compiled CPU backend, each after DEPTH tokens of its own; numbers of sequences are
-interleaved. A step reads one token of every sequence and chooses the next. The limits beside each: all weights and all
+interleaved. A step reads one token of every sequence and chooses the next. The limits of each: all weights and all
 keys and values read once per step at the memory bandwidth, and all multiplications at the peak, both measured on this
 machine between the steps.
 """

@@ -1,10 +1,10 @@
-"""Tokens per second of decode for several sequences, beside llama.cpp's batched decode and beside both limits.
+"""Tokens per second of decode for several sequences, compared with llama.cpp's batched decode and with both limits.
 
     python -m benchmarks.concurrency --python llama.cpp=PATH    appends to benchmarks/results/concurrency.jsonl
 
 1 to 32 sequences, each after a prompt of its own. Our scheduler and llama.cpp with several settings each have a
 process, the same file and the same number of threads. Every round runs every engine with every number of sequences,
-in an order that is reversed in every other round. The limits beside each number: all weights, keys and values read once
+in an order that is reversed in every other round. The limits of each number: all weights, keys and values read once
 per step at the memory bandwidth, and all arithmetic at the peak, measured in every round.
 """
 
@@ -104,9 +104,9 @@ def report_lines(row: Row) -> list[str]:
     ours, lines = row["medians_ts"][OURS], [f"{name}: {why}" for name, why in row["absent"].items()]
     for n, rate in ours.items():
         theirs, (memory, arithmetic) = fastest(row, n), row["limits_ts"][n]
-        beside = "" if theirs is None else f"{LLAMA} {theirs:.1f}, factor {rate / theirs:.2f}; "
+        compared = "" if theirs is None else f"{LLAMA} {theirs:.1f}, factor {rate / theirs:.2f}; "
         lines.append(
-            f"{n:>4} sequences: {rate:7.1f} tokens/s, {rate / ours['1']:.2f} times one; {beside}"
+            f"{n:>4} sequences: {rate:7.1f} tokens/s, {rate / ours['1']:.2f} times one; {compared}"
             f"limits {memory:.0f} by memory, {arithmetic:.0f} by arithmetic, {rate / min(memory, arithmetic):.0%}"
         )
     return lines

@@ -59,15 +59,15 @@ class Call:
 def recorded(case: OpCase, be: Backend) -> list[Call]:
     """Return the calls that a case makes of its operation; most cases make one."""
     calls: list[Call] = []
-    twin = copy.copy(be)
+    copied = copy.copy(be)
     operation = getattr(be, case.op)
 
     def record(*args: Any, **kwargs: Any) -> Any:
         calls.append(Call(case.op, args, kwargs))
         return operation(*args, **kwargs)
 
-    setattr(twin, case.op, record)
-    case.on(twin)
+    setattr(copied, case.op, record)
+    case.on(copied)
     return calls
 
 

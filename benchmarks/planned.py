@@ -135,7 +135,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times
 
 
 def pinned() -> None:
-    """Run this process on one core: the ranks take the cores in turns."""
+    """Run this process on one core: ranks are assigned to cores round-robin."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})

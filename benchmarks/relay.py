@@ -130,7 +130,7 @@ class Wire:
     is_open: bool = True
 
     @property
-    def room(self) -> float:
+    def capacity(self) -> float:
         """Bytes that may be under way: what a wire of this rate and latency holds, and some chunks."""
         return self.rate * self.latency / BITS + 4 * CHUNK
 
@@ -211,7 +211,7 @@ class Relay:
         """Wait for bytes or for the next arrival, at most `longest` seconds, and forward what there is."""
         full = [wire for wire in self.wires if wire.write()]
         self.wires = [wire for wire in self.wires if wire.is_open or wire.queue]
-        ready = [wire for wire in self.wires if wire.is_open and wire.n_queued < wire.room]
+        ready = [wire for wire in self.wires if wire.is_open and wire.n_queued < wire.capacity]
         dues = [wire.queue[0][0] for wire in self.wires if wire.queue and wire not in full]
         wait = max(0.0, min([longest, *(due - time.perf_counter() for due in dues)]))
         sources = {wire.source: wire for wire in ready}
@@ -229,10 +229,10 @@ class Relay:
 
 
 def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
-    """Connect to an address, again and again until somebody listens there.
+    """Connect to an address, repeatedly until a process listens there.
 
     Raises:
-        OSError: nobody did in time.
+        OSError: no process did in time.
     """
     end = time.monotonic() + seconds
     while True:

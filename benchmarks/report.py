@@ -109,14 +109,14 @@ def sweeps(rows: Sequence[Row]) -> str:
 # Title and section by the name of the file, in the order of the page. Any other file has rows of `cli.py bench`, at the
 # end of the page.
 SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
-    "peers": ("Beside other engines", sections.peers),
-    "folders": ("Hugging Face folders, beside transformers", sections.folders),
+    "peers": ("Compared with other engines", sections.peers),
+    "folders": ("Hugging Face folders, compared with transformers", sections.folders),
     "llama_quants": ("Files quantised by llama.cpp", sections.llama_quants),
-    "states": ("A model with states, beside llama.cpp", sections.states),
+    "states": ("A model with states, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
     "rows": ("Several rows in one pass", sections.rows_in_one_pass),
     "batch": ("Several sequences in one decode step", sections.batch),
-    "concurrency": ("Several sequences beside llama.cpp", sections.concurrency),
+    "concurrency": ("Several sequences, compared with llama.cpp", sections.concurrency),
     "server": ("The server", sections.server),
     "bits": ("Bits of the logits", sections.bits),
     "ways": ("Memory read in several streams", sections.ways),
@@ -127,8 +127,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
 }
 
 
-# Tests beside llama.cpp, with their titles.
-BESIDE = {
+# Tests compared with llama.cpp, with their titles.
+COMPARED = {
     "tg64": "decode, 64 tokens: tokens/s",
     "tg64 @ d4096": "decode after 4,096 tokens: tokens/s",
     "pp512": "prefill, 512 tokens: tokens/s",
@@ -143,7 +143,7 @@ Line = tuple[str, str, str, str, Row]
 
 def summary(results: Mapping[str, Sequence[Row]]) -> str:
     """Return the table. `results` has all rows by the name of their benchmark; one without rows has no line."""
-    makers = (("peers", beside_llama), ("rows", rows_in_one_pass), ("batch", sequences), ("bits", bits_line))
+    makers = (("peers", compared_with_llama), ("rows", rows_in_one_pass), ("batch", sequences), ("bits", bits_line))
     lines = [line for name, lines_of in makers if results.get(name) for line in lines_of(results[name])]
     head = ["", OURS, "compared with", "factor", "version, processor"]
     return table(head, [[*cells, measured(row)] for *cells, row in lines], n_words=1)
@@ -154,11 +154,11 @@ def measured(row: Row) -> str:
     return f"{row['versions']['mlx-engine']}, {row['machine']['processor']}"
 
 
-def beside_llama(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield speed, bandwidth, the start of a process and errors, beside llama.cpp at its fastest setting."""
+def compared_with_llama(rows: Sequence[Row]) -> Iterator[Line]:
+    """Yield speed, bandwidth, the start of a process and errors, compared with llama.cpp at its fastest setting."""
     rows = latest(rows)
     by_test = tests_of(rows)
-    for test, title in BESIDE.items():
+    for test, title in COMPARED.items():
         ours, theirs = (fastest(by_test.get(test, []), engine) for engine in (OURS, LLAMA))
         if ours is not None and theirs is not None:
             mine, other = statistics.median(rates(ours)), statistics.median(rates(theirs))

@@ -175,7 +175,7 @@ def factor(ours: Row | None, theirs: Row | None) -> str:
 
 
 def shares(rows: Sequence[Row]) -> str:
-    """Return a table of the bandwidth that decode reaches beside the bandwidth measured between the rounds."""
+    """Return a table of the bandwidth that decode reaches, compared with the bandwidth measured between the rounds."""
     lines = []
     for test, of in tests_of(rows).items():
         ours = fastest(of, OURS)
@@ -600,7 +600,7 @@ def emulator(rows: Sequence[Row]) -> str:
     n, k = newest[0]["shape"]
     words = (
         f"{source(newest[0])}\n\nThe kernel `{newest[0]['kernel']}` emulated on the CPU: a vector times a Q8_0 "
-        f"matrix of {n:,} x {k:,}, in milliseconds, Python included. These times tell how long tests take; they say "
+        f"matrix of {n:,} x {k:,}, in milliseconds, Python included. These times are those of tests; they say "
         "nothing about a GPU.\n\n"
     )
     return words + table(

@@ -1,4 +1,4 @@
-"""A model whose layers have states, beside llama.cpp: decode and prefill at several depths, and the bytes of the state.
+"""A model whose layers have states, compared with llama.cpp: rates at several depths, and the bytes of the state.
 
     python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
     python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl

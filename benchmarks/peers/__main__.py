@@ -35,7 +35,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Measure other engines beside ours.")
+    parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Compare with other engines.")
     parser.add_argument("--model", default=MODEL, help=f"a GGUF file of a Qwen3, or {MODEL}")
     parser.add_argument("--backend", default="auto", help="this engine's backend")
     parser.add_argument(

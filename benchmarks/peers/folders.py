@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers.folders`: GPT-2 and Gemma 3 from Hugging Face folders, beside transformers.
+"""`python -m benchmarks.peers.folders`: GPT-2 and Gemma 3 from Hugging Face folders, compared with transformers.
 
 Decode after a short prompt: this engine with weights quantised on load and in float32, transformers in float32. Each of
 three sets has fresh processes, in which the contestants run several times, interleaved. The rows go to
@@ -70,7 +70,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def main() -> None:
     """Measure, print, and append."""
-    parser = argparse.ArgumentParser(prog="benchmarks.peers.folders", description="Measure transformers beside ours.")
+    parser = argparse.ArgumentParser(prog="benchmarks.peers.folders", description="Compare with transformers.")
     parser.add_argument("--model", action="append", help=f"a folder; may be given several times; else {MODELS}")
     parser.add_argument("--backend", default="auto", help="this engine's backend")
     parser.add_argument("--python", help="the interpreter that has transformers, if not this one")

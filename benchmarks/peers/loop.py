@@ -48,7 +48,7 @@ class Peer(ABC):
         return nullcontext()
 
     def cache(self) -> Answer:
-        """Return the tokens of the sequence and the bytes that hold them; empty if the engine does not tell."""
+        """Return the tokens of the sequence and the bytes that hold them; empty if the engine does not report them."""
         return {}
 
     def read_rates(self) -> dict[str, list[float]]:

@@ -174,13 +174,13 @@ def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) ->
 
 def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
     """Return a copy of `backend` that counts the dispatches of its operations, those outside of layers in `around`."""
-    twin = copy.copy(backend)
+    copied = copy.copy(backend)
     kind = type(backend)
     methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}
     for name in AROUND:
         methods[name] = _apart(methods.get(name, getattr(kind, name)), stock, around)
-    twin.__class__ = type(f"Counting{kind.__name__}", (kind,), methods)
-    return twin
+    copied.__class__ = type(f"Counting{kind.__name__}", (kind,), methods)
+    return copied
 
 
 def _costing(

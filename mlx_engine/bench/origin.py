@@ -98,8 +98,8 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     head = output_of("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
-    apart = [f":(exclude){path}" for path in WRITTEN]
-    changed = output_of("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *apart)
+    excluded = [f":(exclude){path}" for path in WRITTEN]
+    changed = output_of("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *excluded)
     return f"{head}+" if head and changed else head
 
 

@@ -156,7 +156,7 @@ READINGS = 4
 def read_bandwidth(engine: Engine) -> float | None:
     """Return the bytes per second at which the backend's threads read the model's weights, the best of a few readings.
 
-    Return None where this says nothing about the backend: its weights are not in the memory of the CPU, or half of them
+    Return None where this is not the backend's bandwidth: its weights are not in the memory of the CPU, or half of them
     fit into the processor's cache.
     """
     held = {id(linear.weight): linear.weight for value in vars(engine.model).values() for linear in linears(value)}

@@ -49,7 +49,7 @@ class Sizes:
         cached: bytes of keys and values per token that attention reads, over all layers.
         scored: multiplications of attention per query and visible token, summed over all layers.
         local: the share of layers with a sliding window of `window` tokens.
-        behind: weights of the last layer that are multiplied with the last token of a pass only.
+        last_token_only: weights of the last layer that are multiplied with the last token of a pass only.
         scored_last: the last layer's part of `scored`; it has only the last token's query.
         head_nbytes: the head's part of `nbytes`.
         expert_nbytes: bytes of all experts.
@@ -63,7 +63,7 @@ class Sizes:
     scored: int
     local: float = 0.0
     window: int = 0
-    behind: int = 0
+    last_token_only: int = 0
     scored_last: int = 0
     head_nbytes: float = 0.0
     expert_nbytes: float = 0.0
@@ -103,7 +103,9 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
         scored=sum(2 * of.n_heads * of.head_dim for of in each),
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,
-        behind=round(sum(used[name] for name in layers if name.startswith(last) and not name.startswith(before))),
+        last_token_only=round(
+            sum(used[name] for name in layers if name.startswith(last) and not name.startswith(before))
+        ),
         scored_last=2 * each[-1].n_heads * each[-1].head_dim,
         head_nbytes=bytes_of(head),
         expert_nbytes=sum(bytes_of(name) for name in layers if _is_expert(name)),
@@ -146,7 +148,7 @@ def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = Tr
         everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))
         scored = (of.scored - of.scored_last) * _mean(of, everything, latest)
         scored += wanted * of.scored_last * _mean(of, before + n, min(of.window, before + n))
-        flops += 2.0 * (of.layers * n - of.behind * (n - wanted) + wanted * of.head + scored)
+        flops += 2.0 * (of.layers * n - of.last_token_only * (n - wanted) + wanted * of.head + scored)
         # Keys and values visible to any of the new tokens are read.
         cached += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
         rows, n_tokens = rows + wanted, n_tokens + n

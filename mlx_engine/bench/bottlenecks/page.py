@@ -199,7 +199,7 @@ def operations(phase: Report, limited: bool) -> str:
 
 
 def layers(phase: Report) -> str | None:
-    """Return the table of the fastest, median, slowest and first layer, since layers are alike."""
+    """Return the table of the fastest, median, slowest and first layer; the others take similar times."""
     known = phase["layers"]
     if not known:
         return None

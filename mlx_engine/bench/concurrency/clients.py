@@ -31,7 +31,7 @@ class Scheduled:
         sizes: sizes of its weights and caches, for the work of each step.
         slots: the largest number of clients.
         longest: tokens of the longest prompt and its answer.
-        prefix_cache: keep prompts and answers for later requests that begin alike.
+        prefix_cache: keep prompts and answers for later requests that share a prefix.
         overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
         clock: read for all times.
     """

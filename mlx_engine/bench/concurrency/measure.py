@@ -125,8 +125,8 @@ def shared_prefix(target: Target, plan: Plan, announce: Announce) -> Iterator[li
         draws = load.draws(number, n)
         prefix: Any = target.prompt(draws, load.shared_prefix)
         first, *rest = [prefix + own for own in [target.prompt(draws, load.n_prompt), *load.prompts(target, draws, n)]]
-        alike: list[Any] = load.prompts(target, draws, n)
-        control = [target.prompt(draws, load.shared_prefix) + own for own in alike]
+        own_prompts: list[Any] = load.prompts(target, draws, n)
+        control = [target.prompt(draws, load.shared_prefix) + own for own in own_prompts]
         deadline = None if left is None else plan.clock() + left
         runs: list[Run] = []
         for clients, prompts in ((1, [first]), (n, rest), (n, control)):
