@@ -42,7 +42,7 @@ def measure(
     repetitions: int = 5,
     budget: float | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     between: Callable[[], None] = lambda: None,
 ) -> Result:
     """Run a test `repetitions` times, after a warm-up run.
@@ -73,11 +73,9 @@ def measure(
     runs: list[Result] = []
     while len(runs) <= repetitions and (not runs or deadline is None or time.perf_counter() < deadline):
         run = _run(engine, test, ids, kv=kv, overlap=overlap, deadline=deadline)
-        if run.estimated and runs:
-            break
-        runs.append(run)
-        between()
-        if progress is not None:
+        if not (run.estimated and runs):
+            runs.append(run)
+            between()
             progress(len(runs), repetitions + 1)
         if run.estimated:
             break

@@ -42,8 +42,14 @@ def _line(title: str, old: Sequence[float], new: Sequence[float], *, estimated: 
     if len(old) > 1 and len(new) > 1 and min(old) <= max(new) and min(new) <= max(old):
         notes = ["within the spread"]
     notes += ["estimated"] if estimated else []
-    factor = f"x{figure(before / after)}" if before > 0 and after > 0 else "-"
-    return [title, milliseconds(before), milliseconds(after), factor, ", ".join(notes)]
+    return change(title, before, after, ", ".join(notes))
+
+
+def change(title: str, before: float | None, after: float | None, note: str = "") -> list[str]:
+    """Return a line with old and new milliseconds and the speedup factor; one of both times may be absent."""
+    absent = "only new" if before is None else "only old" if after is None else ""
+    times = ["-" if ms is None else milliseconds(ms) for ms in (before, after)]
+    return [title, *times, f"x{figure(before / after)}" if before and after else "-", note or absent]
 
 
 def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
@@ -83,10 +89,8 @@ def _lines(old: dict[str, float | None], new: dict[str, float | None]) -> list[l
         before, after = old.get(name), new.get(name)
         if before is not None and after is not None:
             out.append(_line(name, [before], [after]))
-        elif after is not None:
-            out.append([name, "-", milliseconds(after), "-", "only new"])
-        elif before is not None:
-            out.append([name, milliseconds(before), "-", "-", "only old"])
+        elif before is not None or after is not None:
+            out.append(change(name, before, after))
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mlx_engine.backends import unavailable
@@ -17,6 +17,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
+from mlx_engine.opened import Opened
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
@@ -35,49 +36,72 @@ def rows(
     tests: Sequence[Test],
     *,
     kv: Sequence[bool] = (True,),
-    quant: Conversion = STORED,
-    threads: int | None = None,
     repetitions: int = 5,
     budget: float | None = None,
-    jit: bool = True,
-    allow_settings: Sequence[str] = (),
-    allow_too_large: bool = False,
-    overlap: bool = True,
     profile: bool = False,
-    shard: Shard | None = None,
+    overlap: bool = True,
+    **how: Any,
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
 
-    With `profile` a row also has the profile of one pass. `shard` has the ranks that share the model with this process,
-    which is rank 0 of them.
+    With `profile` a row also has the profile of one pass. `how` has other options of `engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
         OptionError: a test does not fit the model's context.
     """
+
+    def check_all(opened: Opened) -> None:
+        for test in tests:
+            check(test, opened)
+
+    runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "profile": profile, "overlap": overlap}
+    for row, reason, bench in engines(model, backends, check_all, overlap=overlap, **how):
+        for cached in kv:
+            for test in tests:
+                cell = test.numbers if bench is None else bench.cell(test, kv=cached, **runs)
+                yield {**row, "kv": cached, "unavailable": reason, **cell}
+        del bench  # frees the engine before the next one is loaded
+
+
+def engines(
+    model: str,
+    backends: Sequence[str],
+    check: Callable[[Opened], None],
+    *,
+    shared: Row | None = None,
+    quant: Conversion = STORED,
+    threads: int | None = None,
+    jit: bool = True,
+    allow_settings: Sequence[str] = (),
+    allow_too_large: bool = False,
+    overlap: bool = True,
+    shard: Shard | None = None,
+) -> Iterator[tuple[Row, str | None, Bench | None]]:
+    """Yield for each backend the fields of its rows, the reason why the backend is unavailable, and an engine.
+
+    The engine is closed when the next one is asked for. `check` is called with each model before its weights are read;
+    `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
+    """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     path = resolve(model)
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
-    common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
-    runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "profile": profile, "overlap": overlap}
+    common |= {"quant": str(quant), "jit": jit, "overlap": overlap, **(shared or {})}
     for name in backends:
-        bench: Bench | None = None  # frees the previous engine before the next one is loaded
-        if reasons[name] is None:
-            how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
-            opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
-            for test in tests:
-                check(test, opened)
-            bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
-        for cached in kv:
-            for test in tests:
-                row = {**common, "backend": name, "threads": threads, "kv": cached, "unavailable": reasons[name]}
-                if bench is None:
-                    yield {**row, **test.numbers}
-                else:
-                    yield {**row, **bench.cell(test, kv=cached, **runs)}
-        if bench is not None:
+        row = {**common, "backend": name, "threads": threads}
+        if reasons[name] is not None:
+            yield row, reasons[name], None
+            continue
+        how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
+        opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
+        check(opened)
+        bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
+        try:
+            yield row, None, bench
+        finally:
             bench.close()
+        del bench, opened
 
 
 class Bench:

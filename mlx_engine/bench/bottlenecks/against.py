@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlx_engine.bench.compare import HEAD, change
 from mlx_engine.bench.results import content
-from mlx_engine.bench.tables import aligned, figure, milliseconds, printable
+from mlx_engine.bench.tables import aligned, printable
 from mlx_engine.errors import FormatError, OptionError, is_number
 
 Report = dict[str, Any]
@@ -108,11 +109,11 @@ def tables(old: Report, new: Report) -> Iterator[str]:
     """Yield a table of the user-visible times, then a table of operations for each kind of pass."""
     names = [name for name in new["timing"] if name in old["timing"]]
     rows = [line(name.replace("_", " "), old["timing"][name], new["timing"][name]) for name in names]
-    yield aligned([["", "old ms", "new ms", "factor", "note"], *rows])
+    yield aligned([["", *HEAD[1:]], *rows])
     for name, phase in new["phases"].items():
         if name in old["phases"]:
             found = _operations(old["phases"][name], phase)
-            head = [f"{name}, profiled", "old ms", "new ms", "factor", "note"]
+            head = [f"{name}, profiled", *HEAD[1:]]
             yield aligned([head, *found])
 
 
@@ -124,13 +125,8 @@ def _operations(old: Report, new: Report) -> list[list[str]]:
         found = [of[role] for of in (before, after) if role in of]
         if max(of["median"] for of in found) < floor:
             continue
-        name = printable(role)
-        if len(found) == 2:
-            rows.append(line(name, *found))
-        elif role in after:
-            rows.append([name, "-", milliseconds(after[role]["median"]), "-", "only new"])
-        else:
-            rows.append([name, milliseconds(before[role]["median"]), "-", "-", "only old"])
+        old_ms, new_ms = (of[role]["median"] if role in of else None for of in (before, after))
+        rows.append(line(printable(role), *found) if len(found) == 2 else change(printable(role), old_ms, new_ms))
     return rows
 
 
@@ -139,10 +135,4 @@ def line(title: str, old: Report, new: Report) -> list[str]:
     before, after = old["median"], new["median"]
     overlap = old["q1"] <= new["q3"] and new["q1"] <= old["q3"]
     note = "within the spread" if overlap else "slower" if after > before else ""
-    return [
-        title,
-        milliseconds(before),
-        milliseconds(after),
-        f"x{figure(before / after)}" if before > 0 and after > 0 else "-",
-        note,
-    ]
+    return change(title, before, after, note)

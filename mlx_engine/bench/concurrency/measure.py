@@ -12,19 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_engine.backends import unavailable
 from mlx_engine.bench.concurrency.clients import Scheduled, Served
 from mlx_engine.bench.concurrency.load import Figures, Load, Run, Target, figures, medians
-from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.origin import origin
 from mlx_engine.bench.roofline import Limits
-from mlx_engine.bench.run import Bench
+from mlx_engine.bench.run import engines
 from mlx_engine.bench.samples import check_context
 from mlx_engine.bench.tables import aligned, figure, printable
-from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.distributed.shard import Shard
-from mlx_engine.engine import Engine, open_source
-from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.conversion import STORED, Conversion
+from mlx_engine.opened import Opened
 
 Row = dict[str, Any]
 Announce = Callable[[int, int, str], None]
@@ -165,49 +160,36 @@ def engine_rows(
     plan: Plan,
     *,
     announce: Announce = lambda done, total, title: None,
-    quant: Conversion = STORED,
-    threads: int | None = None,
-    jit: bool = True,
-    allow_settings: Sequence[str] = (),
-    allow_too_large: bool = False,
-    overlap: bool = True,
     prefix_cache: bool = False,
-    shard: Shard | None = None,
+    overlap: bool = True,
+    **how: Any,
 ) -> Iterator[list[Row]]:
-    """Yield all rows so far, after each round: one per backend and number of clients.
-
-    `shard` has the ranks that share the model with this process, which is rank 0 of them.
+    """Yield all rows so far, after each round: one per backend and number of clients. `how`: see `run.engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
         OptionError: a prompt and its answer do not fit the model's context.
     """
-    reasons = {name: unavailable(name) for name in backends}
-    path = resolve(model)
-    checkpoint = open_model(path, allow_settings)
-    common = {**origin(), **describe(checkpoint), "model_sha256": digest(path), "quant": str(quant)}
-    common |= {"jit": jit, "overlap": overlap, "kv": True, "prefix_cache": prefix_cache}
+    load, shared = plan.load, {"kv": True, "prefix_cache": prefix_cache}
+
+    def check(opened: Opened) -> None:
+        check_context(load.name, load.longest, opened.config.context_length)
+
     found: list[Row] = []
-    for name in backends:
-        about = {**common, "backend": name, "threads": threads, "unavailable": reasons[name]}
-        if reasons[name] is not None:
-            found += [{**about, **plan.load.numbers, "concurrency": n} for n in plan.concurrency]
+    for about, reason, bench in engines(model, backends, check, shared=shared, overlap=overlap, **how):
+        about["unavailable"] = reason
+        if bench is None:
+            found += [{**about, **load.numbers, "concurrency": n} for n in plan.concurrency]
             yield found
             continue
-        how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
-        opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
-        check_context(plan.load.name, plan.load.longest, opened.config.context_length)
-        engine = Engine(opened)
-        bench = Bench(engine, checkpoint, quant=quant, jit=jit)
-        settings: dict[str, Any] = {"slots": max(plan.concurrency), "longest": plan.load.longest, "overlap": overlap}
-        try:
-            target = Scheduled(engine, bench.sizes, prefix_cache=prefix_cache, **settings)
-            rows: list[Row] = []
-            for rows in target_rows(target, plan, bench.limits, announce):
-                yield [*found, *({**about, **bench.about(), **row} for row in rows)]
-            found += [{**about, **bench.about(), **row} for row in rows]
-        finally:
-            bench.close()
+        settings: dict[str, Any] = {"slots": max(plan.concurrency), "longest": load.longest, "overlap": overlap}
+        target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
+        rows: list[Row] = []
+        for measured in target_rows(target, plan, bench.limits, announce):
+            rows = [{**about, **bench.about(), **row} for row in measured]
+            yield [*found, *rows]
+        found += rows
+        del bench, target  # free the engine before the next one is loaded
 
 
 def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *report: None) -> Iterator[list[Row]]:
