@@ -95,7 +95,7 @@ def check(test: Test, engine: Engine | Opened) -> None:
         OptionError: the test is empty, or does not fit the model's context.
     """
     message = "the test has neither prompt tokens nor tokens to generate"
-    require(test.n_tokens > 0, option="test", expected="a number of tokens", found=0, message=message)
+    require(test.n_tokens > 0, option="test", expected="a number of tokens", found=test.n_tokens, message=message)
     check_context(test.name, test.depth + test.n_tokens, engine.config.context_length)
 
 

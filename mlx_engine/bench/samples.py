@@ -91,8 +91,8 @@ def tests_of(
     pairs = [(p, 0) for p in prompts if p] + [(0, g) for g in gens if g] + [pair(text) for text in both or []]
     tests = [Test(p, g, d) for d, (p, g) in itertools.product(numbers("-d", depth, [0]), pairs)]
     require(
-        len(tests) > 0, option="-p, -n, -pg", expected="at least one test", found="none", message="give at least one "
-        "test: prompt tokens with -p, generated tokens with -n, or both with -pg",
+        len(tests) > 0, option="-p, -n, -pg", expected="at least one test", found=len(tests),
+        message="give at least one test: prompt tokens with -p, generated tokens with -n, or both with -pg",
     )  # fmt: skip
     return tests
 

@@ -79,7 +79,7 @@ class Plan:
         n_gen = min(self.n_gen, context) if self.prompts is None else self.n_gen
         tests = [Test(n_prompt=n) for n in lengths] + ([Test(n_gen=n_gen)] if n_gen else [])
         message = "give at least one test: prompt tokens with -p, or generated tokens with -n"
-        require(len(tests) > 0, option="-p, -n", expected="at least one test", found="none", message=message)
+        require(len(tests) > 0, option="-p, -n", expected="at least one test", found=len(tests), message=message)
         for test in tests:
             check_context(test.name, test.n_tokens, context)
         return tests

@@ -256,7 +256,7 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
     else:
         for flag in (given[name] for name in ONLY_OF_CLIENTS if name in given):
             needed = "--concurrency or --url"
-            require(False, option=flag, expected=needed, found="neither", message=f"{flag} needs {needed}")
+            require(False, option=flag, expected=needed, found=flag, message=f"{flag} needs {needed}")
         if mode.compare is not None:
             refuse("--compare", [flag for name, flag in given.items() if name not in ("compare", "out")])
         elif mode.sweep:

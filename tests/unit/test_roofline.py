@@ -1,4 +1,6 @@
-"""The machine's limits: kernels that do what they claim to do, and rates that are amounts over times."""
+"""The machine's limits: memory bandwidth and peak arithmetic, with compiled kernels and in NumPy."""
+
+from __future__ import annotations
 
 import platform
 import re
@@ -13,11 +15,13 @@ import pytest
 import mlx_engine
 from kernels.cpu import roofline_numpy
 from mlx_engine.bench import roofline
+from mlx_engine.bench.roofline import bandwidth_of, read_bandwidth
 from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.weights.conversion import Conversion
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+MICRO_F32 = MICRO.with_name("model-f32.gguf")
 
 
 # ---- the kernels ----
@@ -194,3 +198,35 @@ def test_a_real_machine_reads_more_with_a_compiler_or_without():
 def test_more_rounds_are_more_arithmetic():
     kernels = roofline.kernels(jit=True)
     assert all(more == 10 * less for less, more in pairwise(kernels.flops(n) for n in (1, 10, 100)))
+
+
+def test_all_bytes_are_read_once_per_reading(monkeypatch: pytest.MonkeyPatch):
+    now, read = [0.0], list[int]()
+
+    def one_second(array: np.ndarray) -> int:
+        now[0] += 1.0
+        read.append(array.nbytes)
+        return 0
+
+    monkeypatch.setattr(roofline, "read", one_second)
+    monkeypatch.setattr(roofline.time, "perf_counter", lambda: now[0])
+    words = [np.zeros(n, dtype=np.int64) for n in (100, 7)]
+    assert bandwidth_of(words, 1) == 107 * 8 / 2
+    assert sum(read) == roofline.READINGS * 107 * 8
+    read.clear()
+    bandwidth_of(words, 2)
+    assert sum(read) == roofline.READINGS * 107 * 8
+    read.clear()
+    monkeypatch.setattr(roofline, "MOST_BYTES", 820)
+    bandwidth_of(words, 1)
+    assert sum(read) == roofline.READINGS * 800
+
+
+def test_weights_in_the_cache_or_on_another_device_say_nothing(monkeypatch: pytest.MonkeyPatch):
+    engine = mlx_engine.load(MICRO_F32, "parallel", threads=1)
+    assert read_bandwidth(engine) is None
+    monkeypatch.setattr(roofline, "cache_bytes", lambda: None)
+    assert read_bandwidth(engine) is None
+    monkeypatch.setattr(roofline, "cache_bytes", lambda: 1024)
+    assert 0 < (read_bandwidth(engine) or 0) < 1e13
+    assert read_bandwidth(mlx_engine.load(MICRO_F32, "mlx")) is None
