@@ -173,7 +173,9 @@ def test_the_rate_of_a_run_is_that_of_decode(terminal):
 
 def test_what_was_found_is_quoted_only_if_it_is_a_value(terminal):
     assert terminal("generate", "", "-m", MODEL).endswith("expected at least one token, found nothing\n")
-    assert terminal("bench", "-m", MODEL, "-o", "nothing").endswith("found 'nothing'\n")
+    assert terminal("bench", "-m", MODEL, "-o", "nothing").endswith(
+        "unknown format 'nothing'; choose md, csv, json or jsonl\n"
+    )
 
 
 @pytest.mark.parametrize(
