@@ -42,7 +42,7 @@ NO_CACHE = ", no cache"
 
 
 @dataclass(frozen=True)
-class Step:
+class Speedup:
     """The speedup of one test by one change."""
 
     test: str
@@ -64,7 +64,7 @@ def measured(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row["unavailable"]]
 
 
-def steps(rows: Sequence[Row], test: str) -> list[Step]:
+def steps(rows: Sequence[Row], test: str) -> list[Speedup]:
     """Return the speedups of a test: from rung to rung for each type of weights, then from F32 to quantised weights.
 
     A rung that dequantises all weights to F32 counts for every type of weights.
@@ -90,9 +90,9 @@ def steps(rows: Sequence[Row], test: str) -> list[Step]:
     return found
 
 
-def _step(test: str, old: str, new: str, weights: str | None, before: Row, after: Row) -> Step:
+def _step(test: str, old: str, new: str, weights: str | None, before: Row, after: Row) -> Speedup:
     estimated = bool(before["estimated"] or after["estimated"])
-    return Step(test, old, new, weights, after["median_ts"] / before["median_ts"], estimated)
+    return Speedup(test, old, new, weights, after["median_ts"] / before["median_ts"], estimated)
 
 
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:

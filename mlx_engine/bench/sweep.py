@@ -100,16 +100,16 @@ def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title
     """
     rungs = plan.rungs()
     path = resolve(model)
-    climb = Climb(path, open_model(path, plan.allow_settings), plan, announce, len(rungs) + 1)
+    state = Sweep(path, open_model(path, plan.allow_settings), plan, announce, len(rungs) + 1)
     found: list[Row] = []
     for done, rung in enumerate(rungs):
-        for row in climb.rung(rung, done):
+        for row in state.rung(rung, done):
             found.append(row)
             yield row
-    yield from climb.passes(found, len(rungs))
+    yield from state.passes(found, len(rungs))
 
 
-class Climb:
+class Sweep:
     """The state of a sweep. It holds one engine at a time, shared by consecutive rungs where possible."""
 
     def __init__(self, path: Path, checkpoint: Checkpoint, plan: Plan, announce: Announce, total: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -322,6 +321,8 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
     Raises:
         OptionError: a list cannot be parsed, or there is more than one length of prompts or answers.
     """
+    import secrets
+
     from mlx_engine.bench.concurrency.load import Load
     from mlx_engine.bench.concurrency.measure import CONCURRENCY, Plan
     from mlx_engine.bench.samples import numbers

@@ -12,7 +12,7 @@ from json import JSONDecodeError, dumps, loads
 from typing import Any
 from urllib.parse import urlsplit
 
-from mlx_engine.bench.concurrency.load import Prompt, Run, Steps, Timed
+from mlx_engine.bench.concurrency.load import Prompt, RequestTimes, Run, Steps
 from mlx_engine.bench.work import Sizes, pass_work
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import CacheSize
@@ -103,11 +103,11 @@ class _Clients:
         self._scheduler, self._clock = scheduler, clock
         self._lengths: dict[Request, int] = {}
         self._steps: list[tuple[Report, list[tuple[int, int, int]]]] = []
-        self.timed: dict[Request, Timed] = {}
+        self.timed: dict[Request, RequestTimes] = {}
 
     def submit(self, request: Request) -> None:
         """Submit a request."""
-        self.timed[request] = Timed(self._clock())
+        self.timed[request] = RequestTimes(self._clock())
         self._scheduler.submit(request)
 
     def step(self) -> int:
@@ -206,7 +206,7 @@ class Served:
         Raises:
             SourceError: the server refuses a request, or fails.
         """
-        queue, found = deque(prompts), list[Timed]()
+        queue, found = deque(prompts), list[RequestTimes]()
         start = self._clock()
         deadline = None if seconds is None else start + seconds
         with ThreadPoolExecutor(n_clients) as pool:
@@ -214,7 +214,7 @@ class Served:
             cuts = [client.result() for client in clients]
         return Run(found, self._clock() - start, was_cut=any(cuts))
 
-    def _client(self, queue: deque[Prompt], n_gen: int, deadline: float | None, found: list[Timed]) -> bool:
+    def _client(self, queue: deque[Prompt], n_gen: int, deadline: float | None, found: list[RequestTimes]) -> bool:
         """Send requests until there are no more; return whether the deadline ended one."""
         connection = self._connection()
         try:
@@ -223,7 +223,7 @@ class Served:
                     prompt = queue.popleft()
                 except IndexError:
                     return False
-                found.append(timed := Timed(self._clock()))
+                found.append(timed := RequestTimes(self._clock()))
                 for event in self._events(connection, prompt, n_gen, self._extras):
                     self._record(timed, event)
                     if deadline is not None and self._clock() >= deadline:
@@ -235,7 +235,7 @@ class Served:
         finally:
             connection.close()
 
-    def _record(self, timed: Timed, event: dict[str, Any]) -> None:
+    def _record(self, timed: RequestTimes, event: dict[str, Any]) -> None:
         """Record a piece of text, or the number of tokens at the end of the stream."""
         if any(choice.get("text") for choice in event.get("choices") or ()):
             timed.arrivals.append(self._clock())

@@ -17,7 +17,7 @@ Figures = dict[str, float | None]
 
 
 @dataclass
-class Timed:
+class RequestTimes:
     """The times of one request, in seconds of the client's clock.
 
     Attributes:
@@ -84,7 +84,7 @@ class Run:
         was_cut: whether a limit of time ended it.
     """
 
-    requests: Sequence[Timed]
+    requests: Sequence[RequestTimes]
     seconds: float
     steps: Steps | None = None
     was_cut: bool = False
