@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import unavailable
 from mlx_engine.backends.base import Backend
@@ -15,13 +15,15 @@ from mlx_engine.bench.samples import Result, Test
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.opened import Opened
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
 from mlx_engine.weights.model import Staged
+
+if TYPE_CHECKING:
+    from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
 # Seconds for the profile of a cell without a budget.

@@ -15,7 +15,7 @@ from mlx_engine.commands.console import notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import flags_given, takes_groups
 from mlx_engine.commands.options.model import ComputeOptions, Model
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.errors import SourceError, is_number, require
+from mlx_engine.errors import SourceError, is_number, listed, require
 
 if TYPE_CHECKING:
     from mlx_engine.bench.concurrency import measure
@@ -235,7 +235,7 @@ def check_values(timing: TimingOptions, output: OutputOptions) -> None:
         option="--budget", expected="a finite number of seconds >= 0", found=timing.budget,
         message=f"--budget: {timing.budget} is no number of seconds",
     )  # fmt: skip
-    names = ", ".join(list(FORMATS)[:-1]) + f" or {list(FORMATS)[-1]}"
+    names = listed(FORMATS)
     require(
         output.output in FORMATS, option="--output", expected=names, found=output.output,
         message=f"--output: unknown format {output.output!r}; choose {names}",
