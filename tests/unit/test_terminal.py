@@ -194,3 +194,14 @@ def test_bytes_that_are_no_text_are_named_with_their_option(terminal, args, opti
     assert "UTF-8" in shown or "Unicode" in shown
     assert str(MODEL) not in shown
     assert len(shown.splitlines()) == 1
+
+
+def test_a_sweep_draws_its_bars_on_a_terminal(terminal, tmp_path, monkeypatch):
+    monkeypatch.setattr(roofline, "SECONDS", 1e-4)
+    shown = terminal(
+        "bench", "-m", MODEL, "--sweep", "-b", "simd", "-p", 2, "-n", 1, "--budget", 0.01, "--out", tmp_path
+    )
+    assert "prefill, pp2: tokens per second (log scale)" in shown
+    assert "decode, tg1: tokens per second (log scale)" in shown
+    assert "█" in shown
+    assert "█" not in (tmp_path / "sweep.md").read_text()
