@@ -90,8 +90,14 @@ def optional_fields(text: str) -> int:
 
 
 def mutants(root: Path) -> int:
-    """Return the number of mutants of the tests, which are data of `tests.mutants`."""
-    program = "from tests.mutants import MUTANTS; print(len(MUTANTS))"
+    """Return the number of mutants of the tests: a list in `tests.mutants.bugs`, in older trees in `tests.mutants`."""
+    program = """
+try:
+    from tests.mutants.bugs import MUTANTS
+except ImportError:
+    from tests.mutants import MUTANTS
+print(len(MUTANTS))
+"""
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
