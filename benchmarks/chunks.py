@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 from kernels import blocks
 from kernels.cpu.build import layout
 from mlx_engine.backends import create_backend

@@ -197,7 +197,7 @@ def measured_bandwidth(backend: base.Backend, threads: int) -> float:
 
 def measured_compute(backend: base.Backend, outline: Outlined) -> float:
     """Return the floating-point operations per second of this backend's products with the model's largest type."""
-    from mlx_engine.bench.host_speed import product_rate
+    from mlx_engine.bench.roofline import product_rate
 
     if backend.name == "scalar":
         raise OptionError("--compute is needed with the backend scalar, such as 300GFLOP/s", option="--compute")

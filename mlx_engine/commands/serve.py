@@ -178,7 +178,7 @@ def new_service(
     host: str,
 ) -> Service:
     """Return the service, whose worker is not started yet; `host` is the address that it listens on, as numbers."""
-    from mlx_engine.bench.bandwidth import read_bandwidth
+    from mlx_engine.bench.roofline import read_bandwidth
     from mlx_engine.serve.service import Service
     from mlx_engine.serve.status import Monitor
     from mlx_engine.serve.worker import Worker

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.relayed import free_ports
+from benchmarks.relay import free_ports
 from mlx_engine.distributed.heartbeat import LIMIT as SILENCE
 from tests import ranks
 from tests.watched import LIMIT, MOMENTS, PROMPTS, SHARED, SIZE, SLACK, Watched, ask, generate, running_at, serving

@@ -11,12 +11,11 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.backends.experts import share_read
-from mlx_engine.bench.sizes import sizes
-from mlx_engine.bench.work import pass_work
+from mlx_engine.bench.work import pass_work, sizes
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
+from mlx_engine.checkpoint.shapes import Qwen3MoeShape
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import TensorMismatchError, UnsupportedConfigError
 from mlx_engine.schedule.traffic import Traffic
@@ -192,7 +191,7 @@ def test_the_expected_share_of_experts():
 
 
 def test_only_the_chosen_experts_count_as_read(tmp_path: Path):
-    write_moe_shape(tmp_path / "tiny.gguf", "tiny", TINY)
+    TINY.write(tmp_path / "tiny.gguf", "tiny")
     engine = mlx_engine.load(tmp_path / "tiny.gguf", "parallel")
     traffic = Traffic.of(engine.model, engine.model.new_pool(64))
     experts = 2 * 8 * 3 * 64 * 32 * 34 / 32

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.bench.sizes import sizes
+from mlx_engine.bench.work import sizes
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint

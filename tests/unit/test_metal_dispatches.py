@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import mlx_engine
 from kernels import emulator, launch
 from mlx_engine.backends import VARIABLE
-from mlx_engine.bench.dispatches import dispatches
-from mlx_engine.bench.stock_dispatches import TWO_PASSES
+from mlx_engine.bench.dispatches import TWO_PASSES, dispatches
 from mlx_engine.cache import New, begin
 from mlx_engine.commands.app import app
 from mlx_engine.schedule.traffic import linears

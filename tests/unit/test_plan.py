@@ -11,7 +11,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import create_backend
-from mlx_engine.bench.host_speed import product_rate
+from mlx_engine.bench.roofline import product_rate
 from mlx_engine.cache import KVLayer
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.checkpoint.model_files import open_checkpoint

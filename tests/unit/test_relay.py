@@ -9,7 +9,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from benchmarks import links, relayed
+from benchmarks import links
+from benchmarks import relay as relayed
 from benchmarks.links import Trip, links_of, promised, table, worker
 from benchmarks.relay import Relay, connected
 from tests.local_ranks import run_ranks

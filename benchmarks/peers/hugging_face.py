@@ -1,4 +1,8 @@
-"""Open a Qwen3 GGUF file with the setting and tensor names of transformers and mlx-lm."""
+"""Open a Qwen3 GGUF file with the setting and tensor names of transformers and mlx-lm; repack Q8_0 for MLX.
+
+MLX stores quants from 0 to 255, four to a 32-bit word, and for every group of 32 a scale and a bias: a weight is
+`scale * quant + bias`. A Q8_0 block is such a group: its quants are shifted by 128, and the bias shifts them back.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from kernels import blocks
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.models import qwen3
+from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
+
+GROUP, BITS = 32, 8
 
 
 @dataclass(frozen=True)
@@ -41,3 +51,19 @@ def open_qwen3(path: Path) -> Checkpoint:
     }
     names = {tensor.name: tensor.stored("hf").name for tensor in plan.tensors}
     return Checkpoint(settings, ((names[name], checkpoint.weight(name)) for name in checkpoint.shapes))
+
+
+def repacked(name: str, weight: Weight) -> dict[str, np.ndarray]:
+    """Return MLX's arrays for a tensor, by name; a tensor that is not Q8_0 becomes float32."""
+    if weight.type != Q8_0:
+        return {name: weight.dequantize()}
+    stored = weight.data.view(blocks.Q8_0).reshape(weight.shape[0], -1)
+    quants = np.ascontiguousarray(stored["qs"]).view(np.uint8) ^ 0x80
+    scales = stored["d"].astype(np.float32)
+    stem = name.removesuffix("weight")
+    return {
+        name: quants.reshape(len(stored), -1).view("<u4"),
+        stem + "scales": scales,
+        # 128 is a power of two: exact.
+        stem + "biases": -128 * scales,
+    }

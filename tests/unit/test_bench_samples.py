@@ -1,9 +1,11 @@
-"""The lists of numbers that `bench` takes, and the tests that they combine to."""
+"""The notation of tests on the command line, and the estimate of passes that did not fit the budget."""
+
+from __future__ import annotations
 
 import pytest
 
-from mlx_engine.bench.lists import numbers, pair
-from mlx_engine.bench.lists import tests_of as combined
+from mlx_engine.bench.samples import ENOUGH, numbers, pair, rest
+from mlx_engine.bench.samples import tests_of as combined
 from mlx_engine.errors import OptionError
 
 
@@ -69,7 +71,7 @@ def test_a_pair(text, meant):
     "text", ["", "512", "512,", ",64", "512,64,1", "512, 64", "0,64", "512,0", "a,b", "1-2,3", "-1,5"]
 )
 def test_a_pair_that_cannot_be_understood_is_refused(text):
-    with pytest.raises(OptionError, match="prompt tokens and tokens to generate") as caught:
+    with pytest.raises(OptionError, match="no pair of prompt and generated tokens") as caught:
         pair(text)
     assert caught.value.option == "-pg"
 
@@ -99,5 +101,37 @@ def test_every_combination_at_every_depth(p, n, pg, d, meant):
 
 
 def test_nothing_to_measure_is_refused():
-    with pytest.raises(OptionError, match="expected at least one test"):
+    with pytest.raises(OptionError, match="give at least one test"):
         combined(["0"], ["0"], None, None)
+
+
+def test_with_a_cache_passes_are_alike():
+    assert rest([1.0, 3.0], [1] * 5) == [2.0] * 3
+    assert rest([1.0, 3.0] * 10, [1] * 22) == [2.0] * 2
+
+
+@pytest.mark.parametrize("n", [1, 3, ENOUGH - 1])
+def test_of_a_few_passes_without_one_the_time_is_that_of_the_length(n):
+    lengths = list(range(5, 15))
+    assert rest([0.5 * length for length in lengths[:n]], lengths) == pytest.approx([0.5 * x for x in lengths[n:]])
+
+
+@pytest.mark.parametrize("n", [ENOUGH, 40])
+def test_of_more_passes_the_weights_are_told_from_the_tokens(n):
+    lengths = list(range(1, 257))
+    times = [0.1 + 0.005 * length for length in lengths]
+    assert rest(times[:n], lengths) == pytest.approx(times[n:])
+
+
+def test_the_first_lengths_may_go_another_way():
+    lengths = list(range(1, 257))
+    times = [0.03 * length if length <= 4 else 0.15 + 0.005 * length for length in lengths]
+    assert rest(times[:20], lengths) == pytest.approx(times[20:])
+
+
+def test_longer_sequences_are_never_expected_to_take_less():
+    assert rest([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0], list(range(1, 11))) == pytest.approx([3.5, 3.5])
+
+
+def test_nothing_is_missing():
+    assert rest([1.0] * 9, list(range(9))) == []
