@@ -1,9 +1,9 @@
-"""Tokens per second of decode for several sequences in one forward pass, beside both limits.
+"""Tokens per second of decode for several sequences in one forward pass, compared with both limits.
 
     python -m benchmarks.batch [MODEL [DEPTH]]      appends to benchmarks/results/batch.jsonl, every sample kept
 
 B = 1 to 32 sequences on the compiled CPU backend, each after DEPTH tokens of its own; numbers of sequences are
-interleaved. A step reads one token of every sequence and chooses the next. The limits beside each: all weights and all
+interleaved. A step reads one token of every sequence and chooses the next. The limits of each: all weights and all
 keys and values read once per step at the memory bandwidth, and all multiplications at the peak, both measured on this
 machine between the steps.
 """
@@ -15,12 +15,10 @@ import sys
 from pathlib import Path
 
 import mlx_engine
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.bench.model_memory import matrices
-from mlx_engine.bench.roofline import Limits
-from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
+from mlx_engine.bench.roofline import Limits, matrices
+from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import open_checkpoint

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import mlx_engine
-from benchmarks.log import Log
-from benchmarks.text import Row, source, table
+from benchmarks.log import Log, Row
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.machine.cores import usable_cores
@@ -72,30 +71,6 @@ def read(engine: mlx_engine.Engine, *, chunk: int, page: int, n_sequences: int) 
 def distinct(rows: Sequence[Row]) -> set[str]:
     """Return the different digests of some rows."""
     return {way["sha256"] for row in rows for way in row["found"]}
-
-
-def newest(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the last measurement."""
-    return [row for row in rows if row["time"] == rows[-1]["time"]]
-
-
-def section(rows: Sequence[Row]) -> str:
-    """Return the newest measurement as a table."""
-    rows = newest(rows)
-    lines = [
-        [row["backend"], str(row["threads"] or "-"), str(len(row["found"])), str(len(distinct([row]))),
-         str(len(distinct([rows[0], row]) - distinct([rows[0]])))]
-        for row in rows
-    ]  # fmt: skip
-    ways = [(way["chunk"], way["page"], way["sequences"]) for way in rows[0]["found"]]
-    chunks, pages, sequences = (", ".join(map(str, sorted(set(counts)))) for counts in zip(*ways, strict=True))
-    words = (
-        f"{source(rows[0])}\n\nLogits at all positions of a prompt of the model `{rows[0]['model_name']}`, "
-        f"read in chunks of {chunks} tokens, with pages of {pages} tokens, and with {sequences} sequences in the pass. "
-        "Two results differ if any bit differs.\n\n"
-    )
-    head = ["backend", "threads", "ways to read", "different results", f"not among those of {rows[0]['backend']}"]
-    return words + table(head, lines)
 
 
 if __name__ == "__main__":

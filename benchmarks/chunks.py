@@ -15,14 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 from kernels import blocks
 from kernels.cpu.build import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.backends.cpu.host_memory import address
-from mlx_engine.backends.cpu.matrices import Block
+from mlx_engine.backends.cpu.descriptors import Block, address
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
@@ -59,7 +57,7 @@ def measure(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Row:
     for way, hand_out in (("alone", 0), ("handed_out", 1)):
         made = [block(backend, weights[at : at + nbytes], n_rows) for at in range(0, TOTAL - nbytes, nbytes)][:2000]
         for one in made:
-            one.words[layout.HAND_OUT] = hand_out
+            one.descriptor[layout.HAND_OUT] = hand_out
         blocks_[way] = made
     samples: dict[str, list[float]] = {way: [] for way in blocks_}
     for _ in range(ROUNDS):
@@ -73,7 +71,7 @@ def block(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Block:
     """Return one matrix as a job, cut into chunks of at most half its rows, so that two threads can share the job."""
     layer = Linear("w", backend.prepare(Weight("w", (n_rows, N_COLUMNS), Q8_0, weights)))
     made = Block([layer], None, 0, backend.library)
-    made.words[layout.CHUNK_GEMV] = min(made.words[layout.CHUNK_GEMV], max(1, n_rows // 2))
+    made.descriptor[layout.CHUNK_GEMV] = min(made.descriptor[layout.CHUNK_GEMV], max(1, n_rows // 2))
     return made
 
 

@@ -1,10 +1,10 @@
-"""Tokens per second of decode for several sequences, beside llama.cpp's batched decode and beside both limits.
+"""Tokens per second of decode for several sequences, compared with llama.cpp's batched decode and with both limits.
 
     python -m benchmarks.concurrency --python llama.cpp=PATH    appends to benchmarks/results/concurrency.jsonl
 
 1 to 32 sequences, each after a prompt of its own. Our scheduler and llama.cpp with several settings each have a
 process, the same file and the same number of threads. Every round runs every engine with every number of sequences,
-in an order that is reversed in every other round. The limits beside each number: all weights, keys and values read once
+in an order that is reversed in every other round. The limits of each number: all weights, keys and values read once
 per step at the memory bandwidth, and all arithmetic at the peak, measured in every round.
 """
 
@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batch import limit
-from benchmarks.log import Log
-from benchmarks.peers.engines import LLAMA, OURS, interpreters
+from benchmarks.log import Log, Row
+from benchmarks.peers.contests import LLAMA, OURS, interpreters
 from benchmarks.peers.process import PeerError, Process
-from benchmarks.text import Row
 from mlx_engine.bench.origin import describe
-from mlx_engine.bench.sizes import Sizes
+from mlx_engine.bench.work import Sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.machine.cores import usable_cores
@@ -70,11 +69,11 @@ def measure(path: Path, pythons: Mapping[str, str], depth: int, rounds: int) -> 
     found: dict[str, dict[str, list[float]]] = {}
     absent, limits = {}, list[dict[str, float]]()
     with ExitStack() as stack:
-        ours = stack.enter_context(Process("ours_batch", pythons[OURS], **common, backend="parallel"))
+        ours = stack.enter_context(Process("ours", pythons[OURS], **common, backend="parallel"))
         processes = {OURS: ours}
         for name, setting in SETTINGS.items():
             try:
-                process = Process("llama_batch", pythons[LLAMA], **common, threads=usable_cores(), **setting)
+                process = Process("llama", pythons[LLAMA], **common, threads=usable_cores(), **setting)
                 processes[name] = stack.enter_context(process)
             except PeerError as error:
                 absent[name] = str(error)
@@ -105,9 +104,9 @@ def report_lines(row: Row) -> list[str]:
     ours, lines = row["medians_ts"][OURS], [f"{name}: {why}" for name, why in row["absent"].items()]
     for n, rate in ours.items():
         theirs, (memory, arithmetic) = fastest(row, n), row["limits_ts"][n]
-        beside = "" if theirs is None else f"{LLAMA} {theirs:.1f}, factor {rate / theirs:.2f}; "
+        compared = "" if theirs is None else f"{LLAMA} {theirs:.1f}, factor {rate / theirs:.2f}; "
         lines.append(
-            f"{n:>4} sequences: {rate:7.1f} tokens/s, {rate / ours['1']:.2f} times one; {beside}"
+            f"{n:>4} sequences: {rate:7.1f} tokens/s, {rate / ours['1']:.2f} times one; {compared}"
             f"limits {memory:.0f} by memory, {arithmetic:.0f} by arithmetic, {rate / min(memory, arithmetic):.0%}"
         )
     return lines

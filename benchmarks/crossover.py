@@ -17,12 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.bench.sizes import bytes_per_weight
+from mlx_engine.bench.work import bytes_per_weight
 from mlx_engine.quant.types import F32, Q4_0, Q4_1, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight
 

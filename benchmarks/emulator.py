@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from benchmarks.log import Log
-from benchmarks.text import Row, source, spread, table
 from kernels.blocks import Q8_0
 from kernels.lab.run import run
 from kernels.launch import planned
@@ -51,20 +49,6 @@ def main() -> None:
     for build in BUILDS:
         log.append({"kernel": "matvec", "shape": SHAPE, "build": build, "samples_ms": samples[build]})
         print(f"{build}: {statistics.median(samples[build]):.2f} ms")
-
-
-def section(rows: Sequence[Row]) -> str:
-    """Return the newest measurement as a table."""
-    newest = list({row["build"]: row for row in rows}.values())
-    n, k = newest[0]["shape"]
-    words = (
-        f"{source(newest[0])}\n\nThe kernel `{newest[0]['kernel']}` emulated on the CPU: a vector times a Q8_0 "
-        f"matrix of {n:,} x {k:,}, in milliseconds, Python included. These times tell how long tests take; they say "
-        "nothing about a GPU.\n\n"
-    )
-    return words + table(
-        ["build", "ms (fastest to slowest)"], [[row["build"], spread(row["samples_ms"])] for row in newest]
-    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.relayed import ranks, urgent
+from benchmarks.relay import ranks, urgent
 from mlx_engine.distributed.group import Group, Ring
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20)

@@ -3,8 +3,8 @@
     python -m benchmarks.llama_quants --python PATH      appends to benchmarks/results/llama_quants.jsonl
     python -m benchmarks.llama_quants --python PATH --files q4_k_m,q5_k_m,q3_k_m --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python. The files are quantised from the 0.6B shape in Q8_0 once and kept beside it.
-In each round every contestant generates 64 tokens in a fresh process, after a warm-up.
+PATH is a Python that has llama-cpp-python. The files are quantised from the 0.6B shape in Q8_0 once, and kept in the
+same folder. In each round every contestant generates 64 tokens in a fresh process, after a warm-up.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.log import Log
-from benchmarks.peers.engines import ENGINES, LLAMA, OURS
+from benchmarks.log import Log, Row
+from benchmarks.peers.contests import ENGINES, LLAMA, OURS, WARM, Contestant, asked
 from benchmarks.peers.exact import relative
-from benchmarks.peers.plan import Contestant
 from benchmarks.peers.process import Process
-from benchmarks.peers.processes import WARM, asked
-from benchmarks.text import Row
 from mlx_engine import create_backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.origin import describe
@@ -73,7 +70,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
-    parser.add_argument("--files", help=f"measure only these, beside {AS_IS}: {', '.join(MADE)}")
+    parser.add_argument("--files", help=f"measure only these, in addition to {AS_IS}: {', '.join(MADE)}")
     options = parser.parse_args()
     wanted = list(MADE) if options.files is None else options.files.split(",")
     if unknown := set(wanted) - set(MADE):

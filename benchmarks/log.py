@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from benchmarks.measured_code import stamp
-from benchmarks.text import Row
 from mlx_engine.bench.origin import origin
+
+Row = dict[str, Any]
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -20,11 +21,11 @@ class Log:
     changed, nothing is written, and stderr says so before anything is measured. Any other file takes all rows.
 
     Attributes:
-        common: machine, versions, commit and measured code, which every row records.
+        common: machine, versions and commit, which every row records.
     """
 
     def __init__(self, benchmark: str, path: Path | None) -> None:
-        self.common: Row = {**origin(), "code": stamp(benchmark)}
+        self.common: Row = dict(origin())
         self.path = path
         commit = self.common["commit"]
         if path is not None and path.resolve().parent == FOLDER and (commit is None or commit.endswith("+")):

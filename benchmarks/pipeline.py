@@ -1,6 +1,6 @@
 """Compare a pipeline of ranks, pinned to one core each, with one rank on one core: `python -m benchmarks.pipeline`.
 
-Both generate 8 sequences at once. The two are run in turns; the ratio is the median over rounds. The peak memory of
+Both generate 8 sequences at once. The two are interleaved; the ratio is the median over rounds. The peak memory of
 each rank (VmHWM) is printed, too, and the time line of the last passes. Other programs on the machine disturb it much:
 a rank that waits for MLX's ring uses its core. The ratio by CPU time is that of one rank's thread and of the busiest of
 several: what free cores would give if no rank ever waited.
@@ -30,8 +30,8 @@ SEQUENCES, TOKENS, PROMPT = 8, 48, 16
 def rank(model: str, quant: str, split: str | None, prompt: int) -> dict[str, Any]:
     """Generate as one rank, or alone; return the rate of decode, the peak memory and the CPU time of the passes."""
     from mlx_engine.cache.size import CacheSize
+    from mlx_engine.distributed.pipeline import parsed
     from mlx_engine.distributed.shard import join
-    from mlx_engine.distributed.split import parsed
     from mlx_engine.engine import Engine, open_source
     from mlx_engine.options import Options
 

@@ -25,15 +25,24 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.links import LINKS, links_of
-from benchmarks.relayed import ranks, urgent
+from benchmarks.relay import ranks, urgent
 from mlx_engine.backends import create_backend
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
-from mlx_engine.distributed.hosts import Host, Link
-from mlx_engine.distributed.model_parts import ModelParts, Pass, Work, model_parts
-from mlx_engine.distributed.plan import Asked, pipeline, tensor
+from mlx_engine.checkpoint.shapes import Qwen3Shape
+from mlx_engine.distributed.plan import (
+    Asked,
+    Host,
+    Link,
+    ModelParts,
+    Pass,
+    ShardKind,
+    Timing,
+    Work,
+    model_parts,
+    pipeline,
+    tensor,
+)
 from mlx_engine.distributed.tensor import sliced
-from mlx_engine.distributed.times import ShardKind, Timing
 from mlx_engine.machine.cores import usable_cores
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
@@ -135,7 +144,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times
 
 
 def pinned() -> None:
-    """Run this process on one core: the ranks take the cores in turns."""
+    """Run this process on one core: ranks are assigned to cores round-robin."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})
@@ -202,7 +211,7 @@ def host_of(folder: Path, kind: ShardKind, n_layers: int) -> Host:
     A pass of the whole model takes so long that it always meets another program, unlike those of the ranks.
     """
     of = Setup(folder / "half.gguf", kind, n_layers // 2)
-    write_shape(of.path, "planned", shape(of.n_layers))
+    shape(of.n_layers).write(of.path, "planned")
     alone = best(of, 1)
     return replace(calibrated(parts_of(of.path), alone), together=together(of, alone))
 
@@ -255,7 +264,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         of = Setup(Path(folder) / "model.gguf", given.shard, given.layers)
-        write_shape(of.path, "planned", shape(given.layers))
+        shape(given.layers).write(of.path, "planned")
         host = host_of(Path(folder), given.shard, given.layers)
         rates = f"{host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s"
         print(f"a host: {rates}; {os.cpu_count()} cores, {host.together:.2f} times as long while all work")

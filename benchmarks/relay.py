@@ -1,9 +1,10 @@
-"""A TCP relay in user space with a given rate and latency: a simulated link, which needs no root.
+"""A TCP relay in user space with a given rate and latency, and ranks on this machine that are linked by relays.
 
     python -m benchmarks.relay --rate 1e9 --latency 0.001 LISTEN_PORT:TARGET_PORT ...
 
-Each direction of a connection is a wire: bytes leave one after the other at the rate, and arrive after the latency. One
-thread serves all wires, because threads of Python would wait for each other's interpreter lock.
+The relay is a simulated link, which needs no root. Each direction of a connection is a wire: bytes leave one after the
+other at the rate, and arrive after the latency. One thread serves all wires, because threads of Python would wait for
+each other's interpreter lock.
 """
 
 from __future__ import annotations
@@ -11,14 +12,91 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import json
 import os
 import select
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# Other programs get a small share of the cores for the seconds of a measurement.
+NICENESS = -10
+Ranks = list["subprocess.Popen[str]"]
+
+
+@contextmanager
+def ranks(command: Sequence[str], n: int, link: tuple[float, float] | None = None) -> Iterator[Ranks]:
+    """Run a Python command as each of n ranks, and end all of them when the context ends.
+
+    The ring connects to the address of the next rank in its file of addresses. So each rank has a file of its own, in
+    which the relay has this place.
+
+    Args:
+        command: the arguments of Python.
+        n: number of ranks.
+        link: bits per second and seconds of latency; None for plain loopback.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ports = free_ports(n)
+        towards = list(ports)  # the port at which rank r is reached by its neighbour
+        if link is not None:
+            towards = [stack.enter_context(relay(port, *link)) for port in ports]
+        started: Ranks = []
+        for rank in range(n):
+            files = [towards[i] if i == (rank + 1) % n else ports[i] for i in range(n)]
+            hosts = folder / f"{rank}.json"
+            hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in files]))
+            environment = {**os.environ, "MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)}
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=environment, text=True, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            stack.callback(ended, process)
+            started.append(process)
+        yield started
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    """End a process if it runs, and close its pipes."""
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+@contextmanager
+def relay(target: int, rate: float, latency: float) -> Iterator[int]:
+    """Run a relay to a port of this machine in a process of its own; yield the port that it listens on."""
+    command = ["-m", "benchmarks.relay", "--rate", str(rate), "--latency", str(latency), f"0:{target}"]
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(process.stdout.readline() if process.stdout else 0)
+    finally:
+        ended(process)
+
+
+def free_ports(n: int) -> list[int]:
+    """Return n ports of this machine that are free now."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(n)]
+        return [each.getsockname()[1] for each in made]
+
+
+def urgent() -> None:
+    """Run all threads of this process before those of other programs, where the system lets this user."""
+    tasks = Path("/proc/self/task")
+    for task in tasks.iterdir() if tasks.is_dir() else ():
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(task.name), NICENESS)
+
 
 BITS = 8
 # Bytes that are read at once: at 10 Gbit/s they take 0.1 ms.
@@ -52,7 +130,7 @@ class Wire:
     is_open: bool = True
 
     @property
-    def room(self) -> float:
+    def capacity(self) -> float:
         """Bytes that may be under way: what a wire of this rate and latency holds, and some chunks."""
         return self.rate * self.latency / BITS + 4 * CHUNK
 
@@ -133,7 +211,7 @@ class Relay:
         """Wait for bytes or for the next arrival, at most `longest` seconds, and forward what there is."""
         full = [wire for wire in self.wires if wire.write()]
         self.wires = [wire for wire in self.wires if wire.is_open or wire.queue]
-        ready = [wire for wire in self.wires if wire.is_open and wire.n_queued < wire.room]
+        ready = [wire for wire in self.wires if wire.is_open and wire.n_queued < wire.capacity]
         dues = [wire.queue[0][0] for wire in self.wires if wire.queue and wire not in full]
         wait = max(0.0, min([longest, *(due - time.perf_counter() for due in dues)]))
         sources = {wire.source: wire for wire in ready}
@@ -151,10 +229,10 @@ class Relay:
 
 
 def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
-    """Connect to an address, again and again until somebody listens there.
+    """Connect to an address, repeatedly until a process listens there.
 
     Raises:
-        OSError: nobody did in time.
+        OSError: no process did in time.
     """
     end = time.monotonic() + seconds
     while True:

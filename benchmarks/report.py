@@ -1,30 +1,21 @@
-"""Write BENCHMARKS.md from the committed results: `python -m benchmarks.report`. A test checks that it is current."""
+"""Write BENCHMARKS.md from the committed results: `python -m benchmarks.report`. A test checks that it is current.
+
+The page begins with a summary: one figure for one thing, taken from the newest rows of the sections.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import (
-    batch_section,
-    bits,
-    chunks_section,
-    concurrency_section,
-    crossover_section,
-    emulator,
-    llama_quants_section,
-    ops_section,
-    rows_section,
-    server_section,
-    states_section,
-    ways_section,
-)
-from benchmarks.peers import folders
-from benchmarks.peers import section as peers_section
-from benchmarks.summary import summary
-from benchmarks.text import Row, figure, model, source, table
-from mlx_engine.bench.report import text as sweep_text
+from benchmarks import sections
+from benchmarks.bits import distinct
+from benchmarks.log import Row
+from benchmarks.peers.contests import ERRORS, LLAMA, OURS, START
+from benchmarks.sections import fastest, figure, last_run, latest, model, rates, source, table, tests_of
+from mlx_engine.bench.ladder import text as sweep_text
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
@@ -40,8 +31,8 @@ as in llama-bench: `pp64` is prefill of 64 tokens, `tg64` decode of 64 tokens, o
 tokens of context. A rate is the median of the samples, then the slowest and the fastest; `~` marks a rate that did not
 fit its time budget and was extrapolated.
 
-Every row records its commit and a hash of the code that it measures. **Measured by an older version**: the row has no
-hash. **The measured code has changed since**: the hash differs from that of the code beside this page.
+Every row is stamped with the version of mlx-engine that was measured. Rows are measured again for each release; a row
+with an older version has not been measured since.
 
 The built-in model fits into a processor's cache, so its rates say nothing about memory; the 0.6B shape does not fit.
 We have no Mac: Apple GPU speed is unmeasured. `python cli.py bench -b all` measures it.
@@ -118,22 +109,98 @@ def sweeps(rows: Sequence[Row]) -> str:
 # Title and section by the name of the file, in the order of the page. Any other file has rows of `cli.py bench`, at the
 # end of the page.
 SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
-    "peers": ("Beside other engines", peers_section.section),
-    "folders": ("Hugging Face folders, beside transformers", folders.section),
-    "llama_quants": ("Files quantised by llama.cpp", llama_quants_section.section),
-    "states": ("A model with states, beside llama.cpp", states_section.section),
+    "peers": ("Compared with other engines", sections.peers),
+    "folders": ("Hugging Face folders, compared with transformers", sections.folders),
+    "llama_quants": ("Files quantised by llama.cpp", sections.llama_quants),
+    "states": ("A model with states, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
-    "rows": ("Several rows in one pass", rows_section.section),
-    "batch": ("Several sequences in one decode step", batch_section.section),
-    "concurrency": ("Several sequences beside llama.cpp", concurrency_section.section),
-    "server": ("The server", server_section.section),
-    "bits": ("Bits of the logits", bits.section),
-    "ways": ("Memory read in several streams", ways_section.section),
-    "chunks": ("The smallest job for several threads", chunks_section.section),
-    "crossover": ("The width from which quantised layers are faster", crossover_section.section),
-    "ops": ("Single operations", ops_section.section),
-    "emulator": ("Metal kernels in the emulator", emulator.section),
+    "rows": ("Several rows in one pass", sections.rows_in_one_pass),
+    "batch": ("Several sequences in one decode step", sections.batch),
+    "concurrency": ("Several sequences, compared with llama.cpp", sections.concurrency),
+    "server": ("The server", sections.server),
+    "bits": ("Bits of the logits", sections.bits),
+    "ways": ("Memory read in several streams", sections.ways),
+    "chunks": ("The smallest job for several threads", sections.chunks),
+    "crossover": ("The width from which quantised layers are faster", sections.crossovers),
+    "ops": ("Single operations", sections.operations),
+    "emulator": ("Metal kernels in the emulator", sections.emulator),
 }
+
+
+# Tests compared with llama.cpp, with their titles.
+COMPARED = {
+    "tg64": "decode, 64 tokens: tokens/s",
+    "tg64 @ d4096": "decode after 4,096 tokens: tokens/s",
+    "pp512": "prefill, 512 tokens: tokens/s",
+    "pp2048": "prefill, 2,048 tokens: tokens/s",
+}
+DECODE = "tg64"
+SEVERAL = "8"
+COMPILED = ("simd", "parallel")
+
+Line = tuple[str, str, str, str, Row]
+
+
+def summary(results: Mapping[str, Sequence[Row]]) -> str:
+    """Return the table. `results` has all rows by the name of their benchmark; one without rows has no line."""
+    makers = (("peers", compared_with_llama), ("rows", rows_in_one_pass), ("batch", sequences), ("bits", bits_line))
+    lines = [line for name, lines_of in makers if results.get(name) for line in lines_of(results[name])]
+    head = ["", OURS, "compared with", "factor", "version, processor"]
+    return table(head, [[*cells, measured(row)] for *cells, row in lines], n_words=1)
+
+
+def measured(row: Row) -> str:
+    """Return version and processor of a row."""
+    return f"{row['versions']['mlx-engine']}, {row['machine']['processor']}"
+
+
+def compared_with_llama(rows: Sequence[Row]) -> Iterator[Line]:
+    """Yield speed, bandwidth, the start of a process and errors, compared with llama.cpp at its fastest setting."""
+    rows = latest(rows)
+    by_test = tests_of(rows)
+    for test, title in COMPARED.items():
+        ours, theirs = (fastest(by_test.get(test, []), engine) for engine in (OURS, LLAMA))
+        if ours is not None and theirs is not None:
+            mine, other = statistics.median(rates(ours)), statistics.median(rates(theirs))
+            yield title, figure(mine), f"{LLAMA}: {figure(other)}", figure(mine / other), ours
+    decode = fastest(by_test.get(DECODE, []), OURS)
+    if decode is not None and decode.get("fastest_read_rates"):
+        mine = statistics.median(decode["nbytes"] / seconds / 1e9 for seconds in decode["seconds"])
+        limit = statistics.median(decode["fastest_read_rates"]) / 1e9
+        yield "decode: GB/s read", figure(mine), f"memory bandwidth: {figure(limit)}", figure(mine / limit), decode
+    started = {row["engine"]: row for row in rows if row["contest"] == START and row["seconds"]}
+    if OURS in started and LLAMA in started:
+        mine, other = (statistics.median(started[engine]["seconds"]) for engine in (OURS, LLAMA))
+        line = "new process to first token: seconds", figure(mine), f"{LLAMA}: {figure(other)}", figure(mine / other)
+        yield (*line, started[OURS])
+    wrong = {row["engine"]: row for row in rows if row["contest"] == ERRORS and row["together"]}
+    if OURS in wrong and LLAMA in wrong:
+        mine, other = (wrong[engine]["together"] for engine in (OURS, LLAMA))
+        yield "relative error of logits", f"{mine:.1e}", f"{LLAMA}: {other:.1e}", figure(mine / other), wrong[OURS]
+
+
+def rows_in_one_pass(rows: Sequence[Row]) -> Iterator[Line]:
+    """Yield the rate of several rows in one pass over that of one row."""
+    yield _several(f"{SEVERAL} tokens of one sequence in one pass: tokens/s", "1 token", rows[-1])
+
+
+def sequences(rows: Sequence[Row]) -> Iterator[Line]:
+    """Yield the rate of several sequences over that of one, at each depth."""
+    newest = {row["depth"]: row for row in rows}
+    for depth in sorted(newest):
+        yield _several(f"{SEVERAL} sequences, each after {depth:,} tokens: tokens/s", "1 sequence", newest[depth])
+
+
+def _several(title: str, one: str, row: Row) -> Line:
+    many, single = row["medians_ts"][SEVERAL], row["medians_ts"]["1"]
+    return title, figure(many), f"{one}: {figure(single)}", figure(many / single), row
+
+
+def bits_line(rows: Sequence[Row]) -> Iterator[Line]:
+    """Yield the number of different results of the compiled CPU kernels."""
+    of = [row for row in last_run(rows) if row["backend"] in COMPILED]
+    n = sum(len(row["found"]) for row in of)
+    yield "different logits of one prompt", str(len(distinct(of))), f"ways to read the prompt: {n}", "-", of[0]
 
 
 def main() -> None:

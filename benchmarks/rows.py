@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 import mlx_engine
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.loop.forward import forward

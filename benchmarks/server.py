@@ -26,8 +26,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.log import Log
-from benchmarks.text import Row
+from benchmarks.log import Log, Row
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "server.jsonl"

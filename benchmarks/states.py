@@ -1,4 +1,4 @@
-"""A model whose layers have states, beside llama.cpp: decode and prefill at several depths, and the bytes of the state.
+"""A model whose layers have states, compared with llama.cpp: rates at several depths, and the bytes of the state.
 
     python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
     python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl
@@ -17,12 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log import Log
-from benchmarks.peers.engines import ENGINES, LLAMA, OURS
-from benchmarks.peers.plan import Contestant
+from benchmarks.log import Log, Row
+from benchmarks.peers.contests import ENGINES, LLAMA, OURS, SPARE, Contestant, asked
 from benchmarks.peers.process import Process
-from benchmarks.peers.processes import SPARE, asked
-from benchmarks.text import Row
 from mlx_engine.bench.origin import describe
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint

@@ -20,7 +20,7 @@ if sys.platform == "darwin":
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = ["Engine", "Tensor", "create_backend", "errors", "load", "load_tokenizer", "open_gguf"]
 

@@ -151,9 +151,8 @@ class Engine:
         about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
         self._model: Model | None = model
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
-        program = model.program.fused.notes()
         shared = () if opened.shard is None else opened.shard.notes
-        notes = opened.checkpoint.notes, converted.notes(), program, context_notes(model.config), shared
+        notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
         self.notes = tuple(note for some in notes for note in some)
 
     @property

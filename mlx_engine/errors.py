@@ -202,10 +202,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def require(holds: bool, *, option: str, expected: str, found: object) -> None:
+def require(
+    holds: bool, message: str | None = None, *, option: str, expected: str | None = None, found: object = None
+) -> None:
     """Raise OptionError unless `holds`."""
     if not holds:
-        raise OptionError(option=option, expected=expected, found=found)
+        raise OptionError(message, option=option, expected=expected, found=found)
 
 
 class ContextLengthError(OptionError):
@@ -234,11 +236,20 @@ class CacheFullError(EngineError, RuntimeError):
 
 
 class DistributedError(EngineError, RuntimeError):
-    """The ranks of a run on several machines do not agree, or one of them is gone."""
+    """The ranks of a run on several machines do not agree, or one of them is gone.
 
-    def __init__(self, where: str, expected: str, found: str, hint: str) -> None:
+    Attributes:
+        where: the rank, or "ring" for MLX's connections.
+        expected: what the other ranks have, if they differ.
+        found: what this rank has, or the error that was found.
+        hint: what to do.
+    """
+
+    def __init__(
+        self, message: str, *, where: str, expected: str | None = None, found: str | None = None, hint: str
+    ) -> None:
         self.where, self.expected, self.found, self.hint = where, expected, found, hint
-        super().__init__(f"{where}: expected {expected}, found {found}; {hint}")
+        super().__init__(f"{where}: {message}; {hint}")
 
 
 class NotEnoughMemoryError(EngineError, MemoryError):

@@ -13,13 +13,12 @@ import threading
 import time
 
 from mlx_engine.commands import main
-from mlx_engine.distributed import connecting, shard
+from mlx_engine.distributed import shard
 from mlx_engine.distributed.group import RANK, Ring
 from mlx_engine.errors import DistributedError
 
-# When its watcher has been started; before MLX connects it; when MLX has connected it; when it has said so, and the
-# other ranks have not.
-MOMENTS = "watched", "before", "after", "connected"
+# Before MLX connects it; when MLX has connected it; when it has said so, and the other ranks have not.
+MOMENTS = "before", "after", "connected"
 # The ring of the victim fails, without a signal; or the victim gets the signal, and the rings of the others fail.
 FAILS, BREAKS = "fails", "breaks"
 
@@ -37,7 +36,7 @@ class FaultyRing(Ring):
         strike("before")
         strike(BREAKS)
         if moment == BREAKS or (moment == FAILS and int(os.environ[RANK]) == victim):
-            raise DistributedError("ring", "neighbours that answer", "none", "start all ranks with mlx.launch")
+            raise DistributedError("no neighbour answers", where="ring", hint="start all ranks with mlx.launch")
         super().__init__()
         strike("after")
         if moment == "connected" and self.rank == victim:
@@ -46,15 +45,8 @@ class FaultyRing(Ring):
             time.sleep(1.0)
 
 
-def watching(given, links):
-    """Start the watching process."""
-    started = start(given, links)
-    strike("watched")
-    return started
-
-
 if __name__ == "__main__":
     moment, number, victim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sys.argv = ["cli.py", *sys.argv[4:]]
-    start, connecting._watching, shard.Ring = connecting._watching, watching, FaultyRing
+    shard.Ring = FaultyRing
     main()

@@ -36,6 +36,7 @@ PAGES = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "BENCHMARKS.md"),
     *("tools/README.md", "mlx_engine/assets/MODEL_CARD.md"),
     *("kernels/emulator/README.md", "kernels/lab/README.md"),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md"))),
 )
 
 
@@ -45,6 +46,10 @@ def test_links_lead_somewhere(page: str):
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if not target.startswith("http"):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_readme_is_read_in_two_minutes():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_architecture_names_every_folder():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests import ranks
+from tests.builtin import N_LAYERS
 from tests.patience import PATIENCE
 
 SIZE = 3
@@ -20,7 +21,7 @@ SIZE = 3
 LIMIT, SLACK = 10.0, 3.0
 MOMENTS = ("load", "prefill", "decode", "serve")
 PROMPTS = {"prefill": "once upon a time there was " * 6, "decode": "Once upon"}
-SHARED = ["--shard", "pipeline", "--split", "2,2,2"]
+SHARED = ["--shard", "pipeline", "--split", f"2,{N_LAYERS - 3},1"]
 
 
 class Watched:

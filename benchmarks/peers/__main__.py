@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.log import Log
-from benchmarks.peers.engines import ENGINES, interpreters
+from benchmarks.peers.contests import ENGINES, ERRORS, ROUNDS, START, contest_row, interpreters, plan, play, report_line
 from benchmarks.peers.exact import errors
-from benchmarks.peers.plan import ROUNDS, plan
-from benchmarks.peers.rounds import contest_row, play, report_line
-from benchmarks.peers.section import ERRORS, START
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
 from mlx_engine.bench.origin import describe, digest
@@ -38,7 +35,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Measure other engines beside ours.")
+    parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Compare with other engines.")
     parser.add_argument("--model", default=MODEL, help=f"a GGUF file of a Qwen3, or {MODEL}")
     parser.add_argument("--backend", default="auto", help="this engine's backend")
     parser.add_argument(

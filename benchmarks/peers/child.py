@@ -22,8 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-from benchmarks.peers.batches import BatchPeer, decode
-from benchmarks.peers.loop import Answer, Peer, Request, fill, run
+from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, decode, fill, run
 
 
 def serve(module: str, lines: Iterable[str], out: TextIO) -> None:

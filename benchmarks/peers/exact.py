@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.engines import ENGINES, OURS
+from benchmarks.peers.contests import ENGINES, OURS
 from benchmarks.peers.process import ROOT, PeerError, Process
 
 # A small Qwen3 with random weights. Its exact logits were computed by transformers in float64 with the stored weights.

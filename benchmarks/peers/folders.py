@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers.folders`: GPT-2 and Gemma 3 from Hugging Face folders, beside transformers.
+"""`python -m benchmarks.peers.folders`: GPT-2 and Gemma 3 from Hugging Face folders, compared with transformers.
 
 Decode after a short prompt: this engine with weights quantised on load and in float32, transformers in float32. Each of
 three sets has fresh processes, in which the contestants run several times, interleaved. The rows go to
@@ -11,12 +11,19 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.log import Log
-from benchmarks.peers.engines import OURS, TRANSFORMERS, interpreters
-from benchmarks.peers.plan import Contest, Contestant
-from benchmarks.peers.rounds import Entry, contest_row, play, report_line
-from benchmarks.peers.section import factor, latest, rate
-from benchmarks.text import Row, model, source, table
+from benchmarks.log import Log, Row
+from benchmarks.peers.contests import (
+    OURS,
+    TRANSFORMERS,
+    Contest,
+    Contestant,
+    Entry,
+    contest_row,
+    interpreters,
+    play,
+    report_line,
+)
+from benchmarks.sections import folders as section
 from mlx_engine.bench.origin import describe, digest
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -27,10 +34,6 @@ MODELS = ("shape:gpt2", "shape:gemma3-1b")
 PROMPT, WRITTEN = 16, 32
 # Sets of fresh processes, and rounds within each.
 FRESH, ROUNDS = 3, 3
-
-INTRO = """Decode in tokens per second after a prompt of 16 tokens, random weights of the real shapes: the median of all
-runs, then the slowest and the fastest. Each engine runs in its own process, three times a fresh one; runs are
-interleaved. The factors are this engine, quantised on load, over transformers in float32 and over its own float32."""
 
 
 def contest(backend: str, *, quick: bool) -> Contest:
@@ -65,26 +68,9 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             yield {**common, **contest_row(of, entry), "contest": name}
 
 
-def section(rows: Sequence[Row]) -> str:
-    """Return the section of BENCHMARKS.md."""
-    rows = latest(rows)
-    lines = []
-    for name in dict.fromkeys(row["contest"] for row in rows):
-        quantized, plain, theirs = (
-            next(
-                (row for row in rows if row["seconds"] and (row["contest"], row["engine"], row["setting"]) == key), None
-            )
-            for key in ((name, OURS, "q8_0"), (name, OURS, "f32"), (name, TRANSFORMERS, ""))
-        )
-        cells = [rate(quantized), rate(plain), rate(theirs), factor(quantized, theirs), factor(quantized, plain)]
-        lines.append([model(next(row for row in rows if row["contest"] == name)), *cells])
-    head = ["model", "ours, Q8_0", "ours, float32", "transformers, float32", "over transformers", "over our float32"]
-    return f"{source(rows[0])}\n\n{INTRO}\n\n{table(head, lines)}\n"
-
-
 def main() -> None:
     """Measure, print, and append."""
-    parser = argparse.ArgumentParser(prog="benchmarks.peers.folders", description="Measure transformers beside ours.")
+    parser = argparse.ArgumentParser(prog="benchmarks.peers.folders", description="Compare with transformers.")
     parser.add_argument("--model", action="append", help=f"a folder; may be given several times; else {MODELS}")
     parser.add_argument("--backend", default="auto", help="this engine's backend")
     parser.add_argument("--python", help="the interpreter that has transformers, if not this one")

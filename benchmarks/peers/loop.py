@@ -1,4 +1,4 @@
-"""The interface of a measured engine, and the loop that times all engines.
+"""The interfaces of a measured engine, of one sequence and of several, and the loops that time all engines.
 
 This module imports nothing but the standard library, because an engine may have its own interpreter.
 """
@@ -48,7 +48,7 @@ class Peer(ABC):
         return nullcontext()
 
     def cache(self) -> Answer:
-        """Return the tokens of the sequence and the bytes that hold them; empty if the engine does not tell."""
+        """Return the tokens of the sequence and the bytes that hold them; empty if the engine does not report them."""
         return {}
 
     def read_rates(self) -> dict[str, list[float]]:
@@ -110,3 +110,44 @@ def fill(peer: Peer, n: int) -> None:
 def random_ids(n_vocab: int, n: int, seed: int) -> list[int]:
     """Return random ids, the same for every engine."""
     return random.Random(seed).choices(range(n_vocab), k=n)
+
+
+# Steps before the timed ones: another process has evicted the weights from the processor's caches.
+WARM_STEPS = 1
+
+
+class BatchPeer(ABC):
+    """An engine with a model and several sequences, each with a prompt of its own; it chooses tokens greedily."""
+
+    @abstractmethod
+    def facts(self) -> Answer:
+        """Return `versions` of the packages, and what else the rows record about the engine."""
+
+    @abstractmethod
+    def begin(self, n_sequences: int, n_steps: int) -> None:
+        """Make the first sequences as long as their prompts, ready for so many steps; others are left out of steps."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Append a token to each sequence, and return when all of them are on the host."""
+
+    def limits(self) -> dict[str, float]:
+        """Return memory bandwidth and peak arithmetic of the machine; empty if the engine cannot measure them."""
+        return {}
+
+
+def decode(peer: BatchPeer, request: Request, clock: Callable[[], float] = time.perf_counter) -> Answer:
+    """Run `n_steps` decode steps of `n_sequences` sequences, and return the seconds of each."""
+    peer.begin(request["n_sequences"], request["n_steps"] + WARM_STEPS)
+    seconds = []
+    for _ in range(request["n_steps"] + WARM_STEPS):
+        start = clock()
+        peer.step()
+        seconds.append(clock() - start)
+    return {"seconds": seconds[WARM_STEPS:]}
+
+
+def prompts(n_vocab: int, n_sequences: int, depth: int) -> list[list[int]]:
+    """Return random prompts of `depth` tokens, the same for every engine."""
+    draws = random.Random(0)
+    return [draws.choices(range(n_vocab), k=depth) for _ in range(n_sequences)]

@@ -1,6 +1,7 @@
-"""mlx-lm on MLX's default device. It reads no GGUF; `repack.py` converts the same Q8_0 blocks without rounding.
+"""mlx-lm on MLX's default device. It reads no GGUF: the same Q8_0 blocks are repacked without rounding.
 
-Scales are float32, which makes the activations float32 too: 16-bit activations are far slower on a CPU.
+The type of the scales is that of the activations: float16 on a GPU, as mlx-lm's own folders have it, and float32 on a
+CPU, where 16-bit activations are far slower.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
+from benchmarks.peers.hugging_face import BITS, GROUP, Checkpoint, open_qwen3, repacked
 from benchmarks.peers.loop import Answer, Peer, Request
-from benchmarks.peers.repack import BITS, GROUP, repacked
-from mlx_engine.bench.hugging_face import Checkpoint, open_qwen3
 
 
 def open_peer(request: Request) -> Peer:
@@ -34,7 +34,10 @@ class MLX(Peer):
         # MLX is lazy: the random weights quantised here are replaced below before they are computed.
         quantize(self._model, group_size=GROUP, bits=BITS)
         arrays = (part for name, weight in checkpoint.weights for part in repacked(name, weight).items())
-        self._model.load_weights([(name, mx.array(array)) for name, array in arrays])
+        floats = mx.float16 if mx.default_device() == mx.gpu else mx.float32
+        made = ((name, mx.array(array)) for name, array in arrays)
+        weights = [(name, array if array.dtype == mx.uint32 else array.astype(floats)) for name, array in made]
+        self._model.load_weights(weights)
         mx.eval(self._model.parameters())
         self._cache = make_prompt_cache(self._model)
 

@@ -1,4 +1,4 @@
-"""mlx_engine, measured by the same loop as the other engines."""
+"""mlx_engine and its scheduler, measured by the same loops as the other engines."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from pathlib import Path
 import numpy as np
 
 import mlx_engine
-from benchmarks.peers.loop import Answer, Peer, Request
+from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, prompts
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.bench.model_memory import matrices
 from mlx_engine.bench.origin import versions
-from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
-from mlx_engine.bench.sizes import bytes_per_weight, sizes
+from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.cache import SequenceInput
-from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.cache.pool import LONGEST_PASS, PAGE
+from mlx_engine.cache.size import CacheSize
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.forward import forward, forward_logits
 from mlx_engine.loop.sampler import Sampler
+from mlx_engine.options import Options
 from mlx_engine.weights.conversion import Conversion
 
 # Samples of the memory bandwidth per request.
 SAMPLES = 3
 
 
-def open_peer(request: Request) -> Peer:
-    """Load the file on a backend, with weights as stored or converted."""
+def open_peer(request: Request) -> Peer | BatchPeer:
+    """Load the file on a backend: with weights as stored or converted, or for several sequences."""
+    if "n_sequences" in request:
+        n, depth, spare, backend = (request[name] for name in ("n_sequences", "depth", "spare", "backend"))
+        return OursBatch(Path(request["model"]), n, depth, spare, backend)
     return Ours(
         Path(request["model"]),
         context=request["context"],
@@ -105,3 +109,51 @@ class Ours(Peer):
     @cached_property
     def _limits(self) -> Limits:
         return Limits(matrices(self._engine, self._checkpoint), threads_of(self._backend) or 1)
+
+
+class OursBatch(BatchPeer):
+    """An engine and its scheduler. The prefix cache keeps the prompts, so that each run reads them only once."""
+
+    def __init__(self, path: Path, n_sequences: int, depth: int, spare: int, backend: str) -> None:
+        self._engine, self._checkpoint = mlx_engine.load(path, backend), open_checkpoint(path)
+        n_tokens = 2 * n_sequences * (depth + spare + PAGE)
+        memory = CacheSize(self._engine.model.kv_layers, n_tokens).whole
+        self._scheduler = self._engine.scheduler(slots=n_sequences, kv_memory=memory)
+        self._prompts = prompts(self._engine.config.vocab_size, n_sequences, depth)
+        self.begin(n_sequences, spare)
+
+    def facts(self) -> Answer:
+        """Return versions, backend, threads, and the sizes of weights and caches."""
+        backend = self._engine.backend
+        of = sizes(self._checkpoint, lambda type_: bytes_per_weight(backend, type_))
+        facts = {"versions": versions(), "backend": backend.name, "threads": threads_of(backend)}
+        return {**facts, "sizes": dataclasses.asdict(of)}
+
+    def begin(self, n_sequences: int, n_steps: int) -> None:
+        """Submit requests, and run their prompts."""
+        scheduler = self._scheduler
+        for answer in list(scheduler.running):
+            scheduler.cancel(answer.request)
+        options = Options.of(n_steps + 2, ignore_eos=True)
+        requests = [self._engine.request(ids, options) for ids in self._prompts[:n_sequences]]
+        for request in requests:
+            scheduler.submit(request)
+        while any(request.times.first_token is None for request in requests):
+            scheduler.step()
+        # Answers that began early get more steps than others; only their number of rows matters.
+        self._n = n_sequences
+
+    def step(self) -> None:
+        """Run a step of the scheduler; raise RuntimeError unless each sequence has got one token."""
+        report = self._scheduler.step()
+        if (report.n_decode, report.n_prefill) != (self._n, 0):
+            raise RuntimeError(f"expected a step of {self._n} answers, found {report.n_decode}, {report.n_prefill}")
+
+    def limits(self) -> dict[str, float]:
+        """Return memory bandwidth over the weights of a pass, and peak arithmetic, on the same threads."""
+        self._limits.sample()
+        return self._limits.take()
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return Limits(matrices(self._engine, self._checkpoint), threads_of(self._engine.backend) or 1)

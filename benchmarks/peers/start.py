@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.peers.engines import LLAMA, OURS
+from benchmarks.peers.contests import LLAMA, OURS
 from benchmarks.peers.process import ROOT
 from mlx_engine.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ def commands(model: str, text: str, backend: str, interpreters: Mapping[str, str
     options = ["--model", model, "--backend", backend, "--max-tokens", "1", "--ignore-eos", "--no-echo"]
     return {
         OURS: [interpreters[OURS], "cli.py", "generate", text, *options],
-        LLAMA: [interpreters[LLAMA], "-m", "benchmarks.peers.llama_first_token", model, text],
+        LLAMA: [interpreters[LLAMA], "-m", "benchmarks.peers.llama", model, text],
     }
 
 

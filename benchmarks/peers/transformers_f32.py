@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks.peers.hugging_face import Checkpoint, open_qwen3
 from benchmarks.peers.loop import Answer, Peer, Request
-from mlx_engine.bench.hugging_face import Checkpoint, open_qwen3
 
 
 def open_peer(request: Request) -> Peer:

@@ -160,7 +160,7 @@ def _needs_metal() -> str | None:
     if _emulated():
         return _needs_mlx() or _needs_executor("emulator")
     if os.environ.get(VARIABLE):
-        return f"{VARIABLE}: expected 'emulate', or nothing at all, found {os.environ[VARIABLE]!r}"
+        return f"{VARIABLE} must be 'emulate' or unset, not {os.environ[VARIABLE]!r}"
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return _needs_mlx() or _needs_executor("metal")
     here = f"{platform.system()} on {platform.machine()}"

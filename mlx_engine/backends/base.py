@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -21,10 +21,11 @@ from kernels.cpu.products.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
 from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.experts import Experts, SharedExpert
-from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import (
     Activation,
     Array,
+    Convolution,
+    DeltaNet,
     Gating,
     HeadNorms,
     Linear,
@@ -36,11 +37,28 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.primitives import Primitives, block, dispatch, exchange, storage
 from mlx_engine.backends.program import Layers, OpByOp, Program
-from mlx_engine.backends.ranks import Ranks
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
+
+
+class Ranks(Protocol):
+    """Several ranks, of which this process is one. Arrays are of NumPy or of MLX, as the argument is.
+
+    Attributes:
+        rank: the number of this process.
+        size: the number of ranks.
+    """
+
+    rank: int
+    size: int
+
+    def gather(self, array: Native) -> Native:
+        """Return the arrays of all ranks (size, ...), which have one shape, in the order of the ranks."""
+
+    def sum(self, array: Native) -> Native:
+        """Return the sum over all ranks, added in the order of the ranks."""
 
 
 class Backend(Primitives):
@@ -340,11 +358,15 @@ class Backend(Primitives):
         """Return logits (R, V) of the hidden states (R, D)."""
         return self.linear(self.norm(x, norm), head)
 
-    def compile(self, layers: Layers) -> Program:
+    def compile(self, layers: Layers, width: int) -> Program:
         """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
 
         Called when a model has been built. This implementation runs the definition operation by operation; a backend
-        may record the definition and compile a faster program that computes the same.
+        may run the definition once on an object that emits the steps of a faster program, which computes the same.
+
+        Args:
+            layers: the definition.
+            width: of its input: D, plus the widths of the layers' own inputs.
         """
         return OpByOp(self, layers)
 

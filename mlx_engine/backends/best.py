@@ -1,6 +1,6 @@
 """The largest logits of each rank, in place of all: greedy sampling and top-k need no others.
 
-A rank packs the k largest of its columns of each row, and their columns; unpacked, the candidates of all ranks lie in
+A rank packs the k largest of its columns of each row, and their columns; unpacked, the candidates of all ranks are in
 whole rows, whose other values are smaller than every candidate. The k largest of a whole row are among the candidates,
 and of equal logits the first columns, as in `sampling.largest`.
 """

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from mlx_engine.backends.batch import KVView, StateView
 from mlx_engine.backends.experts import ExpertLinear, Routing
-from mlx_engine.backends.mixers import Convolution, DeltaRule
-from mlx_engine.backends.parameters import Array, Linear, Rope, Scores, Token
+from mlx_engine.backends.parameters import Array, Convolution, DeltaRule, Linear, Rope, Scores, Token
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.quant.weight import Weight
 

@@ -29,19 +29,19 @@ LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 
 def profiled(backend: Backend, profiler: Profiler) -> Backend:
     """Return a copy of `backend` whose operations report to `profiler`; it shares the original's arrays."""
-    twin = copy.copy(backend)
-    timed = {name: _timed(name, _method(twin, name), profiler) for name in PRIMITIVES + BLOCKS}
+    copied = copy.copy(backend)
+    timed = {name: _timed(name, _method(copied, name), profiler) for name in PRIMITIVES + BLOCKS}
     # A compiled program would be a single timing, so the layers run operation by operation.
-    timed["compile"] = lambda twin, layers: OpByOp(twin, layers, backend.compile(layers).fused)
-    twin.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
-    twin.profiler = profiler
-    return twin
+    timed["compile"] = lambda copied, layers, width: OpByOp(copied, layers)
+    copied.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
+    copied.profiler = profiler
+    return copied
 
 
-def _method(twin: Backend, name: str) -> Callable[..., Any]:
+def _method(copied: Backend, name: str) -> Callable[..., Any]:
     """Return the class's method. Remove an instance attribute of that name, which would hide it, and return that."""
-    own = vars(twin).pop(name, None)
-    return getattr(type(twin), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
+    own = vars(copied).pop(name, None)
+    return getattr(type(copied), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
 
 
 def watched(backend: Backend) -> Backend:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_engine.backends.batch import Batch, Wanted
@@ -20,24 +19,14 @@ class Layers(Protocol):
         """Return hidden states (T, D) of every token, or (R, D) of the wanted tokens."""
 
 
-@dataclass(frozen=True)
-class Fused:
-    """How many gate+up pairs and q,k,v triples a program multiplies in one job each."""
-
-    gate_up: int = 0
-    qkv: int = 0
-
-    def notes(self) -> tuple[str, ...]:
-        """Return one line for the user, or none if nothing is fused."""
-        if not self.gate_up and not self.qkv:
-            return ()
-        return (f"fused {self.gate_up} gate+up pairs, {self.qkv} q,k,v triples",)
-
-
 class Program(ABC):
-    """All layers of a model, compiled for one backend. The model owns its program."""
+    """All layers of a model, compiled for one backend. The model owns its program.
 
-    fused: Fused = Fused()
+    Attributes:
+        reason: why the layers run operation by operation on a backend that could compile them; None if they do not.
+    """
+
+    reason: str | None = None
 
     @abstractmethod
     def run(self, x: Array, batch: Batch) -> Array:
@@ -50,9 +39,9 @@ class Program(ABC):
 class OpByOp(Program):
     """A program that runs the definition, operation by operation."""
 
-    def __init__(self, backend: Backend, layers: Layers, fused: Fused | None = None) -> None:
+    def __init__(self, backend: Backend, layers: Layers, reason: str | None = None) -> None:
         self._backend, self._layers = backend, layers
-        self.fused = fused or Fused()
+        self.reason = reason
 
     def run(self, x: Array, batch: Batch) -> Array:
         """Run the definition on the backend."""

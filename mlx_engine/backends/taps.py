@@ -20,8 +20,8 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     and the names that models pass to `note` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The copy shares the
     original's arrays.
     """
-    twin = copy.copy(backend)
+    copied = copy.copy(backend)
     composed = {name: getattr(Backend, name) for name in COMPOSED}
-    twin.__class__ = type(f"Tapped{type(backend).__name__}", (type(backend),), composed)
-    twin.tap = tap
-    return twin
+    copied.__class__ = type(f"Tapped{type(backend).__name__}", (type(backend),), composed)
+    copied.tap = tap
+    return copied

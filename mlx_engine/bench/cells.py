@@ -3,22 +3,26 @@
 The tests are those of llama.cpp's llama-bench: `pp512` is the prefill of 512 tokens; `tg64` the decode of 64 tokens,
 one forward pass each; `@ d4096` means at depth 4,096 (tokens already in the context); `pp512+tg64` is both. Tokens are
 random and end tokens are ignored. Tokenisation and a warm-up run are not timed. Without a KV cache, every pass runs the
-whole sequence, context included.
+whole sequence, context included. `components` profiles one pass of a test by operation, outside of the timed runs.
 """
 
 from __future__ import annotations
 
+import copy
 import random
+import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
-from mlx_engine.bench.estimate import rest
-from mlx_engine.bench.samples import Result, Test
+from mlx_engine.backends.profiled import profiled
+from mlx_engine.bench.samples import Result, Test, check_context, rest
 from mlx_engine.bench.timed import TimedTest
 from mlx_engine.cache import SequenceInput
 from mlx_engine.engine import CheckedCheckpoint, Engine
-from mlx_engine.errors import Words, require
+from mlx_engine.errors import require
 from mlx_engine.loop.forward import forward_logits
+from mlx_engine.observe.profiler import Profiler
 
 # Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
 PROBES = (4, 64)
@@ -33,7 +37,7 @@ def measure(
     repetitions: int = 5,
     budget: float | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     between: Callable[[], None] = lambda: None,
 ) -> Result:
     """Run a test `repetitions` times, after a warm-up run.
@@ -46,8 +50,10 @@ def measure(
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
     """
-    require(repetitions >= 1, option="repetitions", expected="a whole number >= 1", found=repetitions)
-    require(budget is None or budget >= 0, option="budget", expected="a number of seconds >= 0", found=budget)
+    message = "repetitions must be at least 1"
+    require(repetitions >= 1, option="repetitions", expected="at least 1", found=repetitions, message=message)
+    message = f"budget: {budget} is no number of seconds"
+    require(budget is None or budget >= 0, option="budget", expected="seconds >= 0", found=budget, message=message)
     check(test, engine)
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
     deadline = None if budget is None else time.perf_counter() + budget
@@ -62,11 +68,9 @@ def measure(
     runs: list[Result] = []
     while len(runs) <= repetitions and (not runs or deadline is None or time.perf_counter() < deadline):
         run = _run(engine, test, ids, kv=kv, overlap=overlap, deadline=deadline)
-        if run.estimated and runs:
-            break
-        runs.append(run)
-        between()
-        if progress is not None:
+        if not (run.estimated and runs):
+            runs.append(run)
+            between()
             progress(len(runs), repetitions + 1)
         if run.estimated:
             break
@@ -85,9 +89,9 @@ def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
     """
-    require(test.n_tokens > 0, option="test", expected="prompt tokens or tokens to generate", found=Words("none"))
-    length, context = test.depth + test.n_tokens, engine.config.context_length
-    require(length <= context, option=test.name, expected=f"at most {context:,} tokens, the context", found=length)
+    message = "the test has neither prompt tokens nor tokens to generate"
+    require(test.n_tokens > 0, option="test", expected="a number of tokens", found=test.n_tokens, message=message)
+    check_context(test.name, test.depth + test.n_tokens, engine.config.context_length)
 
 
 def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
@@ -135,3 +139,48 @@ def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool,
         result.passes = [written]
         result.seconds[0] += sum(written) + sum(rest(written, lengths))
     return result
+
+
+# The number of passes to profile; the one of median duration is kept.
+PROFILED = 5
+
+
+def affordable(result: Result, seconds: float) -> int:
+    """Return how many passes of a measured test fit into `seconds`, at most `PROFILED`."""
+    times = [s for passes in result.passes for s in passes] if result.test.n_gen else result.seconds
+    if not times or (result.estimated and not result.test.n_gen):
+        return 0
+    return min(PROFILED, int(seconds / statistics.median(times)))
+
+
+def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
+    """Profile one pass of `test` with a cache: its prefill, or one decode step if it has no prompt.
+
+    Return milliseconds, calls, floating-point operations and bytes per operation, and milliseconds per part of the
+    model. Return None for a test of prefill and decode, or for 0 passes.
+    """
+    if n_passes < 1 or (test.n_prompt and test.n_gen):
+        return None
+    found = sorted((_profiled(engine, test, seed) for _ in range(n_passes)), key=lambda taken: float(taken["ms"]))
+    return found[len(found) // 2]
+
+
+def _profiled(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
+    profiler = Profiler()
+    model = copy.copy(engine.model)
+    model.backend = profiled(engine.backend, profiler)
+    ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
+    one = Test(n_prompt=test.n_prompt, n_gen=0 if test.n_prompt else 1, depth=test.depth)
+    with model.backend.session():
+        timed = TimedTest(model, one, ids)
+        profiler.clear()
+        timed.run()
+    ms = {name: seconds * 1e3 for name, seconds in profiler.phases.items()}
+    ops = {
+        name: {"calls": op.calls, "ms": op.seconds * 1e3, "flops": op.flops, "nbytes": op.nbytes}
+        for name, op in sorted(profiler.ops.items(), key=lambda item: -item[1].seconds)
+    }
+    # A backend may fuse the last norm with the output head, so they are one part here.
+    of_parts = {"embedding": ["embedding"], "layers": ["layers"], "head": ["norm", "projection"]}
+    parts = {part: sum(ms.get(name, 0.0) for name in names) for part, names in of_parts.items()}
+    return {"ms": sum(op["ms"] for op in ops.values()), "ops": ops, "parts": parts}

@@ -7,13 +7,91 @@ difference may be noise.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlx_engine.bench.results import Key, Row, read
-from mlx_engine.bench.tables import aligned, printable
-from mlx_engine.bench.time_changes import HEAD, components, once, timing
+from mlx_engine.bench.tables import aligned, figure, milliseconds, printable
+from mlx_engine.errors import is_number
+
+HEAD = ("component", "old ms", "new ms", "factor", "note")
+# A slowdown below this factor is noise if there is only one sample.
+NOISE = 1.05
+
+
+def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
+    """Compare loading and warm-up, which happen once before the measurements."""
+    ours, theirs = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
+    return _line(name.replace("_", "-"), ours, theirs) if ours and theirs else None
+
+
+def timing(old: Row, new: Row) -> list[str]:
+    """Compare milliseconds per prompt, or per generated token."""
+    n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
+    title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
+    times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
+    return _line(title, *times, estimated=bool(old.get("estimated") or new.get("estimated")))
+
+
+def _line(title: str, old: Sequence[float], new: Sequence[float], *, estimated: bool = False) -> list[str]:
+    before, after = statistics.median(old), statistics.median(new)
+    single = len(old) == 1 or len(new) == 1
+    notes = ["slower"] if after > before * (NOISE if single else 1) else []
+    if len(old) > 1 and len(new) > 1 and min(old) <= max(new) and min(new) <= max(old):
+        notes = ["within the spread"]
+    notes += ["estimated"] if estimated else []
+    return change(title, before, after, ", ".join(notes))
+
+
+def change(title: str, before: float | None, after: float | None, note: str = "") -> list[str]:
+    """Return a line with old and new milliseconds and the speedup factor; one of both times may be absent."""
+    absent = "only new" if before is None else "only old" if after is None else ""
+    times = ["-" if ms is None else milliseconds(ms) for ms in (before, after)]
+    return [title, *times, f"x{figure(before / after)}" if before and after else "-", note or absent]
+
+
+def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
+    """Compare parts of the model, then operations, by time now; name the component with the largest change."""
+    before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
+    for title in ("parts", "ops"):
+        ours, theirs = _named(old.get(title)), _named(new.get(title))
+        lines = _lines({**ours, "all": before}, {**theirs, "all": after})
+        yield aligned([(*HEAD[:-1], "share", HEAD[-1]), *(_shared(line, theirs, after) for line in lines)])
+    saved = {name: ms - (_named(new.get("ops")).get(name) or 0.0) for name, ms in _named(old.get("ops")).items() if ms}
+    if saved and before is not None and after is not None:
+        most = max(saved, key=lambda name: abs(saved[name]))
+        change = f"{milliseconds(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
+        passes = f"A pass of {milliseconds(before)} ms became one of {milliseconds(after)} ms"
+        yield f"{passes}; {most} changed most: {change}."
+
+
+def _named(found: Any) -> dict[str, float | None]:
+    """Return milliseconds by name, of parts or of operations."""
+    items = found.items() if isinstance(found, dict) else ()
+    return {str(name): _as_is(of.get("ms") if isinstance(of, dict) else of) for name, of in items}
+
+
+def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
+    """Insert the component's current share of the whole into a line."""
+    ms = new.get(line[0])
+    return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
+
+
+def _as_is(ms: Any) -> float | None:
+    return float(ms) if is_number(ms) else None
+
+
+def _lines(old: dict[str, float | None], new: dict[str, float | None]) -> list[list[str]]:
+    out = []
+    for name in sorted({**old, **new}, key=lambda name: (name == "all", -(new.get(name) or 0.0))):
+        before, after = old.get(name), new.get(name)
+        if before is not None and after is not None:
+            out.append(_line(name, [before], [after]))
+        elif before is not None or after is not None:
+            out.append(change(name, before, after))
+    return out
 
 
 def page(old: Path, new: Path) -> str:
@@ -78,4 +156,4 @@ def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
         if isinstance(ours, dict) and isinstance(theirs, dict):
             phase = "prefill" if new["n_prompt"] else "decode"
             yield f"### {phase}, {new['test']}: one pass, profiled"
-            yield from components(ours, theirs)
+            yield from component_tables(ours, theirs)

@@ -1,4 +1,4 @@
-"""Write the measurements of the GPU kernels: a table for the terminal, and a report file to share.
+"""Measure the GPU kernels on a model's matrices: a table for the terminal, and a report file to share.
 
 This project is developed without a Mac. Measurements on Apple GPUs come from users who run `kernels bench --report` and
 send the file.
@@ -8,15 +8,82 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlx_engine.bench.files import write
+from mlx_engine.bench.origin import origin
+from mlx_engine.bench.results import write
+from mlx_engine.bench.run import rows
+from mlx_engine.bench.samples import Test
 from mlx_engine.bench.tables import aligned, markdown
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.checkpoint.shapes import SHAPES
+from mlx_engine.checkpoint.sources import PREFIX, resolve
 from mlx_engine.errors import SourceError
+from mlx_engine.weights.model import model_file
+
+if TYPE_CHECKING:
+    from kernels.launch import ExecutorName
 
 Row = dict[str, Any]
+SCHEMA = 1
+# The sizes that determine a model's matrices.
+SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim", "vocab_size")
+# The tests of a model: prefill and decode.
+TESTS = (Test(n_prompt=512), Test(n_gen=64))
+REPETITIONS = 5
+# The backends to time: MLX alone, and this project's kernels, by executor.
+BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("mlx", "metal")}
+
+
+def measure(
+    model: str, executor: ExecutorName, *, vectors: int = 1, progress: Callable[[int, int], None] | None = None
+) -> Row:
+    """Every rung of the ladder on a model's matrices, and the machine.
+
+    Raises:
+        SourceError: there is no such model.
+    """
+    from kernels.lab import chips
+    from kernels.lab.ladder import Product, climb, products
+
+    every: list[Product] = products(**model_sizes(model))
+    found: Row = {
+        "schema": SCHEMA,
+        **origin(),
+        "model": model if model.startswith(PREFIX) else Path(model).name,  # a path may contain the user's name
+        "executor": executor,
+        "chip": chips.chip(),
+        "nominal_gbs": chips.nominal_gbs(),
+        "read_gbs": None if executor == "emulator" else chips.read_gbs(executor),
+        "ladder": [],
+    }
+    for i, product in enumerate(every):
+        found["ladder"] += climb([product], executor, vectors)
+        if progress is not None:
+            progress(i + 1, len(every))
+    return found
+
+
+def model_sizes(model: str) -> dict[str, int]:
+    """Return the values of `SIZES`; for a shape, without writing its file."""
+    shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
+    if shape is None:
+        checkpoint = open_checkpoint(resolve(model))
+        shape = model_file(checkpoint).plan(checkpoint).config
+    return {name: getattr(shape, name) for name in SIZES}
+
+
+def add_models(
+    found: Row,
+    model: str,
+    *,
+    budget: float | None = None,
+) -> None:
+    """Add the model's tokens per second with MLX's operations, and with this project's kernels."""
+    names = BACKENDS[found["executor"]]
+    found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
 
 
 def default_file() -> Path:
@@ -55,7 +122,6 @@ def page(found: Row) -> str:
     parts = ["# Kernels on " + found["chip"], "", f"{system(found)}; {versions}; {found['time']}", "", summary(found)]
     if "tokens" in found:
         parts += ["", f"## Tokens per second: {found['model']}", "", markdown(found["tokens"])]
-        parts += ["", mlx_lm_line(found["mlx_lm"])]
     return "\n".join([*parts, "", "## Every number", ""])
 
 
@@ -94,11 +160,3 @@ def _counts(ladder: Sequence[Row]) -> str:
 
 def _names(row: Row) -> list[str]:
     return [row["product"], f"{'+'.join(map(str, row['rows']))} x {row['columns']}", row["kernel"]]
-
-
-def mlx_lm_line(peer: Row) -> str:
-    """Return mlx-lm's rates, or the reason why it did not run."""
-    if peer.get("unavailable"):
-        return f"mlx-lm: {peer['unavailable']}"
-    rates = ", ".join(f"{name} {rate:.1f} t/s" for name, rate in peer["rates"].items())
-    return f"mlx-lm {peer['version']} ({peer['weights']}): {rates}"

@@ -1,11 +1,18 @@
-"""The ladder: its rungs, slowest first, and the speedup of each. Pure arithmetic on rows."""
+"""The ladder: its rungs, slowest first, the speedup of each, and the report of a sweep."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from mlx_engine.bench.tables import aligned, figure, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Row = dict[str, Any]
 
@@ -35,7 +42,7 @@ NO_CACHE = ", no cache"
 
 
 @dataclass(frozen=True)
-class Step:
+class Speedup:
     """The speedup of one test by one change."""
 
     test: str
@@ -57,7 +64,7 @@ def measured(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row["unavailable"]]
 
 
-def steps(rows: Sequence[Row], test: str) -> list[Step]:
+def steps(rows: Sequence[Row], test: str) -> list[Speedup]:
     """Return the speedups of a test: from rung to rung for each type of weights, then from F32 to quantised weights.
 
     A rung that dequantises all weights to F32 counts for every type of weights.
@@ -83,9 +90,9 @@ def steps(rows: Sequence[Row], test: str) -> list[Step]:
     return found
 
 
-def _step(test: str, old: str, new: str, weights: str | None, before: Row, after: Row) -> Step:
+def _step(test: str, old: str, new: str, weights: str | None, before: Row, after: Row) -> Speedup:
     estimated = bool(before["estimated"] or after["estimated"])
-    return Step(test, old, new, weights, after["median_ts"] / before["median_ts"], estimated)
+    return Speedup(test, old, new, weights, after["median_ts"] / before["median_ts"], estimated)
 
 
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
@@ -98,8 +105,168 @@ def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     return sorted(by_prompt, key=lambda n: by_prompt[n]), [n for n in by_gen if counts[n] == most]
 
 
-def figure(value: float) -> str:
-    """Format a number with three significant digits."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+# Passes (counted from 1) whose medians are compared, to show how a pass slows down with the length of the text.
+EARLY, LATE = (8, 23), (241, 256)
+
+
+def text(rows: Sequence[Row]) -> str:
+    """Return the report as Markdown that is also readable in a terminal."""
+    prompts, gens = tests(rows)
+    moved = [moves("prefill", prompts[-1], rows)] if prompts else []
+    moved += [moves("decode", gens[0], rows)] if gens else []
+    return "\n\n".join(part for part in [ladder(rows), *notes(rows), *moved, passes(rows)] if part)
+
+
+def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
+    """Return the speedups of prefill or decode, the largest one first."""
+    found = steps(rows, test)
+    if not found:
+        return None
+    most = max(found, key=lambda step: step.factor)
+    lines = [f"{phase} ({test}) was moved most by {most.text}; all changes:", *(f"- {step.text}" for step in found)]
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def ladder(rows: Sequence[Row]) -> str:
+    """Return a table with a line per rung and type of weights. Bytes and GB/s are of decode, GFLOP/s of prefill."""
+    prompts, gens = tests(rows)
+    head = ["rung", "weights", "threads", *prompts, *gens, "MB/token", "GB/s", "of read", "GFLOP/s", "of peak"]
+    lines = [head]
+    for rung, weights in dict.fromkeys((row["rung"], row["weights"]) for row in measured(rows)):
+        cells = {row["test"]: row for row in measured(rows) if (row["rung"], row["weights"]) == (rung, weights)}
+        if any(name in cells for name in [*prompts, *gens]):
+            lines.append([rung, weights, *_numbers(cells, prompts, gens)])
+    return aligned(lines)
+
+
+def _numbers(cells: dict[str, Row], prompts: Sequence[str], gens: Sequence[str]) -> list[str]:
+    some = next(iter(cells.values()))
+    rates = [_rate(cells[name]) if name in cells else "-" for name in [*prompts, *gens]]
+    decode = next((cells[name] for name in gens if name in cells), None)
+    prefill = next((cells[name] for name in reversed(prompts) if name in cells), None)
+    return [
+        "-" if some["threads"] is None else str(some["threads"]),
+        *rates,
+        *([figure(decode["bytes_per_token"] / 1e6), figure(decode["gbs"])] if decode else ["-", "-"]),
+        _share(decode, "read_share"),
+        figure(prefill["gflops"]) if prefill else "-",
+        _share(prefill, "peak_share"),
+    ]
+
+
+def _rate(row: Row) -> str:
+    return f"{'~' if row['estimated'] else ''}{figure(row['median_ts'])}"
+
+
+def _share(row: Row | None, name: str) -> str:
+    return "-" if row is None or row.get(name) is None else f"{row[name]:.1%}"
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return the notes below the table."""
+    found = ["Rates are tokens per second, medians; ~ marks what was estimated because it did not fit its budget."]
+    reasons = {row["rung"]: row["unavailable"] for row in rows if row["unavailable"]}
+    found += [f"{rung}: not measured, {reason}." for rung, reason in reasons.items()]
+    done = measured(rows)
+    expanding = [row["rung"] for row in done if row["quant"] == "keep" and row["weights"] == "F32"]
+    others = {row["weights"] for row in done} - {"F32"}
+    if expanding and others:
+        names = list(dict.fromkeys(f"`{name}`" for name in expanding if not name.endswith(NO_CACHE)))
+        stored = ", ".join(sorted(others))
+        found.append(f"Expanded to F32 on load, {stored} weights are measured once by {' and by '.join(names)}.")
+    found += [line for line in (in_cache(done), machine_limits(done)) if line]
+    if any(row["watched"] for row in done):
+        found.append("MLX_ENGINE_LOG was set, so every operation was timed: rates are lower than without it.")
+    return found
+
+
+def in_cache(rows: Sequence[Row]) -> str | None:
+    """Return a note if the weights fit into the processor's cache: GB/s is then not memory bandwidth."""
+    kinds: dict[str, float] = {}
+    for row in rows:
+        kinds[row["weights"]] = min(row["weight_bytes"], kinds.get(row["weights"], row["weight_bytes"]))
+    size = rows[0]["machine"].get("cache_bytes") if rows else None
+    fitting = [f"{kind} ({n / 1e6:.1f} MB)" for kind, n in kinds.items() if size is not None and n < size]
+    if size is None or not fitting:
+        return None
+    return (
+        f"The weights in {' and in '.join(fitting)} fit into the processor's cache of {size / 2**20:.0f} MiB: "
+        "GB/s and the share of it are the cache's, and say nothing about memory."
+    )
+
+
+def machine_limits(rows: Sequence[Row]) -> str | None:
+    """Return the medians of the machine limits measured between the runs."""
+    limited = [row for row in rows if row.get("read_gbs") is not None]
+    by_threads = {t: [r for r in limited if (r["threads"] or 1) == t] for t in {r["threads"] or 1 for r in limited}}
+    limits = [
+        f"{_median(group, 'read_gbs'):.1f} GB/s and {_median(group, 'peak_gflops'):.0f} GFLOP/s on {threads} "
+        f"thread{'s' if threads > 1 else ''}"
+        for threads, group in sorted(by_threads.items())
+    ]
+    return f"Between the runs the machine itself reached {', '.join(limits)}." if limits else None
+
+
+def _median(rows: Sequence[Row], name: str) -> float:
+    return statistics.median(float(row[name]) for row in rows)
+
+
+def passes(rows: Sequence[Row]) -> str | None:
+    """Return late over early passes of the long decode test, with and without a cache."""
+    lines = []
+    for row in measured(rows):
+        if row["n_gen"] < LATE[1] or row["n_prompt"]:
+            continue
+        growth = growth_of(row)
+        cache = "with a cache" if row["kv"] else "without one"
+        text = row["estimated"] and f"not known, {row['estimated']}" if growth is None else f"x{figure(growth)}"
+        lines.append(f"- {row['rung'].removesuffix(NO_CACHE)}, {row['weights']}, {cache}: {text}")
+    early, late = ("{} to {}".format(*span) for span in (EARLY, LATE))
+    return f"Median of passes {late} over that of passes {early}:\n\n" + "\n".join(lines) if lines else None
+
+
+def growth_of(row: Row) -> float | None:
+    """Return the ratio of late to early passes, or None if there are too few."""
+    whole = [run for run in row.get("passes_s", ()) if len(run) >= LATE[1]]
+    if not whole:
+        return None
+    early, late = ([float(s) for run in whole for s in run[first - 1 : last]] for first, last in (EARLY, LATE))
+    return statistics.median(late) / statistics.median(early)
+
+
+def bars(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yield the bars of prefill and of decode for a terminal: tokens per second on a log scale, as in the plot."""
+    from rich.bar import Bar
+    from rich.table import Table
+
+    prompts, gens = tests(rows)
+    for phase, test in [("prefill", prompts[-1:]), ("decode", gens[:1])]:
+        cells = [row for row in measured(rows) if row["test"] in test]
+        if not cells:
+            continue
+        rates = [row["median_ts"] for row in cells]
+        left = min(rates) / 2
+        made = Table(
+            title=f"{phase}, {test[0]}: tokens per second (log scale)", box=None, show_header=False, expand=True
+        )
+        made.add_column(no_wrap=True)
+        made.add_column(ratio=1)
+        made.add_column(justify="right", no_wrap=True)
+        for row in cells:
+            length = math.log(row["median_ts"] / left) / math.log(max(rates) / left)
+            bar = Bar(1.0, 0.0, length, color="blue" if row["weights"] == "F32" else "green")
+            made.add_row(f"{row['rung']}, {row['weights']}", bar, _rate(row))
+        yield made
+
+
+def page(rows: Sequence[Row], plots: Sequence[str]) -> str:
+    """Return the page of the output folder: model, machine, the report and the plots."""
+    row = rows[0]
+    machine, versions = row["machine"], ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
+    head = (
+        f"# {printable(row['model_name'])}\n\n{row['model_n_params'] / 1e6:.2f} M parameters, "
+        f"{row['model_size'] / 1e6:.1f} MB, SHA-256 {row['model_sha256']}.\n\n{machine['processor']}, "
+        f"{machine['cores']} cores{memory}, {machine['system']}; {versions}; commit {row['commit']}, {row['time']}."
+    )
+    return "\n\n".join([head, text(rows), *(f"![{name}]({name})" for name in plots)]) + "\n"

@@ -1,19 +1,76 @@
-"""Describe the origin of a measurement: time, versions, commit, model digest."""
+"""Describe the origin of a measurement: machine, time, versions, commit, model digest."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
 import math
+import os
 import platform
+import re
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import mlx_engine
-from mlx_engine.bench import machine
-from mlx_engine.bench.machine import output_of
 from mlx_engine.checkpoint.gguf_split import part_files
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.machine.cores import usable_cores
+
+
+def machine() -> dict[str, object]:
+    """Describe the machine: processor, cores available to this process, memory, caches, system."""
+    return {
+        "processor": processor(),
+        "cores": usable_cores(),
+        "memory_bytes": memory_bytes(),
+        "cache_bytes": cache_bytes(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def processor() -> str:
+    """Return the processor's name, with its widest vector instructions if known."""
+    name, flags = platform.processor(), ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
+        fields = {key.strip(): value.strip() for key, value in lines.items()}
+        name, flags = fields.get("model name", name), fields.get("flags", "")
+    elif platform.system() == "Darwin":
+        name = output_of("sysctl", "-n", "machdep.cpu.brand_string") or name
+    widest = next((label for flag, label in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags.split()), None)
+    return f"{name}, {widest}" if widest else name
+
+
+def memory_bytes() -> int | None:
+    """Return the size of the memory in bytes, or None if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def cache_bytes() -> int | None:
+    """Return the size of the largest processor cache in bytes, or None if unknown."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    found = [re.fullmatch(r"(\d+)([KMG]?)", file.read_text().strip()) for file in files]
+    sizes = [int(match[1]) * units.get(match[2], 1) for match in found if match]
+    if platform.system() == "Darwin":
+        names = ("l3cachesize", "perflevel0.l2cachesize", "l2cachesize")
+        lines = [output_of("sysctl", "-n", f"hw.{name}") for name in names]
+        sizes = [int(size) for size in lines if size and size.isdecimal()]
+    return max(sizes, default=None)
+
+
+def output_of(*command: str) -> str | None:
+    """Return what a command prints, without white space at the ends; None if it fails or prints nothing."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
 
 SCHEMA = 1
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
@@ -41,8 +98,8 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     head = output_of("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
-    apart = [f":(exclude){path}" for path in WRITTEN]
-    changed = output_of("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *apart)
+    excluded = [f":(exclude){path}" for path in WRITTEN]
+    changed = output_of("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *excluded)
     return f"{head}+" if head and changed else head
 
 
@@ -62,7 +119,7 @@ def origin() -> dict[str, object]:
         "schema": SCHEMA,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
-        "machine": machine.machine(),
+        "machine": machine(),
         "versions": versions(),
     }
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends import auto, create_backend
-from mlx_engine.bench.bandwidth import MOST_BYTES, bandwidth_of
-from mlx_engine.bench.machine import cache_bytes
+from mlx_engine.bench.origin import cache_bytes
+from mlx_engine.bench.roofline import MOST_BYTES, bandwidth_of
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import ContextLengthError
 from mlx_engine.loop.memory import Traffic

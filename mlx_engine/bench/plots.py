@@ -1,4 +1,4 @@
-"""Plots of a sweep: passes with and without a cache, the ladder, a roofline."""
+"""Plots of `bench`: the passes, the ladder and the roofline of a sweep, and several clients at once."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Not pyplot: a plain Figure needs no window system and is saved directly to a file.
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter, StrMethodFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, NullLocator, StrMethodFormatter
 
-from mlx_engine.bench.estimate import rest
-from mlx_engine.bench.ladder import NO_CACHE, figure, measured, tests
-from mlx_engine.bench.tables import printable
+from mlx_engine.bench.ladder import NO_CACHE, measured, tests
+from mlx_engine.bench.samples import rest
+from mlx_engine.bench.tables import figure, printable
 
 Row = dict[str, Any]
 
 # A palette for colour-blind readers.
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#332288", "#bb5500", "#44aa99", "#999933")
 GRAY = "#777777"
+DARK = "#444444"
 
 
 def write(rows: Sequence[Row], folder: Path) -> list[str]:
-    """Draw all plots that the rows have data for. Return the names of the PNG files."""
+    """Draw all plots that the rows have data for, as PNG and SVG. Return the names of the PNG files."""
+    of_clients = [row for row in rows if "concurrency" in row]
     drawn: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
-        "passes.png": passes,
-        "ladder.png": ladder,
-        "roofline.png": roofline,
-    }
+        "passes": passes, "ladder": ladder, "roofline": roofline,
+    }  # fmt: skip
     names = []
-    for name, draw in drawn.items():
+    for name, draw in ({"concurrency": clients} if of_clients else drawn).items():
         made = draw(rows)
         if made is not None:
-            made.savefig(folder / name, dpi=130)
-            names.append(name)
+            for suffix in ("png", "svg"):
+                made.savefig(folder / f"{name}.{suffix}", dpi=130)
+            names.append(f"{name}.png")
     return names
 
 
@@ -75,10 +75,15 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def _line(axes: Any, row: Row, color: str, name: str) -> None:
-    """Plot the median over repetitions, continued by the estimate if a budget ended the passes."""
+    """Plot the median over repetitions in a band from the fastest to the slowest one.
+
+    If a budget ended the passes, the estimate continues the line.
+    """
     n = min(len(run) for run in row["passes_s"])
-    ms = [statistics.median(run[i] for run in row["passes_s"]) * 1e3 for i in range(n)]
+    runs = [[run[i] * 1e3 for run in row["passes_s"]] for i in range(n)]
+    ms = [statistics.median(run) for run in runs]
     axes.plot(range(1, n + 1), ms, color=color, linewidth=1.2, label=name)
+    axes.fill_between(range(1, n + 1), [*map(min, runs)], [*map(max, runs)], color=color, alpha=0.2, linewidth=0)
     if n < row["n_gen"]:
         first = row["n_depth"] + 1
         lengths = [1 if row["kv"] else first + i for i in range(row["n_gen"])]
@@ -88,7 +93,10 @@ def _line(axes: Any, row: Row, color: str, name: str) -> None:
 
 
 def ladder(rows: Sequence[Row]) -> Figure | None:
-    """Plot tokens per second of every rung, one panel for the longest prompt and one for decode."""
+    """Plot tokens per second of every rung, one panel for the longest prompt and one for decode.
+
+    A bar is a median; its error bar reaches from the slowest to the fastest repetition.
+    """
     prompts, gens = tests(rows)
     chosen = [("prefill", prompts[-1])] if prompts else []
     chosen += [("decode", gens[0])] if gens else []
@@ -124,8 +132,22 @@ def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, st
             continue
         hatch = "///" if row["estimated"] else None
         axes.barh(i, row["median_ts"], color=_color(row["weights"]), hatch=hatch, edgecolor="white")
+        above = _error_bar(axes, (row["median_ts"], i), row.get("samples_ts"), is_x=True)
         rate = f" {'~' if row['estimated'] else ''}{figure(row['median_ts'])}"
-        axes.text(row["median_ts"], i, rate, va="center", fontsize=9)
+        axes.text(row["median_ts"] + above, i, rate, va="center", fontsize=9)
+
+
+def _error_bar(
+    axes: Any, at: tuple[float, float], samples: Sequence[float] | None, *, is_x: bool = False, color: str = DARK
+) -> float:
+    """Draw a bar from the smallest to the largest of several samples; return its length above the point."""
+    if not samples or len(samples) == 1:
+        return 0.0
+    middle = at[0] if is_x else at[1]
+    below, above = max(0.0, middle - min(samples)), max(0.0, max(samples) - middle)
+    errors = {"xerr" if is_x else "yerr": [[below], [above]]}
+    axes.errorbar(*at, **errors, fmt="none", ecolor=color, elinewidth=1.0, capsize=2.5)
+    return above
 
 
 def _plain_numbers(axis: Any) -> None:
@@ -179,7 +201,7 @@ def _roof(axes: Any, rows: Sequence[Row], span: tuple[float, float], style: str,
     corner = min(max(peak / read, span[0]), span[1])
     at = [span[0], corner, span[1]]
     name = f"{threads} thread{'s' if threads > 1 else ''}: {read:.0f} GB/s, {peak:.0f} GFLOP/s"
-    axes.plot(at, [min(peak, read * x) for x in at], color="#444444", linestyle=style, label=name)
+    axes.plot(at, [min(peak, read * x) for x in at], color=DARK, linestyle=style, label=name)
 
 
 def _points(axes: Any, rows: Sequence[Row], color: str, name: str) -> None:
@@ -187,4 +209,58 @@ def _points(axes: Any, rows: Sequence[Row], color: str, name: str) -> None:
         marker = "o" if row["n_prompt"] else "v"
         at = row["flops_per_token"] / row["bytes_per_token"]
         face = "none" if row["estimated"] else color
+        samples = [row["gflops"] / row["median_ts"] * rate for rate in row.get("samples_ts", ())]
+        _error_bar(axes, (at, row["gflops"]), samples, color=color)
         axes.plot(at, row["gflops"], marker, color=color, markerfacecolor=face, label=name if i == 0 else None)
+
+
+LATENCIES = (
+    ("first token, median", "ttft_ms", "o-"),
+    ("first token, p99", "ttft_p99_ms", "o:"),
+    ("gap, median", "gap_ms", "v-"),
+    ("gap, p99", "gap_p99_ms", "v:"),
+)
+
+
+def clients(rows: Sequence[Row]) -> Figure | None:
+    """Plot two panels over the number of clients: throughput with both limits, and latencies.
+
+    A point is the median over rounds; its error bar reaches from the smallest to the largest round.
+    """
+    rows = [row for row in rows if row.get("total_ts")]
+    if not rows:
+        return None
+    made = titled_figure(rows, f"Clients at once, {rows[0]['test']}", 11.0, 5.8)
+    rates, latencies = made.subplots(1, 2)
+    for backend, color in zip(dict.fromkeys(row["backend"] for row in rows), COLORS, strict=False):
+        of = [row for row in rows if row["backend"] == backend]
+        _clients_line(rates, of, "total_ts", "o-", color, f"{backend}: all clients")
+        _clients_line(rates, of, "memory_limit_ts", "--", color, f"{backend}: limit of memory")
+        _clients_line(rates, of, "arithmetic_limit_ts", ":", color, f"{backend}: limit of arithmetic")
+        for title, name, style in LATENCIES:
+            _clients_line(latencies, of, name, style, color, f"{backend}: {title}")
+    rates.set(title="generated tokens per second", yscale="log")
+    latencies.set(title="latency in ms", yscale="log")
+    clients = sorted({row["concurrency"] for row in rows})
+    for axes in (rates, latencies):
+        axes.set(xlabel="clients (log scale)", xscale="log")
+        axes.set_xticks(clients, [str(n) for n in clients])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+    return made
+
+
+def _clients_line(axes: Any, rows: Sequence[Row], name: str, style: str, color: str, label: str) -> None:
+    """Plot a figure over the number of clients, where the figure is known."""
+    known = sorted((row for row in rows if row.get(name) is not None), key=lambda row: int(row["concurrency"]))
+    if not known:
+        return
+    numbers, middles = [row["concurrency"] for row in known], [row[name] for row in known]
+    axes.plot(numbers, middles, style, color=color, linewidth=1.2, markersize=4, label=label)
+    for row in known:
+        samples = [one[name] for one in row["samples"] if one.get(name) is not None]
+        _error_bar(axes, (row["concurrency"], row[name]), samples, color=color)

@@ -1,12 +1,69 @@
-"""Read files of measurements that `bench` wrote."""
+"""Write the results of a benchmark to a folder, and read files of earlier ones."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mlx_engine.bench.tables import as_json
 from mlx_engine.errors import FormatError, SourceError, is_number
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file to an existing folder.
+
+    Raises:
+        SourceError: the file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def content(path: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def default_folder(model: str) -> Path:
+    """Return `bench-results/MODEL-TIME`, in characters valid on every system."""
+    name = re.sub(r"[^\w.-]+", "-", Path(model).stem if Path(model).exists() else model).strip("-.")
+    return Path("bench-results") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder. Called before measuring, so that a wrong path does not waste a run.
+
+    Raises:
+        SourceError: the folder cannot be created.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"{path}: the folder cannot be made ({error.strerror or error})") from error
+
+
+def save(folder: Path, stem: str, found: Sequence[dict[str, Any]], page: str) -> None:
+    """Write all samples as JSON, and the page as Markdown.
+
+    Raises:
+        SourceError: a file cannot be written.
+    """
+    write(folder / f"{stem}.json", as_json(found) + "\n")
+    write(folder / f"{stem}.md", page)
+
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -35,12 +92,8 @@ def read(path: Path) -> dict[Key, Row]:
         SourceError: the file cannot be read.
         FormatError: the file is not a result of `bench`.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
     found: dict[Key, Row] = {}
-    for i, row in enumerate(_parsed(raw, path)):
+    for i, row in enumerate(_parsed(content(path), path)):
         wrong = _wrong(row)
         if wrong is not None:
             raise _error(path, f"{wrong} in row {i + 1}")

@@ -1,11 +1,13 @@
-"""Measure the machine's limits between the runs of a cell, because they change by half within minutes.
+"""Measure the machine's limits: memory bandwidth and peak arithmetic.
 
-Memory bandwidth is measured by reading the model's matrices on as many threads as the backend has; peak arithmetic with
-operands in registers. See `kernels/cpu/roofline.py`.
+`Limits` samples both between the runs of a cell, because they change by half within minutes: the bandwidth of reading
+the model's matrices on as many threads as the backend has, and arithmetic with operands in registers (see
+`kernels/cpu/roofline.py`). `read_bandwidth` and `product_rate` take a fraction of a second and need no compiler.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from kernels.cpu.roofline_numpy import read
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.backends.numpy.blas import one_blas_thread
-from mlx_engine.bench.model_memory import in_words, side_by_side
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.bench.origin import cache_bytes
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.engine import Engine
+from mlx_engine.loop.memory import linears
+from mlx_engine.quant.types import GGMLType
+from mlx_engine.quant.weight import Weight
 
 # Minimum seconds of a sample, so that the start of threads does not matter.
 SECONDS = 0.01
@@ -104,3 +115,94 @@ def enough(timed: Callable[[int], float]) -> int:
     while timed(n) < SECONDS:
         n *= 2
     return n
+
+
+# Arrays with fewer bytes than this in all are concatenated: a call per array would take as long as reading it.
+SMALL = 64 << 20
+
+
+def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
+    """Return the matrices that a pass reads, each once; the file's bytes if NumPy cannot view the backend's arrays."""
+    found: dict[int, np.ndarray] = {}
+    for value in vars(engine.model).values():
+        for linear in linears(value):
+            weight = linear.weight
+            memory = weight.data if isinstance(weight, Matrix) else weight
+            if isinstance(memory, np.ndarray) and memory.flags.c_contiguous:
+                found[memory.ctypes.data] = memory
+    return list(found.values()) or [checkpoint.weight(name).data for name in checkpoint.shapes]
+
+
+def in_words(array: np.ndarray) -> np.ndarray:
+    """View the memory of an array as int64, without unaligned bytes at its ends."""
+    raw = array.reshape(-1).view(np.uint8)
+    first = min(-raw.ctypes.data % 8, raw.size)
+    words = raw[first : first + (raw.size - first) // 8 * 8].view(np.int64)
+    # All read-only: the kernel would be compiled a second time for writable arrays.
+    words.flags.writeable = False
+    return words
+
+
+def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays, concatenated into one copy if they are small: they fit into the cache in both cases."""
+    return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words
+
+
+# The most bytes of a reading: at 10 GB/s all readings take 0.2 s.
+MOST_BYTES = 512 << 20
+READINGS = 4
+
+
+def read_bandwidth(engine: Engine) -> float | None:
+    """Return the bytes per second at which the backend's threads read the model's weights, the best of a few readings.
+
+    Return None where this is not the backend's bandwidth: its weights are not in the memory of the CPU, or half of them
+    fit into the processor's cache.
+    """
+    held = {id(linear.weight): linear.weight for value in vars(engine.model).values() for linear in linears(value)}
+    words = [in_words(weight.data) for weight in held.values() if isinstance(weight, Matrix)]
+    cache, nbytes = cache_bytes(), sum(array.nbytes for array in words)
+    if len(words) < len(held) or cache is None or nbytes < 2 * cache:
+        return None
+    return bandwidth_of(words, getattr(engine.backend, "threads", 1))
+
+
+def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
+    """Return the bytes per second of the best reading of int64 arrays by threads, at most `MOST_BYTES` of them."""
+    ends = itertools.accumulate(array.nbytes for array in words)
+    some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]
+    shares = [[np.array_split(array, threads)[i] for array in some] for i in range(threads)]
+
+    def read_all(share: Sequence[np.ndarray]) -> None:
+        for array in share:
+            read(array)
+
+    rates = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(READINGS):
+            start = time.perf_counter()
+            list(pool.map(read_all, shares))
+            rates.append(sum(array.nbytes for array in some) / (time.perf_counter() - start))
+    return max(rates)
+
+
+# A product of a chunk of a prompt with a matrix of a usual size: some milliseconds on two cores.
+PRODUCT_ROWS, PRODUCT_SIDE = 512, 2048
+PRODUCTS = 5
+
+
+def product_rate(backend: Backend, type_: GGMLType, rows: int = PRODUCT_ROWS, side: int = PRODUCT_SIDE) -> float:
+    """Return the floating-point operations per second of products with a matrix of this type, the best of a few.
+
+    The matrix is (side, side) and multiplied with `rows` rows.
+    """
+    weight = Weight("speed", (side, side), type_, np.zeros(type_.bytes_for(side * side), np.uint8))
+    rates = []
+    with backend.session():
+        linear = Linear("speed", backend.prepare(weight))
+        x: Any = backend.array(np.ones((rows, side), np.float32))
+        for _ in range(PRODUCTS + 1):  # the first one warms up
+            start = time.perf_counter()
+            backend.wait(backend.linear(x, linear))
+            rates.append(2.0 * rows * side * side / (time.perf_counter() - start))
+    return max(rates[1:])

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import unavailable
 from mlx_engine.backends.base import Backend
-from mlx_engine.bench.cells import check, measure
-from mlx_engine.bench.components import affordable, components
-from mlx_engine.bench.model_memory import matrices
+from mlx_engine.bench.cells import affordable, check, components, measure
 from mlx_engine.bench.origin import describe, digest, origin
-from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.samples import Result, Test
-from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
-from mlx_engine.bench.work import work
+from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.distributed.shard import Shard
-from mlx_engine.engine import Engine, open_source
+from mlx_engine.engine import CheckedCheckpoint, Engine, open_source
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
-from mlx_engine.weights.model import Staged
+
+if TYPE_CHECKING:
+    from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
 # Seconds for the profile of a cell without a budget.
@@ -38,49 +36,72 @@ def rows(
     tests: Sequence[Test],
     *,
     kv: Sequence[bool] = (True,),
-    quant: Conversion = STORED,
-    threads: int | None = None,
     repetitions: int = 5,
     budget: float | None = None,
-    jit: bool = True,
-    allow_settings: Sequence[str] = (),
-    allow_too_large: bool = False,
+    profile: bool = False,
     overlap: bool = True,
-    apart: bool = False,
-    shard: Shard | None = None,
+    **how: Any,
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
 
-    With `apart` a row also has the profile of one pass. `shard` has the ranks that share the model with this process,
-    which is rank 0 of them.
+    With `profile` a row also has the profile of one pass. `how` has other options of `engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
         OptionError: a test does not fit the model's context.
     """
+
+    def check_all(opened: CheckedCheckpoint) -> None:
+        for test in tests:
+            check(test, opened)
+
+    runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "profile": profile, "overlap": overlap}
+    for row, reason, bench in engines(model, backends, check_all, overlap=overlap, **how):
+        for cached in kv:
+            for test in tests:
+                cell = test.numbers if bench is None else bench.cell(test, kv=cached, **runs)
+                yield {**row, "kv": cached, "unavailable": reason, **cell}
+        del bench  # frees the engine before the next one is loaded
+
+
+def engines(
+    model: str,
+    backends: Sequence[str],
+    check: Callable[[CheckedCheckpoint], None],
+    *,
+    shared: Row | None = None,
+    quant: Conversion = STORED,
+    threads: int | None = None,
+    jit: bool = True,
+    allow_settings: Sequence[str] = (),
+    allow_too_large: bool = False,
+    overlap: bool = True,
+    shard: Shard | None = None,
+) -> Iterator[tuple[Row, str | None, Bench | None]]:
+    """Yield for each backend the fields of its rows, the reason why the backend is unavailable, and an engine.
+
+    The engine is closed when the next one is asked for. `check` is called with each model before its weights are read;
+    `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
+    """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     path = resolve(model)
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
-    common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
-    runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
+    common |= {"quant": str(quant), "jit": jit, "overlap": overlap, **(shared or {})}
     for name in backends:
-        bench: Bench | None = None  # frees the previous engine before the next one is loaded
-        if reasons[name] is None:
-            how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
-            opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
-            for test in tests:
-                check(test, opened)
-            bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
-        for cached in kv:
-            for test in tests:
-                row = {**common, "backend": name, "threads": threads, "kv": cached, "unavailable": reasons[name]}
-                if bench is None:
-                    yield {**row, **test.numbers}
-                else:
-                    yield {**row, **bench.cell(test, kv=cached, **runs)}
-        if bench is not None:
+        row = {**common, "backend": name, "threads": threads}
+        if reasons[name] is not None:
+            yield row, reasons[name], None
+            continue
+        how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
+        opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
+        check(opened)
+        bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
+        try:
+            yield row, None, bench
+        finally:
             bench.close()
+        del bench, opened
 
 
 class Bench:
@@ -92,18 +113,18 @@ class Bench:
         self.threads = threads_of(engine.backend)
         # Limits are measured on the processor, so they do not apply to other devices.
         # A machine of several has only some of the weights.
-        on_cpu = engine.backend.device == "cpu" and not isinstance(engine.model, Staged)
+        on_cpu = engine.backend.device == "cpu" and not engine.model.is_shared
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
     def cell(
-        self, test: Test, *, kv: bool, repetitions: int, budget: float | None, apart: bool, overlap: bool = True
+        self, test: Test, *, kv: bool, repetitions: int, budget: float | None, profile: bool, overlap: bool = True
     ) -> Row:
         """Measure a test and return its row: samples, backend, and shares of the machine's limits."""
         between = self.limits.sample if self.limits is not None else lambda: None
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
         result = measure(self.engine, test, **how, between=between)
         row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv)}
-        if apart and kv:
+        if profile and kv:
             seconds = COMPONENT_SECONDS if budget is None else budget / 4
             row["components"] = components(self.engine, test, affordable(result, seconds))
         return row

@@ -1,10 +1,15 @@
-"""A test, such as the prefill of 512 tokens, and the samples of its repetitions."""
+"""A test, such as the prefill of 512 tokens: its notation on the command line, and the samples of its repetitions."""
 
 from __future__ import annotations
 
+import itertools
+import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from mlx_engine.errors import OptionError, require
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,94 @@ class Result:
             "passes_s": self.passes,
             "estimated": self.estimated,
         }
+
+
+# The most numbers of a range on the command line.
+MOST = 1000
+
+
+def tests_of(
+    n_prompt: list[str] | None, n_gen: list[str] | None, both: list[str] | None, depth: list[str] | None
+) -> list[Test]:
+    """Return all tests, as llama-bench combines them: prefill, then decode, then both, each at every depth.
+
+    Raises:
+        OptionError: a list cannot be parsed, or there is no test.
+    """
+    prompts, gens = numbers("-p", n_prompt, [512]), numbers("-n", n_gen, [64])
+    if both and not (n_prompt or n_gen):
+        prompts, gens = [], []
+    pairs = [(p, 0) for p in prompts if p] + [(0, g) for g in gens if g] + [pair(text) for text in both or []]
+    tests = [Test(p, g, d) for d, (p, g) in itertools.product(numbers("-d", depth, [0]), pairs)]
+    require(
+        len(tests) > 0, option="-p, -n, -pg", expected="at least one test", found=len(tests),
+        message="give at least one test: prompt tokens with -p, generated tokens with -n, or both with -pg",
+    )  # fmt: skip
+    return tests
+
+
+def numbers(option: str, texts: list[str] | None, default: list[int]) -> list[int]:
+    """Parse `512`, `128,512`, `128-512`, `128-512+128` or `128-512*2`, or several of them."""
+    return [n for text in texts for part in text.split(",") for n in span(option, part)] if texts else default
+
+
+def span(option: str, text: str) -> list[int]:
+    """Parse a number, or a range with a step that is added (+) or multiplied (*)."""
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", text.strip())
+    if found is None:
+        message = f"{option}: {text!r} is no list of numbers, such as 1,2,4 or 128-512+128 or 128-512*2"
+        raise OptionError(option=option, expected="a list of numbers", found=text, message=message)
+    first, last, step, by = int(found[1]), int(found[2] or found[1]), found[3] or "+", int(found[4] or 1)
+    leads_on = by >= 1 and (step == "+" or (by >= 2 and first >= 1))
+    message = f"{option}: {text} is no ascending range"
+    require(leads_on and first <= last, option=option, expected="an ascending range", found=text, message=message)
+    is_short = step == "*" or (last - first) // by < MOST
+    message = f"{option}: {text} has more than {MOST:,} numbers"
+    require(is_short, option=option, expected=f"at most {MOST} tests", found=text, message=message)
+    out = []
+    while first <= last:
+        out.append(first)
+        first = first + by if step == "+" else first * by
+    return out
+
+
+def pair(text: str) -> tuple[int, int]:
+    """Parse numbers of prompt tokens and generated tokens, such as `512,64`."""
+    found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text.strip())
+    if found is None or not (int(found[1]) and int(found[2])):
+        message = f"-pg: {text!r} is no pair of prompt and generated tokens, such as 512,64"
+        raise OptionError(option="-pg", expected="two numbers", found=text, message=message)
+    return int(found[1]), int(found[2])
+
+
+def check_context(name: str, n_tokens: int, context: int) -> None:
+    """Check that a test fits the model's context.
+
+    Raises:
+        OptionError: the test has too many tokens.
+    """
+    expected = f"at most {context:,} tokens, the context"
+    message = f"{name} needs {n_tokens:,} tokens; the model's context has {context:,}"
+    require(n_tokens <= context, option=name, expected=expected, found=n_tokens, message=message)
+
+
+# With fewer passes than this, time is taken to be proportional to the number of tokens.
+ENOUGH = 8
+
+
+def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    """Estimate the seconds of the missing passes from the measured ones and the lengths of all.
+
+    With a KV cache every pass has length 1 and takes the same time. Without one, time is a constant (reading the
+    weights) plus a part proportional to the length: a line is fitted to the later half of the passes, since short
+    lengths use other kernels. With only a few passes, time is taken to be proportional to the length.
+    """
+    n = len(passes)
+    missing = lengths[n:]
+    if n < ENOUGH or len(set(lengths[n // 2 : n])) < 2:
+        per_length = sum(passes) / sum(lengths[:n])
+        return [per_length * length for length in missing]
+    slope, start = statistics.linear_regression(lengths[n // 2 : n], passes[n // 2 :])
+    if slope < 0:
+        slope, start = 0.0, statistics.fmean(passes[n // 2 :])
+    return [start + slope * length for length in missing]

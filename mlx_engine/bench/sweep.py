@@ -8,30 +8,82 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends import create_backend, unavailable
+from mlx_engine.backends import check_backend, create_backend, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.bench import machine
-from mlx_engine.bench.ladder import NO_CACHE, Rung, measured
-from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
+from mlx_engine.bench.origin import describe, digest, memory_bytes, origin
 from mlx_engine.bench.run import Bench, Row, held_type
-from mlx_engine.bench.samples import Test
-from mlx_engine.bench.sizes import bytes_per_weight, sizes
-from mlx_engine.bench.sweep_plan import Plan
+from mlx_engine.bench.samples import Test, check_context
+from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
+from mlx_engine.errors import require
 from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.weights.model import model_file
+
+# Seconds per cell: all rungs of the built-in model then take two to three minutes.
+BUDGET = 10.0
+# Number of passes of the long decode test, with and without a cache.
+PASSES = 256
+# Prompt lengths for a long context, and for a short one.
+PROMPTS, SHORT_PROMPTS = (128, 512), (16, 64, 256)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a sweep. If `prompts` is None, the prompt lengths suit the model's context."""
+
+    prompts: Sequence[int] | None = None
+    n_gen: int = 64
+    quant: Conversion = STORED
+    threads: int | None = None
+    repetitions: int = 5
+    budget: float = BUDGET
+    backends: Sequence[str] | None = None
+    passes: int = PASSES
+    allow_settings: Sequence[str] = ()
+    allow_too_large: bool = False
+
+    def rungs(self) -> list[Rung]:
+        """Return the rungs of the chosen backends.
+
+        Raises:
+            BackendUnavailableError: a name is not the name of a backend.
+        """
+        for name in self.backends or ():
+            if all(rung.backend != name for rung in RUNGS):
+                check_backend(name)
+        return [rung for rung in RUNGS if self.backends is None or rung.backend in self.backends]
+
+    def tests(self, context: int) -> list[Test]:
+        """Return the tests of a rung.
+
+        Raises:
+            OptionError: there is no test, or one does not fit the context.
+        """
+        given = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
+        fitting = [n for n in given if n <= context]
+        lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
+        n_gen = min(self.n_gen, context) if self.prompts is None else self.n_gen
+        tests = [Test(n_prompt=n) for n in lengths] + ([Test(n_gen=n_gen)] if n_gen else [])
+        message = "give at least one test: prompt tokens with -p, or generated tokens with -n"
+        require(len(tests) > 0, option="-p, -n", expected="at least one test", found=len(tests), message=message)
+        for test in tests:
+            check_context(test.name, test.n_tokens, context)
+        return tests
+
 
 # The largest share of the machine's memory for a rung's weights.
 MEMORY = 0.5
@@ -48,16 +100,16 @@ def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title
     """
     rungs = plan.rungs()
     path = resolve(model)
-    climb = Climb(path, open_model(path, plan.allow_settings), plan, announce, len(rungs) + 1)
+    state = Sweep(path, open_model(path, plan.allow_settings), plan, announce, len(rungs) + 1)
     found: list[Row] = []
     for done, rung in enumerate(rungs):
-        for row in climb.rung(rung, done):
+        for row in state.rung(rung, done):
             found.append(row)
             yield row
-    yield from climb.passes(found, len(rungs))
+    yield from state.passes(found, len(rungs))
 
 
-class Climb:
+class Sweep:
     """The state of a sweep. It holds one engine at a time, shared by consecutive rungs where possible."""
 
     def __init__(self, path: Path, checkpoint: Checkpoint, plan: Plan, announce: Announce, total: int) -> None:
@@ -110,7 +162,7 @@ class Climb:
     def _too_much(self, backend: Backend, quant: Conversion) -> str | None:
         """Return the reason to skip an available rung: its weights do not fit, or a token takes too long."""
         of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant)
-        memory = machine.memory_bytes()
+        memory = memory_bytes()
         if memory is not None and of.nbytes > MEMORY * memory:
             return f"its weights would take {of.nbytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
         seconds = (of.layers + of.head) * seconds_per_weight(backend)
@@ -126,7 +178,7 @@ class Climb:
     def _cell(self, rung: Rung, quant: Conversion, test: Test, done: int) -> Row:
         self._announce(done, self.total, f"{rung.title} {quant} {test.name}")
         bench, plan = self._engine(rung, quant), self.plan
-        measured_row = bench.cell(test, kv=rung.kv, repetitions=plan.repetitions, budget=plan.budget, apart=True)
+        measured_row = bench.cell(test, kv=rung.kv, repetitions=plan.repetitions, budget=plan.budget, profile=True)
         return {**self._described(rung, quant), **measured_row}
 
     def _engine(self, rung: Rung, quant: Conversion) -> Bench:

@@ -89,3 +89,10 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {
 def milliseconds(value: float) -> str:
     """Format a time in milliseconds: three decimals below 100, else one."""
     return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
+
+
+def figure(value: float) -> str:
+    """Format a number with three significant digits."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -8,22 +8,522 @@ values.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
+import math
 import os
-from collections.abc import Iterator
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import blocks
 from kernels.drafts import draft, remove_dead
-from mlx_engine.checkpoint.shape_folders import FolderShape, Progress, write_folder
-from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
-from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
-from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
-from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape, write_qwen35_shape
-from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
+from mlx_engine import quant
+from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError, size
 from mlx_engine.observe import log
+from mlx_engine.quant.types import BF16, F32, Q8_0, GGMLType
+from mlx_engine.quant.weight import Weight
 
-SHAPES: dict[str, Qwen3Shape | FolderShape] = {
+# Values of a folder's tensor that are drawn and written at a time.
+PIECE = 1 << 20
+# The standard deviation of uniform quants from -127 to 127.
+QUANTS_STD = 73.6
+# The end tokens of the vocabulary.
+ENDS = ["<|endoftext|>", "<|im_end|>"]
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """A tensor of random values.
+
+    They are normally distributed, but in Q8_0 uniform: quants that are fast to draw and as fast to multiply as those of
+    real weights. With `is_decay` they are uniform between -2 and -0.01, as the decays of a delta network.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    std: float
+    mean: float = 0.0
+    type: GGMLType = F32
+    is_decay: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data`."""
+        return self.type.bytes_for(math.prod(self.shape))
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The stored bytes, drawn from a generator of the tensor's own when they are written."""
+        return self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))).data
+
+    def draw(self, rng: np.random.Generator) -> Weight:
+        """Return the tensor with values of a generator."""
+        if self.type == Q8_0:
+            packed = np.empty(math.prod(self.shape) // 32, blocks.Q8_0)
+            packed["qs"] = rng.integers(-127, 128, (len(packed), 32), dtype=np.int8)
+            packed["d"] = self.std / QUANTS_STD
+            return Weight(self.name, self.shape, Q8_0, packed.view(np.uint8))
+        if self.is_decay:
+            return Weight.pack(self.name, -rng.uniform(0.01, 2, self.shape), self.type)
+        return Weight.pack(self.name, self.mean + self.std * rng.standard_normal(self.shape), self.type)
+
+
+def matrix(name: str, *shape: int, gain: float = 1.0, type: GGMLType = Q8_0) -> RandomTensor:
+    """Return a matrix that multiplies the standard deviation of its input by `gain`."""
+    return RandomTensor(f"{name}.weight", shape, gain * shape[-1] ** -0.5, type=type)
+
+
+def norm(name: str, n: int) -> RandomTensor:
+    """Return the weight of a norm, of values around 1."""
+    return RandomTensor(f"{name}.weight", (n,), 0.1, mean=1.0)
+
+
+class Shape(ABC):
+    """The sizes of a model, which can be written as a checkpoint with random weights."""
+
+    n_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+
+    @property
+    @abstractmethod
+    def suffix(self) -> str:
+        """The end of the checkpoint's name."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield the tensors in the order of the file.
+
+        They are scaled so that activations neither grow nor vanish from layer to layer.
+        """
+
+    @abstractmethod
+    def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
+        """Write the checkpoint; `progress` is called with (pieces written, total pieces) of a folder."""
+
+
+# ---- GGUF files: Q8_0 matrices, F32 norms and routers, a made-up vocabulary of the real size ----
+
+
+@dataclass(frozen=True)
+class Qwen3Shape(Shape):
+    """Sizes of a Qwen3 whose head is tied to its embedding table."""
+
+    n_layers: int
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rope_theta: float
+
+    architecture: ClassVar[str] = "qwen3"
+
+    @property
+    def suffix(self) -> str:
+        """The end of a GGUF file's name."""
+        return "q8_0.gguf"
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings of the architecture in the file's metadata."""
+        return {
+            "block_count": self.n_layers,
+            "context_length": self.context_length,
+            "embedding_length": self.hidden_size,
+            "feed_forward_length": self.intermediate_size,
+            "attention.head_count": self.n_heads,
+            "attention.head_count_kv": self.n_kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": self.rope_theta,
+        }
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield the embedding table, which is the head too, and the layers."""
+        yield matrix("token_embd", self.vocab_size, self.hidden_size, gain=0.6)
+        yield norm("output_norm", self.hidden_size)
+        for i in range(self.n_layers):
+            yield from self.layer(i)
+
+    def layer(self, i: int) -> Iterator[RandomTensor]:
+        """Yield the tensors of a layer."""
+        at = f"blk.{i}."
+        yield norm(f"{at}attn_norm", self.hidden_size)
+        yield norm(f"{at}ffn_norm", self.hidden_size)
+        yield from self.head_norms(at)
+        yield from self.attention(at)
+        yield from self.ffn(at)
+
+    def head_norms(self, at: str) -> Iterator[RandomTensor]:
+        """Yield the norms of queries and keys."""
+        yield from (norm(at + name, self.head_dim) for name in ("attn_q_norm", "attn_k_norm"))
+
+    def attention(self, at: str, q_rows: int = 1) -> Iterator[RandomTensor]:
+        """Yield the matrices of attention, with `q_rows` rows of queries per element of a head."""
+        D, H, G = self.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        yield matrix(f"{at}attn_q", q_rows * H, D)
+        yield matrix(f"{at}attn_k", G, D)
+        yield matrix(f"{at}attn_v", G, D)
+        yield matrix(f"{at}attn_output", D, H, gain=0.3)
+
+    def ffn(self, at: str) -> Iterator[RandomTensor]:
+        """Yield the matrices of the FFN."""
+        D, F = self.hidden_size, self.intermediate_size
+        yield matrix(f"{at}ffn_gate", F, D)
+        yield matrix(f"{at}ffn_up", F, D)
+        yield matrix(f"{at}ffn_down", D, F, gain=0.3)
+
+    def drawn(self) -> Sequence[Weight | RandomTensor]:
+        """Return what is written."""
+        rng = np.random.default_rng(0)
+        return [tensor.draw(rng) for tensor in self.tensors()]
+
+    def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
+        """Write the file."""
+        metadata = {
+            "general.architecture": self.architecture,
+            "general.name": f"{name} shape, random weights",
+            "general.file_type": 7,
+            **{f"{self.architecture}.{key}": value for key, value in self.settings().items()},
+            **gguf_vocabulary(self.vocab_size),
+        }
+        write_gguf(path, metadata, self.drawn())
+
+
+@dataclass(frozen=True)
+class Qwen35Shape(Qwen3Shape):
+    """Sizes of a dense Qwen3.5; its delta networks have as many key heads as value heads."""
+
+    n_delta_heads: int
+    delta_head_dim: int
+    conv_kernel: int
+
+    architecture = "qwen35"
+    # Every layer of this number has attention; the others are gated delta networks.
+    interval: ClassVar[int] = 4
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings, with those of the delta networks."""
+        return super().settings() | {
+            "rope.dimension_count": self.head_dim // 4,
+            # The sections of position ids that llama.cpp expects in every file.
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "full_attention_interval": self.interval,
+            "ssm.conv_kernel": self.conv_kernel,
+            "ssm.state_size": self.delta_head_dim,
+            "ssm.group_count": self.n_delta_heads,
+            "ssm.time_step_rank": self.n_delta_heads,
+            "ssm.inner_size": self.n_delta_heads * self.delta_head_dim,
+        }
+
+    def layer(self, i: int) -> Iterator[RandomTensor]:
+        """Yield the tensors of a layer, with attention or a delta network."""
+        at = f"blk.{i}."
+        yield norm(f"{at}attn_norm", self.hidden_size)
+        yield norm(f"{at}post_attention_norm", self.hidden_size)
+        if (i + 1) % self.interval:
+            yield from self.delta(at)
+        else:  # the rows of queries are followed by those of the gate
+            yield from self.attention(at, q_rows=2)
+            yield from self.head_norms(at)
+        yield from self.ffn(at)
+
+    def delta(self, at: str) -> Iterator[RandomTensor]:
+        """Yield the tensors of a gated delta network."""
+        D, J, kernel = self.hidden_size, self.n_delta_heads, self.conv_kernel
+        inner = J * self.delta_head_dim
+        yield matrix(f"{at}attn_qkv", 3 * inner, D)
+        yield matrix(f"{at}attn_gate", inner, D)
+        yield matrix(f"{at}ssm_beta", J, D)
+        yield matrix(f"{at}ssm_alpha", J, D)
+        yield matrix(f"{at}ssm_out", D, inner, gain=0.3)
+        yield norm(f"{at}ssm_norm", self.delta_head_dim)
+        yield matrix(f"{at}ssm_conv1d", 3 * inner, kernel, type=F32)
+        yield RandomTensor(f"{at}ssm_dt.bias", (J,), 1.0)
+        yield RandomTensor(f"{at}ssm_a", (J,), 1.0, is_decay=True)
+
+
+@dataclass(frozen=True)
+class Qwen3MoeShape(Qwen3Shape):
+    """Sizes of a Qwen3-MoE with a head of its own. No layer is dense, so no matrix has the `intermediate_size`."""
+
+    n_experts: int
+    n_experts_used: int
+    expert_size: int
+
+    architecture = "qwen3moe"
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings, with those of the experts."""
+        return super().settings() | {
+            "expert_count": self.n_experts,
+            "expert_used_count": self.n_experts_used,
+            "expert_feed_forward_length": self.expert_size,
+        }
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield the tensors, with a head."""
+        yield from super().tensors()
+        yield matrix("output", self.vocab_size, self.hidden_size)
+
+    def ffn(self, at: str) -> Iterator[RandomTensor]:
+        """Yield the router and the experts."""
+        D, F, X = self.hidden_size, self.expert_size, self.n_experts
+        yield matrix(f"{at}ffn_gate_inp", X, D, type=F32)
+        yield matrix(f"{at}ffn_gate_exps", X, F, D)
+        yield matrix(f"{at}ffn_up_exps", X, F, D)
+        yield matrix(f"{at}ffn_down_exps", X, D, F, gain=0.3)
+
+    def drawn(self) -> Sequence[Weight | RandomTensor]:
+        """Return tensors that are drawn when they are written, since all together may exceed the memory."""
+        return list(self.tensors())
+
+
+# ---- Hugging Face folders: config.json, safetensors and tokenizer.json ----
+
+
+class FolderShape(Shape):
+    """The shape of a model whose checkpoint is a folder; all its tensors have one type."""
+
+    type: GGMLType
+
+    @property
+    def suffix(self) -> str:
+        """The end of a folder's name."""
+        return self.type.name.lower()
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Return config.json."""
+
+    def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
+        """Write the folder, which appears only when it is complete.
+
+        Raises:
+            SourceError: the folder cannot be written.
+        """
+        try:
+            with draft(path, is_folder=True) as made:
+                tensors = list(self.tensors())
+                entries = [Entry(tensor.name, tensor.shape, self.type) for tensor in tensors]
+                (made / "config.json").write_text(json.dumps(self.config(), indent=2) + "\n")
+                (made / "tokenizer.json").write_text(json.dumps(tokenizer_json(self.vocab_size)))
+                write_safetensors(made / "model.safetensors", entries, _pieces(tensors, self.type, progress))
+                # Another process may have written the same folder in the meantime.
+                if not path.exists():
+                    made.rename(path)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be written ({error.strerror}); check folder and space") from error
+
+
+def _pieces(tensors: Sequence[RandomTensor], type_: GGMLType, progress: Progress | None) -> Iterator[NDArray[np.uint8]]:
+    rng = np.random.default_rng(0)
+    sizes = [(tensor, min(PIECE, left)) for tensor in tensors for left in range(math.prod(tensor.shape), 0, -PIECE)]
+    for done, (tensor, n) in enumerate(sizes, 1):
+        values = rng.standard_normal(n, dtype=np.float32)
+        yield quant.quantize(values * np.float32(tensor.std) + np.float32(tensor.mean), type_)
+        if progress is not None:
+            progress(done, len(sizes))
+
+
+@dataclass(frozen=True)
+class GPT2Shape(FolderShape):
+    """Sizes of a GPT-2. Its FFN size is four times the hidden size, and its output head is tied to the embedding."""
+
+    n_layers: int
+    hidden_size: int
+    n_heads: int
+    vocab_size: int
+    context_length: int
+    type: GGMLType = F32
+
+    def config(self) -> dict[str, Any]:
+        """Return config.json: these sizes, and the other values of openai-community/gpt2."""
+        return {
+            "activation_function": "gelu_new",
+            "architectures": ["GPT2LMHeadModel"],
+            "attn_pdrop": 0.1,
+            "bos_token_id": self.vocab_size - 1,
+            "embd_pdrop": 0.1,
+            "eos_token_id": self.vocab_size - 1,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-5,
+            "model_type": "gpt2",
+            "n_ctx": self.context_length,
+            "n_embd": self.hidden_size,
+            "n_head": self.n_heads,
+            "n_layer": self.n_layers,
+            "n_positions": self.context_length,
+            "resid_pdrop": 0.1,
+            "summary_activation": None,
+            "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True,
+            "summary_type": "cls_index",
+            "summary_use_proj": True,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+            "vocab_size": self.vocab_size,
+        }
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield tensors with GPT-2's initialisation: residual projections are scaled down with the number of layers."""
+        D = self.hidden_size
+        residual = 0.02 / math.sqrt(2 * self.n_layers)
+        yield RandomTensor("wte.weight", (self.vocab_size, D), 0.02)
+        yield RandomTensor("wpe.weight", (self.context_length, D), 0.01)
+        for i in range(self.n_layers):
+            yield from _layer_norm(f"h.{i}.ln_1", D)
+            yield from _conv1d(f"h.{i}.attn.c_attn", D, 3 * D, 0.02)
+            yield from _conv1d(f"h.{i}.attn.c_proj", D, D, residual)
+            yield from _layer_norm(f"h.{i}.ln_2", D)
+            yield from _conv1d(f"h.{i}.mlp.c_fc", D, 4 * D, 0.02)
+            yield from _conv1d(f"h.{i}.mlp.c_proj", 4 * D, D, residual)
+        yield from _layer_norm("ln_f", D)
+
+
+def _layer_norm(name: str, width: int) -> tuple[RandomTensor, RandomTensor]:
+    return norm(name, width), RandomTensor(f"{name}.bias", (width,), 0.02)
+
+
+def _conv1d(name: str, n_in: int, n_out: int, std: float) -> tuple[RandomTensor, RandomTensor]:
+    """Return a linear layer in GPT-2's layout (Conv1D): one row per input."""
+    return RandomTensor(f"{name}.weight", (n_in, n_out), std), RandomTensor(f"{name}.bias", (n_out,), 0.02)
+
+
+@dataclass(frozen=True)
+class Gemma3Shape(FolderShape):
+    """Sizes of a Gemma 3 text model."""
+
+    n_layers: int
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    window: int
+    type: GGMLType = BF16
+
+    def config(self) -> dict[str, Any]:
+        """Return config.json: these sizes, and the other values of google/gemma-3-1b-it."""
+        return {
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attn_logit_softcapping": None,
+            "bos_token_id": 2,
+            "cache_implementation": "hybrid",
+            "eos_token_id": [1, 106],
+            "final_logit_softcapping": None,
+            "head_dim": self.head_dim,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": self.hidden_size,
+            "initializer_range": 0.02,
+            "intermediate_size": self.intermediate_size,
+            "max_position_embeddings": self.context_length,
+            "model_type": "gemma3_text",
+            "num_attention_heads": self.n_heads,
+            "num_hidden_layers": self.n_layers,
+            "num_key_value_heads": self.n_kv_heads,
+            "pad_token_id": 0,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-6,
+            "rope_local_base_freq": 10_000,
+            "rope_scaling": None,
+            "rope_theta": 1_000_000,
+            "sliding_window": self.window,
+            "sliding_window_pattern": 6,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": self.vocab_size,
+        }
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield random matrices and norm weights. Gemma stores a norm weight as its difference from 1."""
+        D, F, E = self.hidden_size, self.intermediate_size, self.head_dim
+        H, G = self.n_heads * E, self.n_kv_heads * E
+        matrices = {
+            "self_attn.q_proj": (H, D), "self_attn.k_proj": (G, D), "self_attn.v_proj": (G, D),
+            "self_attn.o_proj": (D, H), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "mlp.down_proj": (D, F),
+        }  # fmt: skip
+        norms = {
+            "input_layernorm": D, "self_attn.q_norm": E, "self_attn.k_norm": E, "post_attention_layernorm": D,
+            "pre_feedforward_layernorm": D, "post_feedforward_layernorm": D,
+        }  # fmt: skip
+        yield RandomTensor("model.embed_tokens.weight", (self.vocab_size, D), 0.02)
+        for i in range(self.n_layers):
+            for name, shape in matrices.items():
+                yield RandomTensor(f"model.layers.{i}.{name}.weight", shape, 0.02)
+            for name, width in norms.items():
+                yield RandomTensor(f"model.layers.{i}.{name}.weight", (width,), 0.1)
+        yield RandomTensor("model.norm.weight", (D,), 0.1)
+
+
+# ---- a made-up byte-level BPE vocabulary of any size, which can encode and decode any text ----
+
+
+def tokens_and_merges(size: int) -> tuple[list[str], list[str]]:
+    """Return `size` tokens (256 bytes, byte pairs and triples, two end tokens) and the merges that produce them."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    pairs = (f"{a} {b}" for a, b in itertools.product(letters, letters))
+    triples = (f"{a}{b} {c}" for a, b, c in itertools.product(letters, letters, letters))
+    merges = list(itertools.islice(itertools.chain(pairs, triples), size - 256 - len(ENDS)))
+    return [*letters, *(merge.replace(" ", "") for merge in merges), *ENDS], merges
+
+
+def gguf_vocabulary(size: int) -> dict[str, object]:
+    """Return the vocabulary as GGUF metadata."""
+    tokens, merges = tokens_and_merges(size)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([1] * (size - 2) + [3, 3], dtype=np.int32),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": size - 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def tokenizer_json(size: int) -> dict[str, Any]:
+    """Return the vocabulary as the contents of a tokenizer.json."""
+    tokens, merges = tokens_and_merges(size)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    ends = range(size - len(ENDS), size)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": tokens[i], **flags} for i in ends],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges},
+    }
+
+
+# ---- the table, and the files in the cache folder ----
+
+SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
     # A twelfth of the layers and of the vocabulary, so that the layers' share of a token's work is that of the model.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
@@ -31,8 +531,6 @@ SHAPES: dict[str, Qwen3Shape | FolderShape] = {
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }
-
-
 # Where shapes are written that are not kept; None keeps them.
 _temporary: Path | None = None
 
@@ -46,7 +544,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
         SourceError: there is no such shape, or the cache folder cannot be written.
     """
     if name not in SHAPES:
-        raise SourceError(f"{PREFIX}{name}: expected one of {', '.join(SHAPES)}, found none of this name")
+        raise SourceError(f"{PREFIX}{name}: unknown shape; choose {', '.join(SHAPES)}")
     path = file_of(name)
     remove_dead(path.parent)
     if not path.exists() and _temporary is not None:
@@ -54,7 +552,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     if path.exists():
         return path
     _make_folder(path.parent)
-    _write(path, name, progress)
+    SHAPES[name].write(path, name, progress)
     if _temporary is None:
         files = [path] if path.is_file() else list(path.iterdir())
         nbytes = size(sum(file.stat().st_size for file in files))
@@ -91,23 +589,9 @@ def _make_folder(folder: Path) -> None:
         raise SourceError(f"{folder}: cannot be made ({error.strerror}); set XDG_CACHE_HOME") from error
 
 
-def _write(path: Path, name: str, progress: Progress | None) -> None:
-    shape = SHAPES[name]
-    if isinstance(shape, Qwen3MoeShape):
-        write_moe_shape(path, name, shape)
-    elif isinstance(shape, Qwen35Shape):
-        write_qwen35_shape(path, name, shape)
-    elif isinstance(shape, Qwen3Shape):
-        write_shape(path, name, shape)
-    else:
-        write_folder(path, shape, progress)
-
-
 def file_of(name: str) -> Path:
     """Return the path of the checkpoint of a shape, a key of `SHAPES`; it may not exist yet."""
-    shape = SHAPES[name]
-    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
-    return cache_folder() / f"{name}-{suffix}"
+    return cache_folder() / f"{name}-{SHAPES[name].suffix}"
 
 
 def cache_folder() -> Path:

@@ -1,27 +1,184 @@
-"""The command `bench`: tokens per second of prefill and decode, the sweep over all backends, comparisons."""
+"""The command `bench`: tokens per second of prefill and decode, the sweep over all backends, clients, comparisons."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mlx_engine.commands.bench_options import MeasureOptions, ModeOptions, OutputOptions, TimingOptions
-from mlx_engine.commands.bench_plan import check_values, names_of, plan_of, refuse_ignored, refuse_sharing
-from mlx_engine.commands.concurrency_options import ConcurrencyOptions
+import typer
+
 from mlx_engine.commands.console import notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import flags_given, takes_groups
-from mlx_engine.commands.options.model import ComputeOptions
+from mlx_engine.commands.options.model import ComputeOptions, Model
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.errors import SourceError
+from mlx_engine.errors import SourceError, is_number, listed, require
 
 if TYPE_CHECKING:
-    from mlx_engine.bench.sweep_plan import Plan
+    from mlx_engine.bench.concurrency import measure
+    from mlx_engine.bench.sweep import Plan
     from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
+
+# Options that a mode would ignore, by their fields; --compare would ignore all but --out.
+IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
+IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
+# What a server has chosen for itself.
+IGNORED_BY_URL = (
+    *("backend", "quant", "quant_min_dim", "quant_layer", "threads", "no_jit", "no_overlap", "prefix_cache"),
+)
+ONLY_OF_CLIENTS = ("requests", "prefix_cache", "shared_prefix", "api_key")
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """The tests, and their model and backends."""
+
+    model: Model = "builtin"
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            "-b",
+            help="Backend to measure, or all; may be given several times.",
+            show_default="auto; with --sweep all",
+        ),
+    ] = None
+    n_prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--n-prompt",
+            "-p",
+            help="Prompt tokens of a prefill test: 512, 128,512 or 64-256+64.",
+            show_default="512; with --sweep what suits the model",
+        ),
+    ] = None
+    n_gen: Annotated[
+        list[str] | None, typer.Option("--n-gen", "-n", help="Generated tokens of a decode test.", show_default="64")
+    ] = None
+    both: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-pg", help="Test of both: P prompt tokens, then N generated tokens, such as 512,64.", metavar="P,N"
+        ),
+    ] = None
+    depth: Annotated[
+        list[str] | None,
+        typer.Option("--n-depth", "-d", help="Tokens already in the context when a test begins.", show_default="0"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """How each test is measured."""
+
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Repetitions of every test.")] = 5
+    kv: Annotated[
+        bool | None,
+        typer.Option(
+            "--kv/--no-kv", help="Use a KV cache, or recompute the whole sequence for every token.", show_default="kv"
+        ),
+    ] = None
+    no_overlap: Annotated[
+        bool, typer.Option("--no-overlap", help="Wait for each token before the next forward pass is queued on a GPU.")
+    ] = False
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            help="Seconds for each test on each backend; longer tests are estimated and marked with ~.",
+            show_default="none; with --sweep 10",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Output format and folder."""
+
+    output: Annotated[str, typer.Option("--output", "-o", help="Format of the output: md, csv, json or jsonl.")] = "md"
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder for all samples (JSON) and the tables (Markdown).",
+            show_default="none; with --sweep and --concurrency bench-results/MODEL-TIME",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ModeOptions:
+    """Modes other than single tests."""
+
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep", help="Measure every backend, slowest first: tables, plots, and the speedup of each step."
+        ),
+    ] = False
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--compare", metavar="OLD NEW", help="Compare two JSON files that bench wrote; nothing is measured."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ConcurrencyOptions:
+    """Several clients at once."""
+
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            "--concurrency",
+            metavar="N,N...",
+            help="Measure N clients at once, each of which submits its next request when its last one has ended.",
+            show_default="off; with --url 1,2,4,8,16,32",
+        ),
+    ] = None
+    requests: Annotated[int, typer.Option("--requests", min=1, help="With --concurrency: requests of each client.")] = 2
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            help="With --concurrency: keep prompts for later requests that share a prefix.",
+            show_default="no-prefix-cache; with --shared-prefix prefix-cache",
+        ),
+    ] = None
+    shared_prefix: Annotated[
+        int,
+        typer.Option(
+            "--shared-prefix",
+            min=0,
+            metavar="K",
+            help="With --concurrency: K tokens before each prompt that all have in common; prints the time to first "
+            "token cold, warm, and of prompts of the same length that share nothing.",
+        ),
+    ] = 0
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", help="Measure an OpenAI-compatible server at this address, over HTTP.", show_default="off"
+        ),
+    ] = None
+    api_key: Annotated[str | None, typer.Option("--api-key", help="With --url: the server's key.")] = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether to measure several clients."""
+        return self.concurrency is not None or self.url is not None
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether the scheduler has a prefix cache."""
+        return self.shared_prefix > 0 if self.prefix_cache is None else self.prefix_cache
 
 
 @reports_errors
@@ -37,11 +194,12 @@ def bench(
     clients: ConcurrencyOptions,
 ) -> None:
     """Measure prefill and decode in tokens per second. Tokenisation and a warm-up run of every test are not timed."""
+    from mlx_engine.bench.samples import tests_of
+
     check_values(timing, output)
     conversion = compute.conversion()
     given = flags_given(tests, timing, compute, output, mode, clients)
-    clients.check(given)
-    refuse_ignored(mode, given)
+    refuse_ignored(mode, clients, given)
     if sharing.shard is not None:
         refuse_sharing(tests, mode, clients)
     with sharing.joined() as shard:
@@ -52,21 +210,163 @@ def bench(
         elif mode.compare is not None:
             print_comparison(*mode.compare, output.out)
         elif mode.sweep:
-            run_sweep(tests.model, plan_of(tests, timing, conversion, compute), output.output, output.out)
+            run_sweep(tests.model, sweep_plan(tests, timing, compute), output)
         else:
             how: dict[str, Any] = {"quant": conversion, "shard": shard, **compute.options()}
             how |= {"repetitions": timing.repetitions, "budget": timing.budget, "overlap": not timing.no_overlap}
-            how |= {"kv": (timing.kv is not False,)}
-            chosen = tests.tests()
-            run_tests(tests.model, names_of(tests.backend or ["auto"]), chosen, output.output, output.out, **how)
+            chosen = tests_of(tests.n_prompt, tests.n_gen, tests.both, tests.depth)
+            names = names_of(tests.backend or ["auto"])
+            run_tests(tests.model, names, chosen, output, kv=(timing.kv is not False,), **how)
 
 
-def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: Path | None, **options: Any) -> None:
+# ---- checks of the options, and plans made of them ----
+
+
+def check_values(timing: TimingOptions, output: OutputOptions) -> None:
+    """Check the values of options before anything is run.
+
+    Raises:
+        OptionError: a value is invalid.
+    """
+    from mlx_engine.bench.tables import FORMATS
+
+    require(
+        timing.budget is None or (is_number(timing.budget) and timing.budget >= 0),
+        option="--budget", expected="a finite number of seconds >= 0", found=timing.budget,
+        message=f"--budget: {timing.budget} is no number of seconds",
+    )  # fmt: skip
+    names = listed(FORMATS)
+    require(
+        output.output in FORMATS, option="--output", expected=names, found=output.output,
+        message=f"--output: unknown format {output.output!r}; choose {names}",
+    )  # fmt: skip
+
+
+def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mapping[str, str]) -> None:
+    """Check that no option was given that a mode would ignore. `given` has the given flags by name.
+
+    Raises:
+        OptionError: an option would be ignored.
+    """
+    if clients.url is not None:
+        refuse("--url", [given[name] for name in (*IGNORED_BY_CLIENTS, *IGNORED_BY_URL) if name in given])
+    elif clients.is_wanted:
+        refuse("--concurrency", [given[name] for name in (*IGNORED_BY_CLIENTS, "api_key") if name in given])
+    else:
+        for flag in (given[name] for name in ONLY_OF_CLIENTS if name in given):
+            needed = "--concurrency or --url"
+            require(False, option=flag, expected=needed, found=flag, message=f"{flag} needs {needed}")
+        if mode.compare is not None:
+            refuse("--compare", [flag for name, flag in given.items() if name not in ("compare", "out")])
+        elif mode.sweep:
+            refuse("--sweep", [flag for name, flag in given.items() if name in IGNORED_BY_SWEEP])
+
+
+def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: ConcurrencyOptions) -> None:
+    """Check that the mode can measure a model that several machines share: one engine, on one backend.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
+    refuse("--shard", [flag for flag, is_given in modes.items() if is_given])
+    names = names_of(tests.backend or ["auto"])
+    message = f"--shard measures one backend, not {', '.join(names)}"
+    require(len(names) == 1, option="--shard", expected="one backend with it", found=", ".join(names), message=message)
+
+
+def refuse(option: str, others: Sequence[str]) -> None:
+    """Raise OptionError if options were given that cannot be combined with `option`."""
+    flags = ", ".join(others)
+    message = f"{option} cannot be combined with {flags}"
+    require(not others, option=option, expected="no option that it would ignore", found=flags, message=message)
+
+
+def names_of(backends: Sequence[str]) -> list[str]:
+    """Return the names of the chosen backends, with `all` and `auto` resolved."""
+    from mlx_engine.backends import auto, backend_names
+
+    spelled = {"all": backend_names(), "auto": [auto()]}
+    return [name for given in backends for name in spelled.get(given, [given])]
+
+
+def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions) -> Plan:
+    """Return the plan of a sweep; options that were not given have the plan's defaults.
+
+    Raises:
+        OptionError: a list cannot be parsed, or has several numbers where only one is allowed.
+        BackendUnavailableError: a name is not the name of a backend.
+    """
+    from mlx_engine.bench.samples import numbers
+    from mlx_engine.bench.sweep import BUDGET, Plan
+
+    plan = Plan(
+        prompts=numbers("-p", tests.n_prompt, []) or None,
+        n_gen=single("-n", tests.n_gen, Plan.n_gen, "--sweep", least=0),
+        quant=compute.conversion(),
+        threads=compute.threads,
+        allow_settings=compute.allow_settings,
+        allow_too_large=compute.allow_too_large,
+        repetitions=timing.repetitions,
+        budget=BUDGET if timing.budget is None else timing.budget,
+        backends=None if tests.backend is None else names_of(tests.backend),
+    )
+    plan.rungs()
+    return plan
+
+
+def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: TimingOptions) -> measure.Plan:
+    """Return the plan of a measurement of several clients.
+
+    Raises:
+        OptionError: a list cannot be parsed, or there is more than one length of prompts or answers.
+    """
+    import secrets
+
+    from mlx_engine.bench.concurrency.load import Load
+    from mlx_engine.bench.concurrency.measure import CONCURRENCY, Plan
+    from mlx_engine.bench.samples import numbers
+
+    given = None if clients.concurrency is None else [clients.concurrency]
+    counts = list(dict.fromkeys(numbers("--concurrency", given, list(CONCURRENCY))))
+    message = "--concurrency must be at least 1"
+    require(
+        min(counts) >= 1, option="--concurrency", expected="at least one client", found=min(counts), message=message
+    )
+    # A server may still have the prompts of an earlier run in its prefix cache.
+    seed = 0 if clients.url is None else secrets.randbits(32)
+    n_prompt = single("-p", tests.n_prompt, Load.n_prompt, "--concurrency", least=1)
+    n_gen = single("-n", tests.n_gen, Load.n_gen, "--concurrency", least=1)
+    load = Load(n_prompt, n_gen, clients.requests, clients.shared_prefix, seed)
+    return Plan(counts, load, timing.repetitions, timing.budget)
+
+
+def single(option: str, texts: list[str] | None, default: int, mode: str, *, least: int) -> int:
+    """Parse an option that has one number in this mode.
+
+    Raises:
+        OptionError: the option has several numbers, or one below `least`.
+    """
+    from mlx_engine.bench.samples import numbers
+
+    found = numbers(option, texts, [default])
+    shown = ",".join(map(str, found))
+    message = f"{option}: {mode} takes one number{f', at least {least}' if least else ''}, not {shown}"
+    is_one = len(found) == 1 and found[0] >= least
+    require(is_one, option=option, expected=f"one number with {mode}", found=shown, message=message)
+    return found[0]
+
+
+# ---- the modes ----
+
+
+def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOptions, **options: Any) -> None:
     """Run every test on every backend; print the rows and save them to a folder."""
-    from mlx_engine.bench.files import make_folder
+    from mlx_engine.bench.results import make_folder
     from mlx_engine.bench.run import rows
     from mlx_engine.bench.tables import FORMATS, markdown
 
+    out = output.out
     if out is not None:
         make_folder(out)
     found: list[Row] = []
@@ -74,14 +374,14 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: 
     try:
         with still_bar() as report:
             report(0, len(cells), cells[0])
-            for row in rows(model, names, tests, apart=out is not None, **options):
+            for row in rows(model, names, tests, profile=out is not None, **options):
                 keep(found, row)
                 report(len(found), len(cells), [*cells, ""][len(found)])
     finally:
         # Results measured before an error or an interruption are still printed and saved.
         if found:
-            print(FORMATS[output](found))
-            if output == "md":
+            print(FORMATS[output.output](found))
+            if output.output == "md":
                 print(f"\nbuild: {found[0]['commit'] or found[0]['versions']['mlx-engine']}")
             if out is not None:
                 save(out, "bench", found, markdown(found) + "\n")
@@ -96,10 +396,10 @@ def clients_rows(
     shard: Shard | None,
 ) -> Snapshots:
     """Return a function that measures several clients at once and yields all rows so far, after each round."""
-    from mlx_engine.bench.concurrency.rows import engine_rows, server_rows
-    from mlx_engine.bench.concurrency.served import Served
+    from mlx_engine.bench.concurrency.clients import Served
+    from mlx_engine.bench.concurrency.measure import engine_rows, server_rows
 
-    plan = clients.plan(tests, timing)
+    plan = clients_plan(clients, tests, timing)
     if clients.url is not None:
         url, model = clients.url, tests.model if "model" in given else None
         return lambda announce: server_rows(Served(url, model=model, api_key=clients.api_key), plan, announce=announce)
@@ -111,51 +411,40 @@ def clients_rows(
 
 def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> None:
     """Measure several clients at once; print and save the rows, with a plot."""
-    from mlx_engine.bench.concurrency.tables import markdown, page
-    from mlx_engine.bench.files import default_folder, make_folder
-    from mlx_engine.bench.tables import FORMATS
+    from mlx_engine.bench.concurrency.measure import markdown, page
 
-    folder = default_folder(model) if output.out is None else output.out
-    make_folder(folder)
-    found: list[Row] = []
-    try:
-        with still_bar() as report:
-            for found in measure(report):  # noqa: B007 - the newest rows are printed
-                pass
-    finally:
-        if found:
-            print((FORMATS | {"md": markdown})[output.output](found))
-            save(folder, "concurrency", found, page(found, draw(found, folder, "concurrency.plot")))
-        elif output.out is None:
-            folder.rmdir()
+    with results("concurrency", model, output, markdown, page) as found, still_bar() as report:
+        for newest in measure(report):
+            found[:] = newest
 
 
-def run_sweep(model: str, plan: Plan, output: str, out: Path | None) -> None:
-    """Measure the whole ladder; print and save the report with plots."""
-    from mlx_engine.bench.files import default_folder, make_folder
-    from mlx_engine.bench.report import page, text
+def run_sweep(model: str, plan: Plan, output: OutputOptions) -> None:
+    """Measure the whole ladder; print and save the report with plots, and draw its bars in a terminal."""
+    from mlx_engine.bench.ladder import page, text
     from mlx_engine.bench.sweep import sweep
-    from mlx_engine.bench.tables import FORMATS
 
-    folder = default_folder(model) if out is None else out
-    make_folder(folder)
-    found: list[Row] = []
-    try:
-        with still_bar() as report:
-            for row in sweep(model, plan, report):
-                keep(found, row)
-    finally:
-        if found:
-            print(text(found) if output == "md" else FORMATS[output](found))
-            save(folder, "sweep", found, page(found, draw(found, folder, "plots")))
-        elif out is None:
-            folder.rmdir()
+    with results("sweep", model, output, text, page) as found, still_bar() as report:
+        for row in sweep(model, plan, report):
+            keep(found, row)
+    if output.output == "md" and sys.stdout.isatty() and "utf" in sys.stdout.encoding.lower():
+        print_bars(found)
+
+
+def print_bars(rows: Sequence[Row]) -> None:
+    """Print the ladder's bars to the terminal."""
+    from rich.console import Console
+
+    from mlx_engine.bench.ladder import bars
+
+    for table in bars(rows):
+        print()
+        Console().print(table)
 
 
 def print_comparison(old: Path, new: Path, out: Path | None) -> None:
     """Print the comparison of two files and save it to a folder."""
     from mlx_engine.bench.compare import page
-    from mlx_engine.bench.files import make_folder, write
+    from mlx_engine.bench.results import make_folder, write
 
     text = page(old, new)
     print(text)
@@ -164,11 +453,38 @@ def print_comparison(old: Path, new: Path, out: Path | None) -> None:
         write(out / "compare.md", text + "\n")
 
 
-def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
-    """Save results and page, and print the path."""
-    from mlx_engine.bench import files
+# ---- output ----
 
-    files.save(folder, stem, found, page)
+
+@contextmanager
+def results(
+    stem: str, model: str, output: OutputOptions, text: Callable[[list[Row]], str], page: Callable[..., str]
+) -> Iterator[list[Row]]:
+    """Yield a list to fill with rows; in the end print them, and save them in a folder with plots.
+
+    Rows measured before an error or an interruption are printed and saved, too.
+    """
+    from mlx_engine.bench.results import default_folder, make_folder
+    from mlx_engine.bench.tables import FORMATS
+
+    folder = default_folder(model) if output.out is None else output.out
+    make_folder(folder)
+    found: list[Row] = []
+    try:
+        yield found
+    finally:
+        if found:
+            print(text(found) if output.output == "md" else FORMATS[output.output](found))
+            save(folder, stem, found, page(found, draw(found, folder)))
+        elif output.out is None:
+            folder.rmdir()
+
+
+def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
+    """Save rows and page, and print the path."""
+    from mlx_engine.bench import results
+
+    results.save(folder, stem, found, page)
     notice(f"every sample is in {folder / f'{stem}.json'}")
 
 
@@ -182,15 +498,14 @@ def keep(found: list[Row], row: Row) -> None:
     found.append(row)
 
 
-def draw(found: list[Row], folder: Path, module: str) -> list[str]:
-    """Draw the plots of `mlx_engine.bench.MODULE`; return their names, or none if matplotlib is missing or broken."""
+def draw(found: list[Row], folder: Path) -> list[str]:
+    """Draw the plots of the rows; return their names, or none if matplotlib is missing or broken."""
     try:
-        plots = importlib.import_module(f"mlx_engine.bench.{module}")
+        from mlx_engine.bench import plots
     except ImportError as error:
         notice(f"no plots: matplotlib cannot be imported ({error}); pip install --force-reinstall matplotlib")
         return []
     try:
-        names: list[str] = plots.write(found, folder)
-        return names
+        return plots.write(found, folder)
     except OSError as error:
         raise SourceError(f"{folder}: the plots cannot be written ({error.strerror or error})") from error

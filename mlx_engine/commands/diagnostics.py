@@ -20,6 +20,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
     cfg, phases = engine.config, engine.phases
     how = {None: "", True: "cached ", False: "downloaded "}[cached]
     where = "" if source == str(engine.path) else f" ({how}{engine.path})"
+    reason = engine.model.program.reason
     heads = f"{cfg.n_heads} heads, {cfg.n_kv_heads} for keys and values"
     return [
         f"Model: {source}{where}",
@@ -27,15 +28,10 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
         f"vocabulary {cfg.vocab_size:,}, context {cfg.context_length:,}",
         f"{engine.n_tensors:,} tensors loaded in {phases['load']:.2f} s",
         *engine.notes,
+        *([] if reason is None else [f"Layers run op by op because of {reason}"]),
         f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
         f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.name} ({engine.backend.device})",
     ]
-
-
-def notes(engine: Engine) -> list[str]:
-    """Return the lines about the loaded model that are printed without --verbose, too: all but what was fused."""
-    fused = engine.model.program.fused.notes()
-    return [note for note in engine.notes if note not in fused]
 
 
 def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: int | None) -> list[str]:

@@ -135,7 +135,7 @@ def generate(
             output.report(diagnostics.loaded(engine, model, cached))
             output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
         else:
-            output.report(diagnostics.notes(engine))
+            output.report(engine.notes)
         n_failed = print_runs(texts, runs, engine, backend, prompts, output)
         seconds = time.perf_counter() - start
         output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))

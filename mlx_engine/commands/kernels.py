@@ -197,7 +197,7 @@ def bench(
     json: AsJSON = False,
 ) -> None:
     """Benchmark every matrix product kernel on a model's matrices with cold caches, and compare with MLX."""
-    from mlx_engine.bench import kernel_measurement, kernel_report
+    from mlx_engine.bench import kernel_report
 
     if file is not None and not report:
         raise OptionError(option="FILE", expected="--report together with it", found=str(file))
@@ -207,12 +207,12 @@ def bench(
         path = kernel_report.default_file() if file is None else file
         kernel_report.check_file(path)
     with progress_bar("measuring") as progress:
-        found = kernel_measurement.measure(model, name, vectors=vectors, progress=progress)
+        found = kernel_report.measure(model, name, vectors=vectors, progress=progress)
         if path is not None:
             kernel_report.write_report(
                 path, found
             )  # written early, so that results are kept if a later measurement fails
-            kernel_measurement.add_models(found, model, budget=budget)
+            kernel_report.add_models(found, model, budget=budget)
     if json:
         print_json(found)
     else:

@@ -49,7 +49,7 @@ def replay(
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="Number of threads.", min=1)] = None,
 ) -> None:
     """Run the requests of a journal again, and check every token and log-probability. Exit with 1 if any differs."""
-    from mlx_engine.bench.lists import numbers
+    from mlx_engine.bench.samples import numbers
     from mlx_engine.engine import load
 
     sizes = list(dict.fromkeys(numbers("--slots", [slots], [])))

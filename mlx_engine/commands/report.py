@@ -57,15 +57,15 @@ def report(
     *, model: Model = "builtin", backend: Backend = "auto", load: LoadOptions, tests: MeasureOptions, to: PageOptions
 ) -> None:
     """Profile a model's forward passes and rank the bottlenecks. Print a report; save it as Markdown and JSON."""
-    from mlx_engine.bench.bottlenecks.against import refuse, section
+    from mlx_engine.bench.bottlenecks.against import read, refuse, section
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
     from mlx_engine.bench.bottlenecks.report import report as measured
-    from mlx_engine.bench.bottlenecks.saved import read
-    from mlx_engine.bench.files import default_folder, make_folder, write
+    from mlx_engine.bench.results import default_folder, make_folder, write
 
     sound = is_number(tests.budget) and tests.budget >= 0
-    require(sound, option="--budget", expected="a finite number of seconds >= 0", found=tests.budget)
+    message = f"--budget: {tests.budget} is no number of seconds"
+    require(sound, option="--budget", expected="a finite number of seconds >= 0", found=tests.budget, message=message)
     conversion = load.conversion()
     settings = Settings(
         model, backend, load.threads, **vars(tests), **conversion.options(), allow_settings=load.allow_settings

@@ -178,7 +178,7 @@ def new_service(
     host: str,
 ) -> Service:
     """Return the service, whose worker is not started yet; `host` is the address that it listens on, as numbers."""
-    from mlx_engine.bench.bandwidth import read_bandwidth
+    from mlx_engine.bench.roofline import read_bandwidth
     from mlx_engine.serve.service import Service
     from mlx_engine.serve.status import Monitor
     from mlx_engine.serve.worker import Worker
@@ -241,16 +241,14 @@ def served_name(source: str) -> str:
 
 def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:
     """Return the lines about the loaded model and the memory for keys and values."""
-    from mlx_engine.commands.diagnostics import notes
-    from mlx_engine.weights.model import Staged
-
     pool, slots = scheduler.pool, scheduler.slots
     context = engine.config.context_length
-    least = f"; rank {engine.model.room()[1]} has the least memory for them" if isinstance(engine.model, Staged) else ""
+    _, rank = engine.model.kv_capacity()
+    least = "" if rank is None else f"; rank {rank} has the least memory for them"
     limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.name} ({engine.backend.device})",
-        *notes(engine),
+        *engine.notes,
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]

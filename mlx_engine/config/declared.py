@@ -112,8 +112,13 @@ class Declared:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The attention window of each layer, in tokens; None for all tokens."""
-        return (None,) * int(getattr(self, "n_layers"))  # noqa: B009 - a field of every config
+        """The attention window of each layer, in tokens; None for all tokens.
+
+        A config with a window has the field `window`, and `is_local` if some layers have no window.
+        """
+        of: Any = self
+        window = getattr(of, "window", None) or None
+        return tuple(window if has_window else None for has_window in getattr(of, "is_local", (True,) * of.n_layers))
 
     def of_layer(self, i: int) -> Any:
         """Return the config with the sizes of layer i, for models whose layers differ."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.errors import ModelError
-from mlx_engine.models.qwen3_5_tensors import DELTA
+from mlx_engine.models.qwen3_5 import DELTA
 
 # Architectures whose heads have hidden_size / n_heads elements in mlx-lm, whatever config.json says.
 HEADS_OF_SIZE = ("granite", "granitemoehybrid", "lfm2", "mixtral", "phi3", "qwen2", "qwen2_moe")

@@ -1,4 +1,4 @@
-"""The ranks of one run, and the arrays that travel between them: MLX's ring over TCP, or threads for tests.
+"""The ranks of one run, and the arrays that travel between them: MLX's ring over TCP.
 
 A rank is one process of the run; `mlx.launch` starts them and numbers them from 0. The ring connects each rank with
 two neighbours, and the last one with rank 0. Arrays are NumPy arrays or MLX arrays; a result has the kind of the
@@ -7,17 +7,20 @@ argument. MLX carries both on a CPU stream.
 
 from __future__ import annotations
 
+import ctypes
+import json
+import mmap
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mlx_engine.distributed.ring_buffers import released
-from mlx_engine.distributed.stalls import Report
+from mlx_engine.distributed.heartbeat import Report
 from mlx_engine.errors import DistributedError
 
 if TYPE_CHECKING:
@@ -104,24 +107,6 @@ class Group(ABC):
     def close(self) -> None:  # noqa: B027
         """Wait until everything that was sent has left."""
 
-    @staticmethod
-    def alone() -> Group:
-        """Return a group of one rank, which sends and receives nothing."""
-        return Alone()
-
-
-class Alone(Group):
-    """A group of one rank."""
-
-    def send(self, array: A, rank: int) -> None:
-        raise ValueError(f"send: expected a neighbour, found rank {rank} of 1")
-
-    def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
-        raise ValueError(f"receive: expected a neighbour, found rank {rank} of 1")
-
-    def gather(self, array: A) -> A:
-        return array[None]
-
 
 class Ring(Group):
     """MLX's ring. Its calls wait in C++ without the GIL; a lost connection ends them with an error.
@@ -143,9 +128,8 @@ class Ring(Group):
             with released():
                 self._group = mx.distributed.init(strict=True, backend="ring")
         except (RuntimeError, ValueError) as error:
-            raise DistributedError(
-                "ring", "neighbours that answer", str(error), "start all ranks with mlx.launch"
-            ) from error
+            message, hint = f"the ranks do not connect: {error}", "start all ranks with mlx.launch"
+            raise DistributedError(message, where="ring", found=str(error), hint=hint) from error
         self.rank, self.size = self._group.rank(), self._group.size()
         # What is sent waits in a stream of its own, so that two ranks may send to each other at the same time.
         self._sending, self._receiving = (mx.new_thread_unsafe_stream(mx.cpu) for _ in range(2))
@@ -200,9 +184,8 @@ class Ring(Group):
             self._mx.eval(array)
         except RuntimeError as error:
             self.on_loss()
-            raise DistributedError(
-                f"rank {self.rank}", "ranks that answer", str(error), "see what the other ranks report"
-            ) from error
+            message, hint = f"lost the connection to another rank: {error}", "see what the other ranks report"
+            raise DistributedError(message, where=f"rank {self.rank}", found=str(error), hint=hint) from error
         return array
 
 
@@ -210,3 +193,46 @@ def launched() -> bool:
     """Return whether `mlx.launch` has started this process as one of several."""
     path = Path(os.environ.get(HOSTFILE) or os.devnull)
     return RANK in os.environ and path.exists() and path.stat().st_size > 1  # a newline alone if there is one rank
+
+
+def gather_values(group: Group, value: Any) -> list[Any]:
+    """Return a value of each rank that JSON can express, in the order of the ranks. Every rank calls it."""
+    data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+    sizes = group.gather(np.array(data.size, dtype=np.int64)).tolist()
+    padded = np.zeros(max(sizes), dtype=np.uint8)
+    padded[: data.size] = data
+    return [json.loads(row[:n].tobytes()) for row, n in zip(group.gather(padded), sizes, strict=True)]
+
+
+# Two buffers of 8 MiB for each of two directions, in ring.cpp of MLX 0.32, and a page for the header of malloc.
+RING_BUFFERS = 2 * 2 * (8 << 20)
+_MAPS = Path("/proc/self/maps")
+
+
+@contextmanager
+def released() -> Iterator[None]:
+    """Give back the pages of the buffers that are allocated inside, on Linux.
+
+    The ring fills its buffers with zeros when it begins and uses them in `all_sum` alone, which `Ring` never calls:
+    32 MiB of every rank. A page that is given back is zero again when it is next read. Nothing is given back unless
+    exactly one new mapping has the size of the buffers, and all of it is zero.
+    """
+    before = _mappings()
+    yield
+    new = [(start, end) for start, end in _mappings() - before if end - start == RING_BUFFERS + mmap.PAGESIZE]
+    if len(new) != 1:
+        return
+    first = new[0][0] + mmap.PAGESIZE  # the first page has the header
+    if not np.ctypeslib.as_array((ctypes.c_uint64 * (RING_BUFFERS // 8)).from_address(first)).any():
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(RING_BUFFERS), mmap.MADV_DONTNEED)
+
+
+def _mappings() -> set[tuple[int, int]]:
+    """Return the first and last address of every private writable mapping without a file."""
+    if not _MAPS.exists():
+        return set()
+    rows = (line.split() for line in _MAPS.read_text().splitlines())
+    return {
+        (int(first, 16), int(last, 16))
+        for first, last in (row[0].split("-") for row in rows if row[1] == "rw-p" and len(row) == 5)
+    }

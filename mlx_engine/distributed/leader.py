@@ -1,28 +1,34 @@
 """Rank 0 leads and the others follow: what all kinds of sharing have in common.
 
-Rank 0 tells the next rank of each pass, of a rest and of the end, and each rank passes the message on.
+Rank 0 tells the next rank of each pass, of a rest and of the end, and each rank passes the message on. All ranks share
+the search for the first value that is not finite, and the memory of the rank that has least limits the KV pool.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import copy
+import platform
+import uuid
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.mirror import Message, Mirror, receive_message, send_message
-from mlx_engine.distributed.room import Room, least_room
-from mlx_engine.distributed.search import FOUND, SEARCH, Search
-from mlx_engine.distributed.timeline import Span
+from mlx_engine.distributed.group import Group, gather_values
+from mlx_engine.distributed.messages import BatchMessages, Message, receive_message, send_message
 from mlx_engine.errors import DistributedError
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.weights.model import FirstFault
+from mlx_engine.models.layer import COUNTED
+from mlx_engine.weights.model import FirstFault, Model
 
 # Messages without a pass: the run ends, or nothing is to be done for a while.
 END, REST = "end", "rest"
@@ -51,17 +57,17 @@ def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
             return
 
 
-class SharedModel(ABC):
+class SharedModel(Model):
     """A model that all ranks run together, as rank 0 uses it.
 
     Attributes:
         config, backend, program: those of rank 0's share.
         n_stages: the number of passes that may be under way.
         is_broken: whether a pass was interrupted on this rank.
-        rooms: what memory each rank has free.
+        free: the memory that each rank has free.
     """
 
-    n_stages = 1
+    is_shared = True
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None) -> None:
         """Make the model.
@@ -71,12 +77,12 @@ class SharedModel(ABC):
             group: the ranks.
             wake: wakes the other ranks after `rest`; None if they never sleep.
         """
-        self._model, self._group, self._wake, self._mirror = model, group, wake, Mirror()
+        self._model, self._group, self._wake, self._messages = model, group, wake, BatchMessages()
         self.config: Any = model.config
         self.backend, self.program = model.backend, model.program
         self._rests = self.is_broken = self._is_searching = False
-        self._search = Search(model, group)
-        self.rooms: Sequence[Room] = ()
+        self._search = FaultSearch(model, group)
+        self.free: Sequence[FreeMemory] = ()
 
     @property
     @abstractmethod
@@ -96,38 +102,38 @@ class SharedModel(ABC):
         logits = self.submit(batch)
         return None if logits is None else logits()
 
-    def room(self) -> tuple[int, int]:
+    def kv_capacity(self) -> tuple[int, int | None]:
         """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits it.
 
         The memory is that after loading.
         """
-        if not self.rooms:
+        if not self.free:
             return available_memory(), 0
-        return least_room(self.rooms, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
+        return least_capacity(self.free, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
 
-    def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
+    def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
         """Return the first value that is not finite in the passes that `run` begins, on all ranks; None if all are.
 
         The ranks run these passes with every operation in its composed form.
         """
         self._is_searching = True
         try:
-            run()
+            run(self)
         finally:
             self._is_searching = False
         self.settle()
         self.tell({FOUND: True})
         return self._search.end()
 
-    def settle(self) -> None:  # noqa: B027
+    def settle(self) -> None:
         """Wait for all passes that have begun."""
 
     def message(self, batch: Batch) -> Message:
         """Return the message of a pass."""
-        message = self._mirror.message(batch)
+        message = self._messages.message(batch)
         return {**message, SEARCH: True} if self._is_searching else message
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """Have the other ranks sleep until the next pass, because there is no work."""
         if self._wake is not None and not self._rests:
             self.tell({REST: True})
@@ -164,7 +170,7 @@ class SharedModel(ABC):
         except DistributedError:
             raise
         except Exception as error:
-            raise _incomplete(f"one that ended with {type(error).__name__}: {error}") from error
+            raise _incomplete(f"a forward pass ended with {type(error).__name__}: {error}") from error
         self.is_broken = False
 
     def check_unbroken(self) -> None:
@@ -174,11 +180,11 @@ class SharedModel(ABC):
             DistributedError: one was, so that the other ranks wait for the rest of it.
         """
         if self.is_broken:
-            raise _incomplete("one that was interrupted")
+            raise _incomplete("a forward pass was interrupted")
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
-        return self._mirror.pool(self.kv_layers, n_tokens, **options)
+        return self._messages.pool(self.kv_layers, n_tokens, **options)
 
     def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
         """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
@@ -190,4 +196,155 @@ class SharedModel(ABC):
 
 
 def _incomplete(found: str) -> DistributedError:
-    return DistributedError("rank 0", "all passes to be complete", found, "start all ranks again")
+    return DistributedError(found, where="rank 0", found=found, hint="start all ranks again")
+
+
+# ---- the first value that is not finite ----
+
+# What a pass says that is part of a search, and the message after the last of them.
+SEARCH, FOUND = "search", "found"
+
+
+class FaultSearch:
+    """One rank's part of searches.
+
+    Args:
+        model: this rank's share of the model.
+        group: the ranks.
+    """
+
+    def __init__(self, model: Decoder, group: Group) -> None:
+        self._model, self._group = model, group
+        self._traced: Decoder | None = None
+        self._n_passes = self._n_values = 0
+        # The place of the first such value, by which those of ranks are ordered, and what `FirstFault` has after rank.
+        self._first: tuple[list[int], str, list[int]] | None = None
+
+    def model_of(self, message: Message) -> Decoder:
+        """Return the model that runs a pass: this rank's share, in a search with operations in their composed form."""
+        if SEARCH not in message:
+            return self._model
+        if self._traced is None:
+            self._traced = copy.copy(self._model)
+            self._traced.backend = tapped(self._model.backend, self.check)
+        self._n_passes += 1
+        return self._traced
+
+    def check(self, name: str, x: Array) -> None:
+        """Note a value, unless one before was not finite."""
+        self._n_values += 1
+        if self._first is not None:
+            return
+        values = self._model.backend.host(x)
+        n_bad = int((~np.isfinite(values)).sum())
+        if n_bad:
+            place = [self._n_passes, self._model.stage.first, self._n_values]
+            self._first = place, self._counted(name), [int(np.isnan(values).sum()), n_bad, int(values.size)]
+
+    def end(self) -> FirstFault | None:
+        """End the search, and return the first value of all ranks that is not finite. Every rank calls it."""
+        found: list[Any] = gather_values(self._group, self._first)
+        self._traced, self._first, self._n_passes, self._n_values = None, None, 0, 0
+        faults = [(place, rank, name, counts) for rank, of in enumerate(found) if of for place, name, counts in [of]]
+        if not faults:
+            return None
+        place, rank, name, counts = min(faults)
+        # A sum over ranks is not finite on all of them.
+        is_of_one = [of for of, *_ in faults].count(place) == 1
+        return FirstFault(name, rank if is_of_one else None, *counts)
+
+    def _counted(self, name: str) -> str:
+        """Return the name of a value with the layer's index in the whole model."""
+        block, _, rest = name.partition(".")
+        index, _, what = rest.partition(".")
+        return f"{block}.{int(index) + self._model.stage.first}.{what}" if what in COUNTED else name
+
+
+# ---- memory ----
+
+
+class FreeMemory(NamedTuple):
+    """What a rank has.
+
+    Attributes:
+        computer: the name of its computer.
+        free: bytes of memory that this computer has free.
+        kv: bytes of keys and values of its layers or heads, for one whole context.
+    """
+
+    computer: str
+    free: int
+    kv: int
+
+
+def free_memory(group: Group, model: Decoder) -> list[FreeMemory]:
+    """Return what each rank has; `model` is this rank's share. Every rank calls it."""
+    kv = pool_nbytes(model.kv_layers, int(model.config.context_length), 1)
+    return [FreeMemory(*of) for of in gather_values(group, [this_computer(), available_memory(), kv])]
+
+
+def least_capacity(ranks: Sequence[FreeMemory], kv: int) -> tuple[int, int]:
+    """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits them.
+
+    Ranks on one computer share its memory.
+
+    Args:
+        ranks: what each rank has.
+        kv: bytes of keys and values of the pools that are counted, for one whole context; a rank has its part.
+    """
+    together = Counter(of.computer for of in ranks)
+    fits = [(of.free // together[of.computer] * kv // of.kv, rank) for rank, of in enumerate(ranks) if of.kv]
+    return min(fits, default=(min(of.free for of in ranks), 0))
+
+
+def this_computer() -> str:
+    """Return a name that no other computer of a run has."""
+    return f"{platform.node()} {uuid.getnode()}"
+
+
+# ---- when each rank computed ----
+
+# How many parts of passes a rank remembers at least.
+MOST_SPANS = 4096
+# The characters of a drawing, and how many of the latest passes it shows.
+WIDTH, LATEST = 96, 12
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+IDLE = "."
+
+
+class Span(NamedTuple):
+    """A rank's part of a pass: the number of the pass, its tokens, and when it began and ended, in seconds.
+
+    The clock is that of the rank's machine: between machines, a drawing is as exact as their clocks agree.
+    """
+
+    number: int
+    n_rows: int
+    began: float
+    ended: float
+
+
+def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
+    """Return a line for each rank: the last digit (in base 36) of the pass that it computed, and dots where it waited.
+
+    Each line ends with the share of the time in which the rank computed.
+    """
+    if not ranks or not all(ranks):
+        return []
+    first = max(0, ranks[-1][-1].number + 1 - latest)
+    shown = [[span for span in spans if span.number >= first] for spans in ranks]
+    start, end = min(spans[0].began for spans in shown), max(spans[-1].ended for spans in shown)
+    scale, lines = WIDTH / max(end - start, 1e-9), [f"passes from {first} on, {(end - start) * 1e3:.1f} ms:"]
+    for rank, spans in enumerate(shown):
+        cells = [IDLE] * WIDTH
+        for span in spans:
+            left = min(WIDTH - 1, int((span.began - start) * scale))
+            right = max(left + 1, min(WIDTH, round((span.ended - start) * scale)))
+            cells[left:right] = DIGITS[span.number % len(DIGITS)] * (right - left)
+        lines.append(f"rank {rank} {''.join(cells)} {busy(spans, start, end):.0%}")
+    return lines
+
+
+def busy(spans: Sequence[Span], start: float, end: float) -> float:
+    """Return the share of the time from start to end in which a rank computed."""
+    return sum(span.ended - span.began for span in spans) / max(end - start, 1e-9)

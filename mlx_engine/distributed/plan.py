@@ -1,23 +1,346 @@
-"""Plan a model on several machines without running anything: what would lie where.
+"""Plan a model on several machines without running anything: what each rank holds, and the expected tokens/s.
 
-Every size comes from the model's outline. `times.py` has the rates.
+Every size comes from the model's outline: its layers, embedding tables and head as parts that hold, read and multiply
+so many bytes (`ModelParts`). Layers are cut into runs for the ranks (`pipeline`, `tensor`), and bandwidths, rates of
+arithmetic and links give the time of a pass (`Timing`). A run with `--shard pipeline` chooses its split with the same
+parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from itertools import accumulate
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from mlx_engine.cache import KVLayer
+from mlx_engine.backends.best import packs
+from mlx_engine.backends.experts import Experts, share_read
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.cache import CacheLayer, KVLayer, StateLayer
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.distributed.balance import balanced
-from mlx_engine.distributed.hosts import Host
-from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, held
-from mlx_engine.errors import Words, require
+from mlx_engine.errors import OptionError
+from mlx_engine.models.layer import Attention, GatedAndMixture, Layer, RowNorms, SharedAttention
 from mlx_engine.weights.need import ACTIVATIONS
+from mlx_engine.weights.outline import Outline, Outlined
+
+# Attributes of a model that are neither embedding tables nor what computes them.
+NOT_TABLES = ("config", "layers", "program", "output", "output_norm", "_backend")
+
+
+# ---- the parts of a model ----
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass: `n_tokens` new tokens of each of `n_sequences` sequences, after `depth` tokens.
+
+    Logits are computed for the last token of each sequence.
+    """
+
+    n_sequences: int
+    n_tokens: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes that a pass reads, and its floating-point operations."""
+
+    nbytes: float
+    flops: float
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.nbytes + other.nbytes, self.flops + other.flops)
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.nbytes - other.nbytes, self.flops - other.flops)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A layer of a model, its embedding tables, or its head.
+
+    Attributes:
+        arrays: all arrays that it holds.
+        tables: those of `arrays` of which a pass reads a few rows.
+        read: bytes of the matrices that every pass reads.
+        experts: bytes of experts.
+        expert_share: the share of the experts that one token uses.
+        multiplied: weights that one token is multiplied with; of experts, the share that it uses.
+        scored: multiplications of attention per query and visible token.
+        attended: the keys and values that its attention reads; None for a state or no attention.
+        kept: what the layer keeps of a sequence; None for a layer that shares the keys and values of another.
+        exchanges: messages of the size of hidden states that tensor parallelism sends to every other rank: the sums
+            after attention and FFN, one more for experts in parallel with a dense FFN, and queries and keys that are
+            normed as a whole.
+        is_head: whether only the last token of a sequence is computed.
+    """
+
+    arrays: tuple[Outline, ...] = ()
+    tables: tuple[Outline, ...] = ()
+    read: float = 0.0
+    experts: float = 0.0
+    expert_share: float = 1.0
+    multiplied: float = 0.0
+    scored: float = 0.0
+    attended: KVLayer | None = None
+    kept: CacheLayer | None = None
+    exchanges: int = 0
+    is_head: bool = False
+
+    def without_tables(self) -> Part:
+        """Return the part on a rank that reads rows of its tables from the file."""
+        return replace(self, arrays=tuple(array for array in self.arrays if array not in self.tables), tables=())
+
+    def work(self, of: Pass) -> Work:
+        """Return the work of a pass."""
+        n_tokens = of.n_sequences * of.n_tokens
+        computed = of.n_sequences if self.is_head else n_tokens
+        # A query attends to the tokens before it and to itself: on average to half of the new ones.
+        seen, at_once = of.depth + (of.n_tokens + 1) / 2, float(of.depth + of.n_tokens)
+        kv = 0.0
+        if self.attended is not None:
+            window = self.attended.window or math.inf
+            seen, at_once = min(seen, window), min(at_once, window - 1 + of.n_tokens)
+            kv = self.attended.token_nbytes * at_once * of.n_sequences
+        if isinstance(self.kept, StateLayer):
+            kv = 2.0 * self.kept.nbytes * of.n_sequences  # read, and written
+        nbytes = self.read + self.experts * share_read(self.expert_share, n_tokens) + kv
+        return Work(nbytes, 2.0 * (self.multiplied * computed + self.scored * seen * n_tokens))
+
+
+@dataclass(frozen=True, eq=False)
+class ModelParts:
+    """A model as a row of parts, or what one rank of tensor parallelism has of it.
+
+    Attributes:
+        tables: embedding tables, and what computes the hidden states before the first layer.
+        layers: one part per layer.
+        head: the norm and the matrix of the head; a tied head is an array of the tables.
+        left: bytes of embedding tables that stay in the file, of which a pass reads a few rows.
+        total: bytes of all weights.
+        hidden: floats per token that go from layer to layer.
+        vocab_size: number of logits.
+        widest: the most rows and columns of a matrix in sum, without the head.
+        cuts: the indices of layers that may be the first of a rank.
+    """
+
+    tables: Part
+    layers: tuple[Part, ...]
+    head: Part
+    left: int
+    total: int
+    hidden: int
+    vocab_size: int
+    widest: int
+    cuts: frozenset[int]
+
+
+def model_parts(outlined: Outlined) -> ModelParts:
+    """Return the parts of a model whose weights are outlines."""
+    model: Any = outlined.model
+    layers: Sequence[Layer] = model.layers
+    own = iter(model.kv_layers)
+    shared = [layer.mix.layer if isinstance(layer.mix, SharedAttention) else None for layer in layers]
+    kept = [next(own) if source is None else None for source in shared]
+    attended = [kept[i if source is None else source] for i, source in enumerate(shared)]
+    tables = [value for name, value in vars(model).items() if name not in NOT_TABLES]
+    cfg, sizes = model.config, outlined.sizes
+    return ModelParts(
+        tables=_part(tables, tables=tuple(value for value in tables if isinstance(value, Outline))),
+        layers=tuple(_layer(*each) for each in zip(layers, kept, attended, strict=True)),
+        head=_part([model.output, model.output_norm], is_head=True),
+        left=sizes.n_left,
+        total=sizes.nbytes,
+        hidden=model.width,
+        vocab_size=cfg.vocab_size,
+        widest=max((sum(shape) for shape in sizes.shapes if shape[0] != cfg.vocab_size), default=0),
+        cuts=frozenset(c for c in range(1, len(layers)) if all(source is None or source >= c for source in shared[c:])),
+    )
+
+
+def held(parts: Sequence[Part]) -> int:
+    """Return the bytes of parts; an array that several parts share counts once."""
+    return sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())
+
+
+def _layer(layer: Layer, kept: CacheLayer | None, attended: CacheLayer | None) -> Part:
+    kv = attended if isinstance(attended, KVLayer) else None
+    queries = layer.mix.q.weight.shape[0] if isinstance(layer.mix, Attention | SharedAttention) else 0
+    norms_rows = isinstance(layer.mix, Attention) and isinstance(layer.mix.norms, RowNorms)
+    exchanges = 2 + isinstance(layer.ffn, GatedAndMixture) + 2 * norms_rows
+    return _part([layer], kept=kept, attended=kv, scored=2 * queries, exchanges=exchanges)
+
+
+def _part(values: Sequence[Any], **given: Any) -> Part:
+    mixtures = [found for value in values for found in _found(value, Experts)]
+    linears = {id(linear.weight): linear for value in values for linear in _found(value, Linear)}
+    of_experts = {
+        id(linear.weight)
+        for mixture in mixtures
+        for matrices in (mixture.gate, mixture.up, mixture.down)
+        for linear in matrices.weights
+    }
+    share = mixtures[0].share if mixtures else 1.0
+    arrays = {id(array): array for value in values for array in _found(value, Outline)}
+    return Part(
+        arrays=tuple(arrays.values()),
+        read=sum(linear.weight.nbytes for key, linear in linears.items() if key not in of_experts),
+        experts=sum(linears[key].weight.nbytes for key in of_experts),
+        expert_share=share,
+        multiplied=sum(
+            math.prod(linear.weight.shape) * (share if key in of_experts else 1) for key, linear in linears.items()
+        ),
+        **given,
+    )
+
+
+def _found(value: Any, kind: type) -> Iterator[Any]:
+    """Yield all values of a type in a dataclass or list."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _found(item, kind)
+    elif is_dataclass(value):
+        for f in fields(value):
+            yield from _found(getattr(value, f.name), kind)
+
+
+# ---- runs of layers ----
+
+
+class _Best(NamedTuple):
+    """The largest cost of a rank, the sum of the squares of all, and where each rank begins."""
+
+    largest: float
+    squares: float
+    starts: tuple[int, ...]
+
+
+NONE = _Best(math.inf, math.inf, ())
+
+
+def balanced(
+    n_layers: int, n_ranks: int, cuts: Collection[int], cost: Callable[[int, int, int], float]
+) -> list[int] | None:
+    """Return how many layers each rank has, so that the largest cost is as small as it can be.
+
+    Args:
+        n_layers: number of layers, at least one per rank.
+        n_ranks: number of ranks.
+        cuts: the indices of layers that may be the first of a rank.
+        cost: called with (rank, first layer, the layer after the last); infinite where they do not fit.
+
+    Returns:
+        The number of layers of each rank; None if every way has an infinite cost.
+    """
+    best = {0: _Best(0.0, 0.0, ())}
+    for rank in range(n_ranks):
+        ends = [n_layers] if rank == n_ranks - 1 else sorted(cuts)
+        best = {
+            end: min(
+                (_longer(best[start], cost(rank, start, end), start) for start in best if start < end), default=NONE
+            )
+            for end in ends
+        }
+    found = best.get(n_layers, NONE)
+    if math.isinf(found.largest):
+        return None
+    return [end - start for start, end in zip(found.starts, (*found.starts[1:], n_layers), strict=True)]
+
+
+def _longer(before: _Best, cost: float, start: int) -> _Best:
+    return _Best(max(before.largest, cost), before.squares + cost * cost, (*before.starts, start))
+
+
+# ---- machines and links ----
+
+BITS = 8
+# Linux runs a thread that has waited for about this many seconds before others of the same core.
+SLICE = 3e-3
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine.
+
+    Attributes:
+        memory: bytes that the model may take.
+        bandwidth: bytes per second that a rank reads while no other rank runs.
+        compute: floating-point operations per second of a rank's products while no other rank runs.
+        cores: cores of the machine; None if each rank has enough of them.
+        ranks: ranks on this machine.
+        threads: threads of each rank.
+        together: how much longer a rank's work takes while other ranks on the machine work, because they share its
+            memory bandwidth.
+    """
+
+    memory: int
+    bandwidth: float
+    compute: float
+    cores: int | None = None
+    ranks: int = 1
+    threads: int = 1
+    together: float = 1.0
+
+    @property
+    def crowding(self) -> float:
+        """How much longer a rank's work takes while all ranks compute, because they share the memory and the cores."""
+        together = self.together if self.ranks > 1 else 1.0
+        return together * (1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores))
+
+    @property
+    def delay(self) -> float:
+        """Seconds until a rank reads a message that has arrived, because another rank reads its sockets on its core."""
+        return 0.0 if self.cores is None else SLICE / 2 * max(0.0, 1 - self.cores / self.ranks)
+
+    def seconds(self, work: Work) -> float:
+        """Return the time of a rank's work while no other rank runs.
+
+        It is sqrt(r^2 + a^2), for r = bytes / bandwidth and a = operations / rate of arithmetic, because reading and
+        arithmetic overlap in part. Passes of 1 to 8 requests on one core were within 7 % of it; the longer of r and a
+        was up to a quarter too short.
+        """
+        return math.hypot(work.nbytes / self.bandwidth, work.flops / self.compute)
+
+    def among_waiting(self, work: Work) -> float:
+        """Return the time of a rank's work while the other ranks wait for messages.
+
+        A rank that waits takes a core, too: the ring reads its sockets in a loop. The system first runs the rank whose
+        message has arrived, and lets the others have their share of the cores after a slice of time.
+        """
+        seconds = self.seconds(work)
+        share = 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
+        return seconds + max(0.0, seconds - SLICE) * (share - 1)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection of two neighbours in the ring, the same in both directions.
+
+    Attributes:
+        rate: bits per second.
+        latency: seconds from the first byte's departure to its arrival.
+        overhead: seconds that the ring's software takes for a message.
+    """
+
+    rate: float
+    latency: float
+    overhead: float = 0.0
+
+    def occupied(self, nbytes: float) -> float:
+        """Return the seconds for which a message keeps the link busy."""
+        return nbytes * BITS / self.rate
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of a message from one rank's memory to the other's."""
+        return self.latency + self.overhead + self.occupied(nbytes)
+
+
+# ---- what each rank holds ----
 
 FLOAT_BYTES = 4
 
@@ -90,12 +413,12 @@ def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequ
         OptionError: there are more ranks than layers, or `split` does not cut the layers that the model has.
     """
     n_layers = len(model.layers)
-    require(
-        len(hosts) <= len(model.cuts) + 1,
-        option="--hosts",
-        expected=f"at most {len(model.cuts) + 1:,} ranks, as many as the model's {n_layers:,} layers can be cut into",
-        found=len(hosts),
-    )
+    most = len(model.cuts) + 1
+    if len(hosts) > most:
+        message = (
+            f"--hosts: the model's {n_layers:,} layers can be cut for at most {most:,} ranks, not for {len(hosts):,}"
+        )
+        raise OptionError(message, option="--hosts", found=len(hosts))
     if split is not None:
         _check_split(model, hosts, split)
         return _cut(model, hosts, asked, split)
@@ -134,12 +457,14 @@ def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
 
 def _check_split(model: ModelParts, hosts: Sequence[Host], split: Sequence[int]) -> None:
     n_layers, text = len(model.layers), ",".join(map(str, split))
-    expected = f"{len(hosts):,} numbers of at least 1 that add up to the model's {n_layers:,} layers"
-    sound = len(split) == len(hosts) and min(split) >= 1 and sum(split) == n_layers
-    require(sound, option="--split", expected=expected, found=Words(text))
+    if len(split) != len(hosts) or min(split) < 1 or sum(split) != n_layers:
+        expected = f"{len(hosts):,} numbers of at least 1 that add up to the model's {n_layers:,} layers"
+        message = f"--split: {text} must be {expected}"
+        raise OptionError(message, option="--split", found=text)
     starts = [sum(split[:i]) for i in range(1, len(split))]
-    expected = "layers that share keys and values on the rank of the layer that has them"
-    require(set(starts) <= model.cuts, option="--split", expected=expected, found=Words(text))
+    if not set(starts) <= model.cuts:
+        message = f"--split: {text} separates layers from the layer whose keys and values they share"
+        raise OptionError(message, option="--split", found=text)
 
 
 def _cut(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int]) -> list[Rank]:
@@ -196,3 +521,290 @@ class _Runs:
         found = self._work[end] - self._work[first]
         found = found + self._tables if first == 0 else found
         return found + self._head if end == len(self._model.layers) else found
+
+
+# ---- messages and rates ----
+
+ShardKind: TypeAlias = Literal["pipeline", "tensor"]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What one pass sends over each link of the ring.
+
+    Attributes:
+        hidden: bytes of a message of hidden states.
+        n_hidden: number of such messages, each of which waits for the one before.
+        logits: bytes of a message of logits.
+        n_logits: number of such messages.
+        n_begin: number of messages of few bytes after which the last rank begins.
+    """
+
+    hidden: int
+    n_hidden: int
+    logits: int
+    n_logits: int
+    n_begin: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes."""
+        return self.hidden * self.n_hidden + self.logits * self.n_logits
+
+    def seconds(self, link: Link) -> float:
+        """Return the time of all messages, one after the other."""
+        begin = self.n_begin * link.seconds(0)
+        return begin + self.n_hidden * link.seconds(self.hidden) + self.n_logits * link.seconds(self.logits)
+
+    @property
+    def n(self) -> int:
+        """The number of all messages."""
+        return self.n_begin + self.n_hidden + self.n_logits
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens per second, and where the time of a token of a single request goes.
+
+    Attributes:
+        decode: of one request.
+        decode_all: of all requests together, when every rank is busy.
+        prefill: of one prompt.
+        prefill_all: of as many prompts as there are requests.
+        compute_seconds: of a token of one request, on all ranks.
+        link_seconds: of a token of one request, on all links.
+    """
+
+    decode: float
+    decode_all: float
+    prefill: float
+    prefill_all: float
+    compute_seconds: float
+    link_seconds: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time of passes of a model on ranks with links; `best` is that of `Asked`."""
+
+    model: ModelParts
+    ranks: Sequence[Rank]
+    link: Link
+    shard: ShardKind
+    best: int | None = None
+
+    def messages(self, of: Pass) -> Messages:
+        """Return the messages of a pass on the critical path.
+
+        In a pipeline hidden states cross every border, and the last rank sends logits to the first. With tensor
+        parallelism every sum gathers the hidden states of all ranks, which takes one step of the ring per other rank,
+        and the last rank begins when rank 0's message about the pass has gone through all others. If the largest
+        logits suffice, a rank sends them and their columns.
+        """
+        others = len(self.ranks) - 1
+        hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
+        n_logits, pairs = self.model.vocab_size, 2 * (self.best or 0)
+        if others == 0:
+            return Messages(0, 0, 0, 0)
+        if self.shard == "pipeline":
+            n_logits = pairs if packs(self.best, n_logits) else n_logits
+            return Messages(hidden, others, FLOAT_BYTES * n_logits * of.n_sequences, 1)
+        exchanges = sum(layer.exchanges for layer in self.model.layers)
+        n_logits = pairs or -(-n_logits // len(self.ranks))
+        return Messages(hidden, exchanges * others, FLOAT_BYTES * n_logits * of.n_sequences, others, n_begin=others)
+
+    def rates(self, asked: Asked, chunk: int) -> Rates:
+        """Return the expected rates; a pass has at most `chunk` tokens of a prompt."""
+        token = Pass(1, 1, asked.context)
+        chunks = [Pass(1, min(chunk, asked.prompt - at), at) for at in range(0, asked.prompt, chunk)]
+        n_parts = 1 if self.shard == "tensor" else min(len(self.ranks), asked.slots)
+        part = Pass(-(-asked.slots // n_parts), 1, asked.context)
+        return Rates(
+            decode=1 / self.alone(token),
+            decode_all=n_parts * part.n_sequences / self.turn(part, n_parts),
+            prefill=asked.prompt / self.all_of(chunks),
+            prefill_all=n_parts * asked.prompt / self.all_of([each for each in chunks for _ in range(n_parts)]),
+            compute_seconds=self.compute(token),
+            link_seconds=self.sent(token),
+        )
+
+    def alone(self, of: Pass) -> float:
+        """Return the seconds of a pass while there is no other."""
+        return self.compute(of) + self.sent(of)
+
+    def sent(self, of: Pass) -> float:
+        """Return the seconds of all messages of a pass, until each has been read."""
+        messages, delay = self.messages(of), max(rank.host.delay for rank in self.ranks)
+        return messages.seconds(self.link) + messages.n * delay
+
+    def compute(self, of: Pass) -> float:
+        """Return the seconds of a pass without messages: ranks of a pipeline compute in turn, slices at once."""
+        if self.shard == "pipeline":
+            return sum(rank.host.among_waiting(rank.work(of)) for rank in self.ranks)
+        return max(rank.host.seconds(rank.work(of)) * rank.host.crowding for rank in self.ranks)
+
+    def all_of(self, passes: Sequence[Pass]) -> float:
+        """Return the seconds of passes that follow each other without waiting, such as the parts of a prompt.
+
+        In a pipeline a rank begins a pass as soon as the pass has arrived and the one before is done.
+        """
+        if self.shard == "tensor" or len(passes) == 1:
+            return sum(map(self.alone, passes))
+        done, sent, now = [0.0] * len(self.ranks), [0.0] * len(self.ranks), 0.0
+        for each in passes:
+            now = 0.0
+            for i, rank in enumerate(self.ranks):
+                done[i] = max(now, done[i]) + rank.host.seconds(rank.work(each)) * rank.host.crowding
+                leaves, nbytes = max(done[i], sent[i]), self.messages(each).hidden
+                sent[i] = leaves + self.link.occupied(nbytes)
+                now = leaves + self.link.seconds(nbytes)
+        return done[-1] + self.link.seconds(self.messages(passes[-1]).logits) if len(self.ranks) > 1 else done[-1]
+
+    def turn(self, of: Pass, n_parts: int) -> float:
+        """Return the seconds in which each of `n_parts` passes goes once through all ranks.
+
+        These are the seconds of one pass, or more if a rank or a link is busy with the passes of all parts.
+        """
+        if n_parts == 1:
+            return self.alone(of)
+        busiest = max(rank.host.seconds(rank.work(of)) * rank.host.crowding for rank in self.ranks)
+        sent = self.messages(of)
+        return max(self.alone(of), n_parts * busiest, n_parts * self.link.occupied(max(sent.hidden, sent.logits)))
+
+
+# ---- the whole plan ----
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A plan.
+
+    Attributes:
+        about: model, architecture and backend.
+        model: the parts of the model.
+        ranks: what each rank holds.
+        link: every link of the ring.
+        asked: what the machines shall do.
+        shard: "pipeline" or "tensor".
+        per_token: the messages of a decoded token.
+        chunk: tokens of the longest part of the prompt.
+        per_chunk: the messages of this part.
+        rates: the expected rates.
+        smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
+            does.
+        measured: "bandwidth" and "compute", where they were measured on this machine.
+    """
+
+    about: dict[str, str]
+    model: ModelParts
+    ranks: Sequence[Rank]
+    link: Link
+    asked: Asked
+    shard: ShardKind
+    per_token: Messages
+    chunk: int
+    per_chunk: Messages
+    rates: Rates
+    smallest: int | None
+    measured: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, slices: Sequence[ModelParts], hosts: Sequence[Host], link: Link, asked: Asked, shard: ShardKind,
+        split: Sequence[int] | None = None, *, chunk: int, measured: tuple[str, ...] = (), **about: str,
+    ) -> Summary:  # fmt: skip
+        """Make the plan of a model on some machines.
+
+        Args:
+            slices: the model; with tensor parallelism, what each rank has of it, after the whole model.
+            hosts: the host of each rank.
+            link: every link.
+            asked: what the machines shall do.
+            shard: "pipeline" or "tensor".
+            split: layers of each rank of a pipeline; None to choose them.
+            chunk: the most tokens of a prompt in a pass.
+            measured: "bandwidth" and "compute", where they were measured on this machine.
+            about: model, architecture and backend.
+
+        Raises:
+            OptionError: the model cannot be cut as asked.
+        """
+        model = slices[0]
+        ranks = pipeline(model, hosts, asked, split) if shard == "pipeline" else tensor(slices[1:], hosts, asked)
+        timing = Timing(model, ranks, link, shard, asked.best)
+        return cls(
+            about=about,
+            model=model,
+            ranks=ranks,
+            link=link,
+            asked=asked,
+            shard=shard,
+            per_token=timing.messages(Pass(1, 1, asked.context)),
+            chunk=min(chunk, asked.prompt),
+            per_chunk=timing.messages(Pass(1, min(chunk, asked.prompt), 0)),
+            rates=timing.rates(asked, chunk),
+            smallest=smallest(model, hosts[-1], asked),
+            measured=measured,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has the memory that it needs."""
+        return all(rank.left >= 0 for rank in self.ranks)
+
+    @property
+    def duplicated(self) -> int:
+        """Bytes of weights that the ranks hold beyond those of one process."""
+        return max(0, sum(rank.weights for rank in self.ranks) - self.model.total)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights on all ranks, without `duplicated`."""
+        return sum(rank.weights for rank in self.ranks) - self.duplicated
+
+    @property
+    def left(self) -> int:
+        """Bytes of embedding tables that stay in the file."""
+        return self.model.left + self.model.total - self.weights
+
+    def facts(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        return {
+            **self.about,
+            "shard": self.shard,
+            "n_layers": len(self.model.layers),
+            "weights_bytes": self.weights,
+            "left_in_file_bytes": self.left,
+            "duplicated_bytes": self.duplicated,
+            **asdict(self.asked),
+            "fits": self.fits,
+            "smallest_number_of_hosts": self.smallest,
+            "measured_here": list(self.measured),
+            "link": {
+                "bits_per_second": self.link.rate,
+                "latency_s": self.link.latency,
+                "overhead_s": self.link.overhead,
+            },
+            "messages_per_token": {**asdict(self.per_token), "nbytes": self.per_token.nbytes},
+            "chunk": self.chunk,
+            "messages_per_chunk": {**asdict(self.per_chunk), "nbytes": self.per_chunk.nbytes},
+            "rates": asdict(self.rates),
+            "ranks": [_facts(rank) for rank in self.ranks],
+        }
+
+
+def _facts(rank: Rank) -> dict[str, Any]:
+    return {
+        "first_layer": rank.first,
+        "n_layers": len(rank.layers),
+        "has_tables": rank.tables is not None,
+        "has_head": rank.head is not None,
+        "weights_bytes": rank.weights,
+        "kv_bytes_per_token": rank.kv_token,
+        "kv_bytes": rank.kv,
+        "workspace_bytes": rank.workspace,
+        "usable_bytes": rank.host.memory,
+        "left_bytes": rank.left,
+        "bandwidth_bytes_per_second": rank.host.bandwidth,
+        "compute_flops_per_second": rank.host.compute,
+    }

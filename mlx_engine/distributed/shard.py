@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.identity import identity
-from mlx_engine.distributed.agreement import agree, gather_values, version
-from mlx_engine.distributed.connecting import connected
-from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
-from mlx_engine.distributed.leader import SharedModel, nothing
-from mlx_engine.distributed.liveness import FAILED, Liveness
-from mlx_engine.distributed.model_parts import model_parts
-from mlx_engine.distributed.pipeline import Pipeline, follow
-from mlx_engine.distributed.room import rooms
-from mlx_engine.distributed.split import (
+from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, gather_values, launched
+from mlx_engine.distributed.heartbeat import FAILED, Heartbeat
+from mlx_engine.distributed.leader import SharedModel, drawing, free_memory, nothing, this_computer
+from mlx_engine.distributed.pipeline import (
     CONTEXT,
+    Pipeline,
     best_split,
+    follow,
     layer_bytes,
     machines_of,
     measured_speed,
     stages_of,
-    this_computer,
 )  # fmt: skip
-from mlx_engine.distributed.tensor import sliced
-from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
-from mlx_engine.distributed.timeline import drawing
-from mlx_engine.errors import OptionError, Words
+from mlx_engine.distributed.plan import model_parts
+from mlx_engine.distributed.tensor import TensorParallel, follow_tensor, sliced
+from mlx_engine.errors import DistributedError, OptionError, shown
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.weights.model import Model, Planned
@@ -51,8 +48,8 @@ class Shard(ABC):
 
     kind: str
 
-    def __init__(self, group: Group, liveness: Liveness | None = None) -> None:
-        self.group, self._liveness = group, liveness
+    def __init__(self, group: Group, heartbeat: Heartbeat | None = None) -> None:
+        self.group, self._heartbeat = group, heartbeat
         self._model: SharedModel | None = None
         self.notes: tuple[str, ...] = ()
         self.timeline: list[str] = []
@@ -87,14 +84,14 @@ class Shard(ABC):
 
     def lead(self, model: Model) -> Model:
         """Return the whole model, as rank 0 uses it, from rank 0's share."""
-        self._model = self.shared(cast(Decoder, model), None if self._liveness is None else self._liveness.wake)
-        self._model.rooms = rooms(self.group, cast(Decoder, model))
+        self._model = self.shared(cast(Decoder, model), None if self._heartbeat is None else self._heartbeat.wake)
+        self._model.free = free_memory(self.group, cast(Decoder, model))
         return self._model
 
     def follow(self, model: Model) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
-        rooms(self.group, cast(Decoder, model))
-        self.run_passes(cast(Decoder, model), nothing if self._liveness is None else self._liveness.sleep)
+        free_memory(self.group, cast(Decoder, model))
+        self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
         """Have the other ranks end after the last pass, and make the time line if it is wanted. Called on rank 0.
@@ -114,12 +111,12 @@ class Shard(ABC):
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
-        if self._liveness is None:
+        if self._heartbeat is None:
             return
         if self.is_leader:
-            self._liveness.close(code)
+            self._heartbeat.close(code)
         else:
-            self._liveness.leave(code, error)
+            self._heartbeat.leave(code, error)
 
 
 class PipelineShard(Shard):
@@ -128,13 +125,13 @@ class PipelineShard(Shard):
     Args:
         group: the ranks.
         split: the number of layers of each rank; None to decide by measured speed and memory.
-        liveness: ends the process if a rank is gone.
+        heartbeat: ends the process if a rank is gone.
     """
 
     kind = "pipeline"
 
-    def __init__(self, group: Group, split: Sequence[int] | None = None, liveness: Liveness | None = None) -> None:
-        super().__init__(group, liveness)
+    def __init__(self, group: Group, split: Sequence[int] | None = None, heartbeat: Heartbeat | None = None) -> None:
+        super().__init__(group, heartbeat)
         self._split = split
 
     def share(self, planned: Planned, backend: Backend) -> Planned:
@@ -175,10 +172,10 @@ class TensorShard(Shard):
         follow_tensor(model, self.group, sleep)
 
 
-# By the value of --shard: makes the share from the ranks, the split and their signs of life.
-KINDS: dict[str, Callable[[Group, Sequence[int] | None, Liveness], Shard]] = {
+# By the value of --shard: makes the share from the ranks, the split and the heartbeat.
+KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
     PipelineShard.kind: PipelineShard,
-    TensorShard.kind: lambda group, split, liveness: TensorShard(group, liveness),
+    TensorShard.kind: lambda group, split, heartbeat: TensorShard(group, heartbeat),
 }
 
 
@@ -190,19 +187,44 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
         DistributedError: the other ranks cannot be reached.
     """
     if kind not in KINDS:
-        raise OptionError(option="--shard", expected=" or ".join(KINDS), found=kind)
+        message = f"--shard: unknown kind {shown(kind)}; choose {' or '.join(KINDS)}"
+        raise OptionError(message, option="--shard", found=kind)
     if kind == TensorShard.kind and split is not None:
-        raise OptionError(option="--split", expected="--shard pipeline with it", found=list(split))
+        raise OptionError("--split needs --shard pipeline", option="--split", found=list(split))
     if not launched():
-        expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
-        raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
+        raise OptionError("--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ...", option="--shard")
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    # Loading MLX takes long, and a rank that stops between joining and connecting cannot be named: load it before.
-    importlib.import_module("mlx.core")
-    hosts = [host for host, _, _ in addresses]
-    liveness = Liveness(int(os.environ[RANK]), hosts)
-    liveness.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
-    with liveness.paused() as peers:
-        group = connected(Ring, liveness.rank, hosts, peers)
-    group.on_loss, liveness.report = liveness.wait, lambda: group.report
-    return KINDS[kind](group, split, liveness)
+    importlib.import_module("mlx.core")  # it takes long, and the time to connect is short
+    heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
+    heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
+    group = heartbeat.connected(Ring)
+    group.on_loss, heartbeat.report = heartbeat.wait, lambda: group.report
+    return KINDS[kind](group, split, heartbeat)
+
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def version() -> str:
+    """Return the version of MLX and a digest of this package's source: two checkouts of one release may differ."""
+    hashed = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        hashed.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    return f"MLX {metadata.version('mlx')}, source {hashed.hexdigest()[:12]}"
+
+
+def agree(group: Group, facts: Mapping[str, Any]) -> None:
+    """Check that every rank has the same facts, such as the version and the digest of the files.
+
+    Raises:
+        DistributedError: a rank differs from rank 0; the error names the first such rank and fact.
+    """
+    first, *others = gather_values(group, facts)
+    for rank, of in enumerate(others, start=1):
+        for name in {**first, **of}:
+            if first.get(name) != of.get(name):
+                found, expected = shown(of.get(name)), shown(first.get(name))
+                raise DistributedError(
+                    f"differs from rank 0 in {name}, {found} and {expected}", where=f"rank {rank}", expected=expected,
+                    found=found, hint="start all ranks with the same version, files and options",
+                )  # fmt: skip

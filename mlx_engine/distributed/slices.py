@@ -5,24 +5,182 @@ Projections to queries, keys, values, gate and up are cut by rows (outputs), the
 from whole hidden states, and its products of the output and down projections are parts of a sum over all ranks. The
 head is cut by rows. Each expert is cut as a dense FFN is, so that all ranks have the same work whichever experts a
 token chooses, and no code for absent experts is needed. Norms, routers and small projections are on every rank.
+
+A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary. All
+matrices of a layer that must agree share one partition.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from mlx_engine.distributed.deals import Deal, Heads, OfHeads, Pieces, Ranges, Vocabulary, by_blocks
 from mlx_engine.errors import NotShardableError
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.model import Planned
 from mlx_engine.weights.plan import Tensor
 
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+# The largest share of a rank over an even share. Within it 35 blocks go to two ranks as 17 and 18; 3 blocks do not.
+MOST_UNEVEN = 1.2
+
+
+class Partition(ABC):
+    """How an axis is divided among ranks. `str` gives the sizes, for messages."""
+
+    @abstractmethod
+    def fits(self, size: int) -> bool:
+        """Return whether the axis can be divided among `size` ranks."""
+
+    @abstractmethod
+    def ranges(self, rank: int, size: int) -> Ranges:
+        """Return the ranges [first, last) of a rank, ascending."""
+
+
+def is_even(n: int, size: int) -> bool:
+    """Return whether n pieces can be divided among `size` ranks so that no rank has far more than the others."""
+    return n >= size and -(-n // size) * size <= MOST_UNEVEN * n
+
+
+@dataclass(frozen=True)
+class Pieces(Partition):
+    """Sections end to end, each of n pieces; a rank gets the same run of pieces of every section.
+
+    Attributes:
+        n: pieces of each section.
+        widths: the width of a piece, by section.
+        what: the sizes, for messages.
+    """
+
+    n: int
+    widths: tuple[int, ...]
+    what: str
+
+    def fits(self, size: int) -> bool:
+        return is_even(self.n, size)
+
+    def ranges(self, rank: int, size: int) -> Ranges:
+        first, last, at, found = self.n * rank // size, self.n * (rank + 1) // size, 0, []
+        for width in self.widths:
+            found.append((at + first * width, at + last * width))
+            at += self.n * width
+        return tuple(found)
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of attention. A rank has whole KV heads and all queries that read them.
+
+    If there are more ranks than KV heads, several ranks have a copy of one KV head, and share out its query heads.
+
+    Attributes:
+        n_heads: H.
+        n_kv_heads: G, a divisor of H.
+        head_dim: E.
+        block: weights of a block of the output projection's type, whose columns are cut between blocks.
+        equal: whether all ranks must have as many heads, because a norm reads the heads of all.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    block: int
+    equal: bool = False
+
+    @property
+    def ratio(self) -> int:
+        """Query heads of a KV head."""
+        return self.n_heads // self.n_kv_heads
+
+    def _pieces(self, size: int) -> tuple[int, int]:
+        """Return the number of pieces that are divided, and the query heads of a piece; 0 if pieces are not whole."""
+        heads = self.ratio if size <= self.n_kv_heads else 1
+        heads *= self.block // math.gcd(self.block, heads * self.head_dim)
+        return (0, heads) if self.n_heads % heads else (self.n_heads // heads, heads)
+
+    def fits(self, size: int) -> bool:
+        """Return whether the heads can be divided among `size` ranks."""
+        n, _ = self._pieces(size)
+        if size <= self.n_kv_heads:
+            return is_even(n, size) and not (self.equal and n % size)
+        return n > 0 and n % size == 0 and size % self.n_kv_heads == 0
+
+    def queries(self, rank: int, size: int) -> tuple[int, int]:
+        """Return the first query head of a rank, and the one after its last."""
+        n, heads = self._pieces(size)
+        return n * rank // size * heads, n * (rank + 1) // size * heads
+
+    def keys(self, rank: int, size: int) -> tuple[int, int]:
+        """Return the first KV head of a rank, and the one after its last."""
+        first, last = self.queries(rank, size)
+        return first // self.ratio, -(-last // self.ratio)
+
+    def __str__(self) -> str:
+        text = f"{self.n_heads} query heads and {self.n_kv_heads} KV heads of {self.head_dim}"
+        return text if self.block == 1 else f"{text}, and columns in blocks of {self.block}"
+
+
+@dataclass(frozen=True)
+class OfHeads(Partition):
+    """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide.
+
+    If `are_normed`, keys are not cut where ranks have copies of a KV head: a norm reads every head once.
+    """
+
+    heads: Heads
+    width: int
+    are_keys: bool = False
+    are_normed: bool = False
+
+    def fits(self, size: int) -> bool:
+        return self.heads.fits(size)
+
+    def ranges(self, rank: int, size: int) -> Ranges:
+        first, last = (self.heads.keys if self.are_keys else self.heads.queries)(rank, size)
+        if self.are_normed and size > self.heads.n_kv_heads:
+            first, last = 0, self.heads.n_kv_heads
+        return ((first * self.width, last * self.width),)
+
+    def __str__(self) -> str:
+        return str(self.heads)
+
+
+@dataclass(frozen=True)
+class Vocabulary(Partition):
+    """The rows of the head: equal runs, of which the last may be shorter, so that logits are gathered in one piece."""
+
+    n: int
+
+    def share(self, size: int) -> int:
+        """Return the rows of every rank but the last."""
+        return -(-self.n // size)
+
+    def fits(self, size: int) -> bool:
+        return (size - 1) * self.share(size) < self.n
+
+    def ranges(self, rank: int, size: int) -> Ranges:
+        share = self.share(size)
+        return ((rank * share, min((rank + 1) * share, self.n)),)
+
+    def __str__(self) -> str:
+        return f"{self.n} tokens"
+
+
+def by_blocks(width: int, block: int) -> Pieces:
+    """Return the partition of an axis of this width by blocks of the type, which fill it."""
+    return Pieces(width // block, (block,), f"{width:,} columns in blocks of {block}")
+
+
 ROWS, COLUMNS = 0, 1
-# What is cut, by the name of the tensor without its layer and ending: the deal of its axis, and the axis.
+# What is cut, by the name of the tensor without its layer and ending: the partition of its axis, and the axis.
 CUT = {
     **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
     "attn_k": ("keys", ROWS),
@@ -43,13 +201,13 @@ CUT = {
     "ssm_out": ("delta values", COLUMNS),
     **dict.fromkeys(("output", "token_embd"), ("vocabulary", ROWS)),
 }
-# What every rank holds whole, beside norms.
+# What every rank holds whole, in addition to norms.
 WHOLE = {
     *("ffn_gate_inp", "ffn_gate_inp_shexp", "ffn_down_exps_scale", "layer_output_scale", "inp_gate", "proj"),
     *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
     *("per_layer_token_embd", "per_layer_model_proj"),
 }
-# The matrix whose columns are cut by blocks, by the deal.
+# The matrix whose columns are cut by blocks, by the partition.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
@@ -75,10 +233,10 @@ class Name(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a tensor is cut: along which axis, by which deal. The tensor of COLUMNS gives parts of a sum."""
+    """How a tensor is cut: along which axis, by which partition. The tensor of COLUMNS gives parts of a sum."""
 
     axis: int
-    deal: Deal
+    partition: Partition
 
 
 @dataclass(frozen=True)
@@ -101,12 +259,12 @@ class Slices:
             NotShardableError: it is not known how a tensor would be cut.
         """
         where, found = planned.checkpoint.where, dict[str, Cut]()
-        deals = _Deals(planned)
+        partitions = _Partitions(planned)
         for name in planned.tensors:
             layer, part = Name.of(name)
             if part in CUT:
                 kind, axis = CUT[part]
-                found[name] = Cut(axis, deals.of(layer, kind))
+                found[name] = Cut(axis, partitions.of(layer, kind))
             elif part not in WHOLE and "norm" not in part:
                 raise NotShardableError(
                     where=where, name=name, expected="a tensor that is known to be cut by rows or columns, or whole",
@@ -121,20 +279,20 @@ class Slices:
             NotShardableError: a matrix cannot; the error names it, its sizes, and numbers of ranks that would do.
         """
         for name, cut in sorted(self.cuts.items(), key=lambda found: found[1].axis != COLUMNS):
-            if cut.deal.fits(size):
+            if cut.partition.fits(size):
                 continue
-            deals = {id(cut.deal): cut.deal for cut in self.cuts.values()}.values()
-            sizes = [n for n in range(2, MOST_RANKS + 1) if all(deal.fits(n) for deal in deals)]
+            partitions = {id(cut.partition): cut.partition for cut in self.cuts.values()}.values()
+            sizes = [n for n in range(2, MOST_RANKS + 1) if all(partition.fits(n) for partition in partitions)]
             would = f"{', '.join(map(str, sizes))} would do" if sizes else "no other number would do"
             raise NotShardableError(
-                where=self.where, name=name, expected=f"sizes that {size} ranks can share", found=str(cut.deal),
+                where=self.where, name=name, expected=f"sizes that {size} ranks can share", found=str(cut.partition),
                 hint=f"{would}; --shard pipeline cuts between layers",
             )  # fmt: skip
 
     def ranges(self, name: str, rank: int, size: int) -> tuple[int, Ranges] | None:
         """Return the axis and the ranges of a tensor that a rank holds; None if it holds all of it."""
         cut = self.cuts.get(name)
-        return None if cut is None or self.is_bias_of_sum(name) else (cut.axis, cut.deal.ranges(rank, size))
+        return None if cut is None or self.is_bias_of_sum(name) else (cut.axis, cut.partition.ranges(rank, size))
 
     def is_partial(self, linear: str) -> bool:
         """Return whether the products of a linear layer, such as "blk.0.ffn_down", are parts of a sum."""
@@ -145,13 +303,13 @@ class Slices:
         return name.endswith(".bias") and self.is_partial(name)
 
 
-class _Deals:
-    """The deals of a model, each made once."""
+class _Partitions:
+    """The partitions of a model, each made once."""
 
     def __init__(self, planned: Planned) -> None:
         self._planned, self._config = planned, planned.config
         # Not `functools.cache` of a method, which would refer to itself and keep the file's metadata.
-        self._made: dict[tuple[int | None, str], Deal] = {}
+        self._made: dict[tuple[int | None, str], Partition] = {}
         self._matrices: dict[Name, list[str]] = {}  # those of all experts of a layer have one key
         for name in planned.tensors:
             if name.endswith(".weight"):
@@ -160,13 +318,13 @@ class _Deals:
         outputs = [names for of, names in self._matrices.items() if of.part == "attn_output"]
         self._attention = self._block(name for names in outputs for name in names)
 
-    def of(self, layer: int | None, kind: str) -> Deal:
-        """Return the deal of a kind of axis in a layer; None is the head."""
+    def of(self, layer: int | None, kind: str) -> Partition:
+        """Return the partition of a kind of axis in a layer; None is the head."""
         if (layer, kind) not in self._made:
             self._made[layer, kind] = self._new(layer, kind)
         return self._made[layer, kind]
 
-    def _new(self, layer: int | None, kind: str) -> Deal:
+    def _new(self, layer: int | None, kind: str) -> Partition:
         tensors = self._planned.tensors
         if layer is None:
             return Vocabulary(self._config.vocab_size)
@@ -177,7 +335,7 @@ class _Deals:
         names = self._matrices[Name(layer, LAST[kind])]
         return by_blocks(tensors[names[0]].shape[1], self._block(names))
 
-    def _heads(self, layer: int, kind: str) -> Deal:
+    def _heads(self, layer: int, kind: str) -> Partition:
         of = self._config.of_layer(layer)
         n_heads = self._planned.tensors[f"blk.{layer}.attn_q.weight"].shape[0] // of.head_dim
         norm = self._planned.tensors.get(f"blk.{layer}.attn_q_norm.weight")
@@ -186,8 +344,8 @@ class _Deals:
         width, of_kv = 1 if kind == "sinks" else of.head_dim, kind in ("keys", "values")
         return OfHeads(heads, width, are_keys=of_kv, are_normed=of_rows and kind == "keys")
 
-    def _delta(self, layer: int, kind: str) -> Deal:
-        """Return a deal by key heads: value head h reads key head h % n_key_heads, so they lie in as many sections."""
+    def _delta(self, layer: int, kind: str) -> Partition:
+        """Return a partition by key heads: value head h reads key head h % n_key_heads, in section h // n_key_heads."""
         of = self._config
         heads = _together(of.value_dim, self._block([f"blk.{layer}.ssm_out.weight"]))
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads

@@ -1,20 +1,28 @@
 """Tensor parallelism: every rank runs all layers with its slices of the matrices, and the sums make results whole.
 
-All ranks run the same passes over the same batches. `models/decoder.py` says where products of several ranks are
+All ranks run the same passes over the same batches. `models/layer.py` says where products of several ranks are
 added (`all_sum`) or put side by side (`all_columns`). A sum adds the ranks in their order, so that its bits depend on
 the number of ranks and not on the batch.
+
+Rank 0 tells the others of a pass by a message from rank to rank (`messages.py`). All ranks then make the same exchanges
+in the same order. Messages and exchanges share connections and have no names, so every rank ends a pass before the next
+message is sent, also on lazy backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from mlx_engine.backends.mixers import DeltaNet, Mixer, ShortConv
-from mlx_engine.backends.parameters import Columns, Layer
-from mlx_engine.distributed.deals import Ranges
-from mlx_engine.distributed.slices import Slices
+from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.parameters import Array, DeltaNet
+from mlx_engine.cache import CacheLayer
+from mlx_engine.distributed.group import Group
+from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, messages, nothing
+from mlx_engine.distributed.messages import Message, StagePools
+from mlx_engine.distributed.slices import Ranges, Slices
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, SharedAttention, ShortConv
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
 
@@ -62,15 +70,7 @@ class RankSlices:
         return [self._layer(i, layer) for i, layer in enumerate(layers)]
 
     def _layer(self, i: int, layer: Layer) -> Layer:
-        if layer.mixer is not None:
-            return replace(layer, mixer=self._mixer(i, layer.mixer))
-        changed: dict[str, Any] = {}
-        if layer.attn_k is not None:
-            n_keys = self.shape(f"blk.{i}.attn_{'k' if layer.attn_v is None else 'v'}.weight")[0]
-            changed["n_kv_heads"] = n_keys // (layer.head_dim or self.planned.config.head_dim)
-        if layer.norms_rows:
-            changed["own_columns"] = self._columns(i, "attn_q", "attn_q"), self._columns(i, "attn_k", "attn_v")
-        return replace(layer, **changed)
+        return replace(layer, mix=self._mixer(i, layer.mix))
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
         """Return which rows of a projection this rank uses: those that it has of `like`, which has the same heads."""
@@ -81,6 +81,15 @@ class RankSlices:
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
         """Return a mixer with this rank's heads or channels, and a state of their size."""
+        if isinstance(mixer, SharedAttention):
+            return mixer
+        if isinstance(mixer, Attention):
+            norms = mixer.norms
+            if isinstance(norms, RowNorms):
+                columns = self._columns(i, "attn_q", "attn_q"), self._columns(i, "attn_k", "attn_v")
+                norms = replace(norms, columns=columns)
+            n_values = self.shape(f"{mixer.v.name}.weight")[0]
+            return replace(mixer, norms=norms, n_kv_heads=n_values // mixer.head_dim)
         if isinstance(mixer, ShortConv):
             ((taps, _),) = mixer.state
             return replace(mixer, state=((taps, self.shape(f"blk.{i}.shortconv.conv.weight")[0]),))
@@ -93,3 +102,54 @@ class RankSlices:
 
 def _length(ranges: Ranges) -> int:
     return sum(last - first for first, last in ranges)
+
+
+def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
+    """Run this rank's slices of every pass that rank 0 begins, until rank 0 ends the run.
+
+    Args:
+        model: the model with this rank's slices, on a backend with the group.
+        group: the ranks.
+        sleep: waits until rank 0 has work again.
+    """
+    pools, search = StagePools(model.backend, model.kv_layers), FaultSearch(model, group)
+    for message in messages(group, sleep):
+        if END in message:
+            break
+        if FOUND in message:
+            search.end()
+            continue
+        with model.backend.session():
+            _run(search.model_of(message), pools, message)
+    group.close()
+
+
+def _run(model: Decoder, pools: StagePools, message: Message) -> Array | None:
+    """Run a pass to its end, and return logits (R, V), or None if none are wanted."""
+    batch = pools.apply(message)
+    batch.best = message["best"]
+    logits = model.forward(batch)
+    if logits is not None:
+        model.backend.note("output", logits)
+    model.backend.wait(batch.stores.arrays if logits is None else logits)
+    return logits
+
+
+class TensorParallel(SharedModel):
+    """A model whose tensors several ranks share. All ranks run each pass together, so one may be under way."""
+
+    def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
+        super().__init__(model, group, wake)
+        self._pools = StagePools(model.backend, model.kv_layers)
+
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence on this rank."""
+        return self._model.kv_layers
+
+    def submit(self, batch: Batch) -> Callable[[], Array] | None:
+        with self.whole_pass():
+            message = {**self.message(batch), "best": batch.best}
+            self.tell(message)
+            logits = _run(self._search.model_of(message), self._pools, message)
+        return None if logits is None else lambda: logits

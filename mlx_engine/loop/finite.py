@@ -5,7 +5,6 @@ The check reads one sum per row of logits. The search runs only when the check h
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Sequence
@@ -15,12 +14,11 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.errors import DistributedError, NotFiniteError
 from mlx_engine.loop.forward import forward
-from mlx_engine.weights.model import FirstFault, Model, Staged
+from mlx_engine.weights.model import Model
 
 # The names of intermediate values that belong to a layer.
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -65,7 +63,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
     """
     verify = "`inspect --verify` checks the file's weights"
     try:
-        found = _first(model, ids)
+        found = model.first_fault(partial(_run_again, ids))
     except DistributedError:  # no rank can search any more
         raise
     except Exception as error:  # the search needs memory of its own; the error must be raised without it, too
@@ -84,33 +82,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
     )  # fmt: skip
 
 
-class _FoundError(Exception):
-    """Ends the search."""
-
-    def __init__(self, name: str, values: np.ndarray) -> None:
-        self.fault = FirstFault(name, None, *_counts(values))
-
-
-def _first(model: Model, ids: Sequence[int]) -> FirstFault | None:
-    """Return the first intermediate value that is not finite; None if all are finite."""
-    if isinstance(model, Staged):
-        return model.first_fault(partial(_run_again, model, ids))
-    backend, twin = model.backend, copy.copy(model)
-
-    def check(name: str, x: Array) -> None:
-        values = backend.host(x)
-        if not np.isfinite(values).all():
-            raise _FoundError(name, values)
-
-    twin.backend = tapped(backend, check)
-    try:
-        _run_again(twin, ids)
-    except _FoundError as found:
-        return found.fault
-    return None
-
-
-def _run_again(model: Model, ids: Sequence[int]) -> None:
+def _run_again(ids: Sequence[int], model: Model) -> None:
     """Run the tokens from the first one, up to the logits of the last one."""
     be = model.backend
     with be.session(), np.errstate(all="ignore"):

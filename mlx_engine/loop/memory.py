@@ -14,8 +14,7 @@ from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.errors import OptionError
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.request import ScheduledChunk
-from mlx_engine.machine.memory import available_memory
-from mlx_engine.weights.model import Model, Staged
+from mlx_engine.weights.model import Model
 
 # The part of the available memory that a pool takes if the user gives no size.
 SPARE_SHARE = 0.5
@@ -23,8 +22,7 @@ SPARE_SHARE = 0.5
 
 def spare_bytes(model: Model) -> int:
     """Return the bytes that the machine, or all machines that share the model, can spare for keys and values."""
-    free = model.room()[0] if isinstance(model, Staged) else available_memory()
-    return int(free * SPARE_SHARE)
+    return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 
 def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
@@ -39,11 +37,10 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
         OptionError: the memory is too small for one page for each sequence, or more than a rank has free.
     """
     nbytes = spare_bytes(model) if kv_memory is None else kv_memory
-    if isinstance(model, Staged):
-        free, rank = model.room()
-        if nbytes > free:
-            message = f"kv_memory is {nbytes:,} bytes; the memory of rank {rank} suffices for {free:,}"
-            raise OptionError(message, option="kv_memory", expected=f"at most {free:,}", found=nbytes)
+    free, rank = model.kv_capacity()
+    if rank is not None and nbytes > free:
+        message = f"kv_memory is {nbytes:,} bytes; the memory of rank {rank} suffices for {free:,}"
+        raise OptionError(message, option="kv_memory", expected=f"at most {free:,}", found=nbytes)
     most = slots * int(model.config.context_length)
     n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
     least = pool_nbytes(model.kv_layers, 1, slots)

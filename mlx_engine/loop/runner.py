@@ -28,7 +28,7 @@ from mlx_engine.loop.metrics import PassTimer
 from mlx_engine.loop.request import ScheduledChunk, Sequence
 from mlx_engine.loop.sampler import best_of
 from mlx_engine.observe.log import event
-from mlx_engine.weights.model import Model, Staged
+from mlx_engine.weights.model import Model
 
 
 class PassOutput(NamedTuple):
@@ -93,10 +93,9 @@ class ModelRunner:
 
     def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model, self._clock = model, clock
-        self._shared = model if isinstance(model, Staged) else None
-        self._staged = self._shared if self._shared is not None and self._shared.n_stages > 1 else None
-        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._shared is None
-        self.n_batches = self._staged.n_stages if self._staged is not None else 1
+        self._is_staged = model.n_stages > 1
+        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and not model.is_shared
+        self.n_batches = model.n_stages
         self.depth = 2 if self.overlaps else self.n_batches
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
@@ -138,7 +137,7 @@ class ModelRunner:
                 return PassOutput(read, seconds=self._timer.since(resumed)) if read else PassOutput()
             oldest, asked = self._flight[0], self._clock()
             chosen, failed = self._settle(oldest)
-            began = resumed if self._staged is None else oldest.started
+            began = oldest.started if self._is_staged else resumed
             seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(began)
         return PassOutput([*read, *oldest.chunks], chosen, failed, seconds, oldest.sampling)
 
@@ -156,8 +155,7 @@ class ModelRunner:
 
     def idle(self) -> None:
         """Signal that there is no work, so that other machines may sleep until the next pass."""
-        if self._shared is not None:
-            self._shared.rest()
+        self._model.idle()
 
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
         """Submit passes until enough are pending; return the chunks of one without choices, which ends this."""
@@ -181,7 +179,7 @@ class ModelRunner:
     def _submit(self, chunks: list[ScheduledChunk]) -> _Pass:
         """Begin a pass, and choose its tokens unless several machines run it."""
         model, profiler = self._model, self._model.backend.profiler
-        if self._last_had_no_choice and self._shared is None:
+        if self._last_had_no_choice and not model.is_shared:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
             model.backend.wait(chunks[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
@@ -192,12 +190,12 @@ class ModelRunner:
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(inputs)
-        if self._shared is not None:
+        if model.is_shared:
             batch.best = best_of([sampler for chunk in chunks for sampler in chunk.samplers])
         submitted = _Pass(batch, chunks, n_rows, start)
         try:
-            if self._staged is not None:
-                submitted.reply = self._staged.submit(batch)
+            if self._is_staged:
+                submitted.reply = model.submit(batch)
             else:
                 logits = model.forward(batch)
                 if logits is not None:

@@ -16,14 +16,16 @@ from mlx_engine.backends.parameters import Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import n_embeddings
 from mlx_engine.config.declared import Expected, Naming, declared, whole
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3
-from mlx_engine.models.gemma3 import AttentionScale, Layer, LocalLayers, ScaledEmbeddings, Sizes, scale_factor
+from mlx_engine.models.gemma3 import AttentionScale, ScaledEmbeddings, Sizes, scale_factor
+from mlx_engine.models.layer import Attention, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import parts, tensors
+from mlx_engine.weights.table import tensors
 
 ARCHITECTURES = ("gemma2",)
 GGUF_ARCHITECTURE = "gemma2"
@@ -73,7 +75,7 @@ class Config(Sizes):
     score_softcap: float | None = declared(SoftCap("attn_logit_softcapping", 50.0))
     logit_softcap: float | None = declared(SoftCap("final_logit_softcapping", 30.0))
     window: int = whole(("attention.sliding_window", 4096), ("sliding_window", 4096))
-    is_local: tuple[bool, ...] = declared(LocalLayers(PATTERN))
+    is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=gemma3.PATTERN_KEYS)
 
     expected = Expected(
         gguf={"attention.causal": True},
@@ -87,11 +89,6 @@ class Config(Sizes):
         # transformers reads `hidden_activation` and `sliding_window` alone.
         harmless=("hidden_act", "sliding_window_size", "cache_implementation"),
     )
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
 
 
 # Gemma 3's tensors without the norms of heads.
@@ -110,13 +107,10 @@ class Model(ScaledEmbeddings):
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
         scores = Scores(config.attention_scale, config.score_softcap)
         layers = [
-            Layer(**parts(parameters, i, eps), rope=rope, window=window, scores=scores)
-            for i, window in enumerate(config.windows)
+            gemma3.layer(t, Attention.read(t, config, rope, scores, window))
+            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
         ]
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, logit_softcap=config.logit_softcap
-        )
+        super().__init__(config, parameters, backend, layers=layers, logit_softcap=config.logit_softcap)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

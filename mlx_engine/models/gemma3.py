@@ -15,27 +15,30 @@ from math import isclose
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Scores, Token
+from mlx_engine.backends.parameters import Array, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, halves, n_embeddings, one_per_head
 from mlx_engine.config.declared import CLOSE, Declared, Expected, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, Mixer
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import EMBEDDINGS, Row, padded, parts, stem_of, tensors
+from mlx_engine.weights.table import EMBEDDINGS, Row, padded, stem_of, tensors
 
 ARCHITECTURES = ("gemma3", "gemma3_text")
 GGUF_ARCHITECTURE = "gemma3"
 
 # Every sixth layer is global, unless the file says otherwise.
 PATTERN = 6
+PATTERN_KEYS: dict[Naming, str] = {"gguf": "attention.sliding_window_pattern", "hf": "sliding_window_pattern"}
 # Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF files omit it.
 LAYERS_OF_27B = 62
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     "boi_token_index",
@@ -48,40 +51,6 @@ AROUND_TEXT = {
 }
 # Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
-
-
-@dataclass(frozen=True)
-class LocalLayers:
-    """The setting of which layers are local: all but every n-th, or config.json's `layer_types`.
-
-    Attributes:
-        pattern: n, unless the file says otherwise.
-    """
-
-    pattern: int
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it is local."""
-        prefix = "attention." if naming == "gguf" else ""
-        pattern = s.whole(f"{prefix}sliding_window_pattern", self.pattern)
-        named = None
-        if naming == "hf":
-            named = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
-        if named is not None:
-            return tuple(name == "sliding_attention" for name in named)
-        return tuple((i + 1) % pattern != 0 for i in range(known.n_layers))
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the key for n, if n is not the default. llama.cpp supports no other order of layers."""
-        first_global = value.index(False) + 1 if False in value else len(value) + 1
-        is_usual = first_global == self.pattern or len(value) < min(first_global, self.pattern)
-        return {} if is_usual else {"attention.sliding_window_pattern": first_global}
-
-    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the name of each layer's kind, and n, which older files have."""
-        first_global = value.index(False) + 1 if False in value else len(value) + 1
-        kinds = ["sliding_attention" if is_local else "full_attention" for is_local in value]
-        return {"layer_types": kinds, "sliding_window_pattern": first_global}
 
 
 @dataclass(frozen=True)
@@ -149,7 +118,8 @@ class Config(Sizes):
     )
     attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))
-    is_local: tuple[bool, ...] = declared(LocalLayers(PATTERN))
+    # llama.cpp supports no other order of layers than every n-th being global.
+    is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=PATTERN_KEYS)
 
     expected = Expected(
         # Soft-capping must be 0 or absent.
@@ -164,11 +134,6 @@ class Config(Sizes):
         },
         harmless=("_sliding_window_pattern", "cache_implementation"),
     )
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
 
 
 # Transformers stores norm weights minus 1; GGUF files store the norm weights.
@@ -193,13 +158,12 @@ TENSORS = {
 QUERY_NORM = "blk.*.attn_q_norm.weight"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layer(LlamaLayer):
-    """A layer with norms after attention and FFN, and GELU in the gate."""
-
-    post_attention_norm: RMSNorm
-    post_ffw_norm: RMSNorm
-    activation: Activation = "gelu"
+def layer(t: LayerTensors, mix: Mixer) -> Layer:
+    """Return a layer with norms after attention and FFN, and GELU in the gate."""
+    return Layer(
+        norm=t.norm("attn_norm"), mix=mix, out=t.linear("attn_output"), post=t.norm("post_attention_norm"),
+        ffn=Gated.read(t, "gelu"),
+    )  # fmt: skip
 
 
 class ScaledEmbeddings(Decoder):
@@ -218,18 +182,12 @@ class Model(ScaledEmbeddings):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
-        scores = Scores(config.attention_scale)
+        scores, tensors = Scores(config.attention_scale), LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            Layer(
-                **parts(parameters, i, config.norm_eps),
-                rope=everywhere if window is None else nearby,
-                window=window,
-                scores=scores,
-            )
-            for i, window in enumerate(config.windows)
+            layer(t, Attention.read(t, config, everywhere if window is None else nearby, scores, window))
+            for t, window in zip(tensors, config.windows, strict=True)
         ]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
@@ -262,7 +220,7 @@ def text_settings(s: Settings) -> Settings:
     """Return the settings of the text model, which multimodal models have under `text_config`.
 
     Raises:
-        UnsupportedConfigError: there is an unknown setting beside `text_config`.
+        UnsupportedConfigError: there is an unknown setting next to `text_config`.
     """
     text = s.mapping("text_config")
     if text is None:

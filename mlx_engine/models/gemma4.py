@@ -8,42 +8,52 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 - the last `num_kv_shared_layers` layers attend to the keys and values of the last earlier layer of their kind;
 - each layer adds an input of its own (`PerLayer`), made of a second embedding table and of the embeddings;
 - each layer's output is multiplied by a number;
-- in 26B-A4B a mixture of experts lies beside each dense FFN. Both read the same hidden states, each after a norm of its
-  own, and are normed and added; the router has a third norm, and each expert a factor.
+- in 26B-A4B each layer has a mixture of experts in parallel with a dense FFN. Both read the same hidden states, each
+  after a norm of its own, and are normed and added; the router has a third norm, and each expert a factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
+import numpy as np
+
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Experts, Routing
-from mlx_engine.backends.parameters import Array, PerLayer, Rope, Scores, Token
+from mlx_engine.backends.experts import Routing
+from mlx_engine.backends.parameters import Array, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, halves, n_embeddings
 from mlx_engine.config.declared import Declared, Expected, Key, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import LAYER_KINDS, rotation
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.settings import MOST_LAYERS, Settings
 from mlx_engine.models import gemma3, llama
-from mlx_engine.models.gemma3 import Layer, ScaledEmbeddings
-from mlx_engine.models.gemma4_gguf import FFN, GLOBAL_KV_HEADS, IS_WIDE, K_IS_V, KV_HEADS, SHARED, arrays, flat
-from mlx_engine.models.gemma4_settings import KEY_LENGTHS, ExpertSize, GlobalSize, Kinds, count, flag
-from mlx_engine.models.gemma4_tensors import planned, table
+from mlx_engine.models.gemma3 import ScaledEmbeddings
+from mlx_engine.models.layer import (
+    Attention,
+    Gated,
+    GatedAndMixture,
+    Layer,
+    LayerTensors,
+    Mixture,
+    PerLayer,
+    SharedAttention,
+)
 from mlx_engine.weights.divisors import FREQUENCIES
-from mlx_engine.weights.experts import Names, experts, with_experts
+from mlx_engine.weights.experts import Names, experts, most_experts, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.table import padded, parts, stem_of
+from mlx_engine.weights.table import Row, Table, layer_tensors, padded, stem_of, tensors
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
 GGUF_ARCHITECTURE = "gemma4"
 
 PATTERN = 6
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
@@ -55,6 +65,171 @@ AROUND_TEXT = {
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
 NOT_ROTATED = 1e30
+
+# ---- GGUF files have arrays with a value for each layer, where the model has two sizes ----
+# Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the arrays by the two sizes, under keys of this module,
+# and `arrays` does the opposite. llama.cpp finds from the tensors whether keys and values are one projection; so does
+# `flat`.
+
+FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
+IS_LOCAL = "attention.sliding_window_pattern"
+# Keys of this module, which no file has.
+GLOBAL_KV_HEADS, IS_WIDE, K_IS_V = "global kv heads", "wide ffn", "k is v"
+
+
+def flat(checkpoint: Checkpoint) -> Settings:
+    """Return the settings of a GGUF file with whole numbers in place of arrays.
+
+    Raises:
+        UnsupportedConfigError: layers have other sizes than the two that the model has.
+    """
+    found = dict(checkpoint.settings)
+    s = Settings(found, where=checkpoint.where)
+    n = s.whole("block_count")
+    if n > MOST_LAYERS:
+        raise s.error("block_count", f"at most {MOST_LAYERS:,}", n)
+    is_local, own = s.flags(IS_LOCAL, n), n - s.whole_or_zero(SHARED)
+    if is_local is None:
+        raise s.error(IS_LOCAL, f"{n} flags", "nothing")
+    if own < 1:
+        raise s.error(SHARED, f"fewer than all {n} layers", n - own)
+    kv_heads, widths = (_each(s, found, key, n, checkpoint.where) for key in (KV_HEADS, FFN))
+    local = {size for size, here in zip(kv_heads, is_local, strict=True) if here} or set(kv_heads)
+    everywhere = {size for size, here in zip(kv_heads, is_local, strict=True) if not here} or set(kv_heads)
+    if len(local) > 1 or len(everywhere) > 1:
+        raise s.error(KV_HEADS, "one number for local layers and one for global layers", kv_heads)
+    is_wide = own < n and widths[-1] == 2 * widths[0]
+    if widths != [widths[0] * (2 if is_wide and i >= own else 1) for i in range(n)]:
+        raise s.error(FFN, "one width, or twice the width in layers that share keys and values", widths)
+    k_is_v = any(
+        not here and f"blk.{i}.attn_v.weight" not in checkpoint.shapes for i, here in enumerate(is_local[:own])
+    )
+    found |= {FFN: widths[0], IS_WIDE: is_wide, K_IS_V: k_is_v}
+    found |= {KV_HEADS: local.pop(), GLOBAL_KV_HEADS: everywhere.pop()}
+    return Settings(found, where=checkpoint.where)
+
+
+def _each(s: Settings, found: Mapping[str, object], key: str, n: int, where: str) -> list[int]:
+    """Return n whole numbers: those of an array, or n times one number."""
+    value: Any = found.get(key)
+    values = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(values, list):
+        return [s.whole(key)] * n
+    each = Settings({str(i): size for i, size in enumerate(values)}, where=f"{where}: {key}")
+    if len(values) != n:
+        raise s.error(key, f"{n} whole numbers", value)
+    return [each.whole(str(i)) for i in range(n)]
+
+
+def arrays(config: Config, keys: Mapping[str, object]) -> dict[str, object]:
+    """Return a config's keys with arrays in place of the keys of this module."""
+    made = {key: value for key, value in keys.items() if key not in (GLOBAL_KV_HEADS, IS_WIDE, K_IS_V)}
+    sizes = [config.of_layer(i) for i in range(config.n_layers)]
+    if config.has_wide_ffn:
+        made[FFN] = [of.intermediate_size for of in sizes]
+    if config.n_global_kv_heads != config.n_kv_heads:
+        made[KV_HEADS] = [of.n_kv_heads for of in sizes]
+    return made
+
+
+# ---- settings that are not read from one key alone ----
+
+KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+
+
+@dataclass(frozen=True)
+class GlobalSize:
+    """The setting of a size of global layers: one key, or `per_layer_config` of transformers 5.
+
+    Attributes:
+        key: the key.
+        each: the key of each layer in `per_layer_config`.
+        usual: the default; None for the size of local layers.
+        gguf: the GGUF keys, which have the same value.
+    """
+
+    key: str
+    each: str
+    usual: int | None
+    gguf: tuple[str, ...]
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the size. Without `attention_k_eq_v`, transformers ignores the key of the KV heads."""
+        if naming == "gguf":
+            size = s.whole(self.gguf[0])
+            for key in self.gguf[1:]:
+                s.expect(key, size)
+            return size
+        local = int(getattr(known, "head_dim" if self.each == "head_dim" else "n_kv_heads"))
+        usual = local if self.usual is None else self.usual
+        layers = s.mapping("per_layer_config")
+        if layers is None:
+            found = s.whole(self.key, usual)
+            return found if self.each == "head_dim" or known.k_is_v else local
+        s.whole_or_none(self.key, None)
+        sizes = {}
+        for i in range(known.n_layers):
+            of = layers.mapping(str(i))
+            sizes[i] = local if of is None else of.whole(self.each, local)
+            if of is not None:
+                of.refuse_rest(("head_dim", "num_key_value_heads"))
+        layers.refuse_rest()
+        everywhere = {sizes[i] for i, is_local in enumerate(known.is_local) if not is_local}
+        if len(everywhere) > 1 or any(sizes[i] != local for i, is_local in enumerate(known.is_local) if is_local):
+            raise s.error("per_layer_config", f"one {self.each} in local layers and one in global layers", sizes)
+        return everywhere.pop() if everywhere else local
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the keys."""
+        return dict.fromkeys(self.gguf, value)
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.key: value}
+
+
+@dataclass(frozen=True)
+class ExpertSize:
+    """The setting of a size of the mixture of experts: 0 in models without one, whose config.json may have it too.
+
+    Attributes:
+        gguf: the GGUF key.
+        hf: the key in config.json.
+        is_count: whether it is the number of experts.
+    """
+
+    gguf: str
+    hf: str
+    is_count: bool = False
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the size."""
+        if naming == "hf" and not s.flag("enable_moe_block", False):
+            s.whole_or_zero(self.hf)
+            return 0
+        key = self.gguf if naming == "gguf" else self.hf
+        n_experts = s.whole_or_zero(key) if self.is_count else known.n_experts
+        if n_experts > most_experts(known.n_layers):
+            raise s.error(key, f"at most {most_experts(known.n_layers):,}", n_experts)
+        return s.whole(key) if n_experts or naming == "hf" else s.whole_or_zero(key)
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the key, if there are experts."""
+        return {self.gguf: value} if value else {}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key, and whether there are experts."""
+        return {self.hf: value or None, "enable_moe_block": config.n_experts > 0}
+
+
+def flag(gguf: str, hf: str) -> Any:
+    """Declare a field that is a flag, False if its key is absent."""
+    return declared(Key(Settings.flag, (gguf, False), (hf, False)))
+
+
+def count(gguf: str, hf: str, usual: int) -> Any:
+    """Declare a field that is a whole number >= 0; `usual` is the default in config.json."""
+    return declared(Key(Settings.whole_or_zero, (gguf, 0), (hf, usual)))
 
 
 def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
@@ -90,7 +265,9 @@ class Config(Declared):
         Key(Settings.number_or_none, ("final_logit_softcapping", 30.0), ("final_logit_softcapping", None))
     )
     window: int = whole("attention.sliding_window", ("sliding_window", 512))
-    is_local: tuple[bool, ...] = declared(Kinds(PATTERN))
+    is_local: tuple[bool, ...] = layer_kinds(
+        PATTERN, interval={"hf": "sliding_window_pattern"}, flags={"gguf": IS_LOCAL}, ends_with_second=True
+    )
     k_is_v: bool = flag(K_IS_V, "attention_k_eq_v")
     global_head_dim: int = declared(GlobalSize("global_head_dim", "head_dim", 512, KEY_LENGTHS))
     n_global_kv_heads: int = declared(
@@ -114,11 +291,6 @@ class Config(Declared):
         },
         harmless=("output_router_logits", "router_aux_loss_coef"),
     )
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
 
     def to_gguf(self) -> dict[str, object]:
         """Return this config as GGUF keys, without the architecture's prefix."""
@@ -144,21 +316,73 @@ class Config(Declared):
         return replace(of, head_dim=self.global_head_dim, n_kv_heads=self.n_global_kv_heads)
 
 
+# ---- tensors: their names, and which of them a layer has ----
+# Norm weights are stored as they are, unlike Gemma 3's. The router's norm has a weight of its own, and each expert a
+# factor, which files store next to the matrices (`weights/experts.py`).
+
+LAYER = "model.layers.*."
+TENSORS = {
+    **{name: replace(row, plus=0.0) for name, row in gemma3.TENSORS.items()},
+    "blk.*.layer_output_scale.weight": Row(f"{LAYER}layer_scalar", "1"),
+}
+PER_LAYER_TENSORS = {
+    "per_layer_token_embd.weight": Row("model.embed_tokens_per_layer.weight", "V LI"),
+    "per_layer_model_proj.weight": Row("model.per_layer_model_projection.weight", "LI D"),
+    "per_layer_proj_norm.weight": Row("model.per_layer_projection_norm.weight", "I"),
+    "blk.*.inp_gate.weight": Row(f"{LAYER}per_layer_input_gate.weight", "I D"),
+    "blk.*.proj.weight": Row(f"{LAYER}per_layer_projection.weight", "D I"),
+    "blk.*.post_norm.weight": Row(f"{LAYER}post_per_layer_input_norm.weight", "D"),
+}
+EXPERT_TENSORS = {
+    "blk.*.pre_ffw_norm_2.weight": Row(f"{LAYER}pre_feedforward_layernorm_2.weight", "D"),
+    "blk.*.post_ffw_norm_1.weight": Row(f"{LAYER}post_feedforward_layernorm_1.weight", "D"),
+    "blk.*.post_ffw_norm_2.weight": Row(f"{LAYER}post_feedforward_layernorm_2.weight", "D"),
+    "blk.*.ffn_gate_inp_norm.weight": Row(f"{LAYER}router.scale", "D", gguf="blk.*.ffn_gate_inp.scale"),
+    "blk.*.ffn_down_exps_scale.weight": Row(f"{LAYER}router.per_expert_scale", "X", gguf="blk.*.ffn_down_exps.scale"),
+}
+KEYS, VALUES = ("blk.*.attn_k.weight", "blk.*.attn_k_norm.weight"), "blk.*.attn_v.weight"
+
+
+def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
+    """Return the tensor table of a model, with the names of a folder's tensors after this prefix."""
+    found = {**TENSORS, **(PER_LAYER_TENSORS if config.per_layer_size else {})}
+    found |= EXPERT_TENSORS if config.n_experts else {}
+    return {name: replace(row, hf=row.hf.replace(gemma3.STEMS[0], stem)) for name, row in found.items()}
+
+
+def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
+    """Return the plan of a table's tensors. Layers do not read the projections that they share, if a file has them."""
+    is_gguf = bool(more)
+    outside = {name: row for name, row in table.items() if "*" not in name}
+    made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
+    unread = list(unused)
+    for i in range(config.n_layers):
+        absent = _absent(config, i)
+        made += layer_tensors(config.of_layer(i), {name: row for name, row in table.items() if name not in absent}, i)
+        unread += [(name if is_gguf else table[name].hf).replace("*", str(i)) for name in absent]
+    return Plan(config, made, tuple(unread))
+
+
+def _absent(config: Config, i: int) -> tuple[str, ...]:
+    """Return the tensors that layer i does not have, by their names in the table."""
+    if config.shares(i) is not None:
+        return (*KEYS, VALUES)
+    return (VALUES,) if config.k_is_v and not config.is_local[i] else ()
+
+
 class Model(ScaledEmbeddings):
     """A Gemma 4 model: local and global layers, shared keys and values, an input for each layer."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.of_layer(config.n_layers - 1), config.local_rope.for_heads(config.head_dim)
         ropes = llama.rope_of(parameters, cast(Any, everywhere)), nearby
-        layers = [_layer(config, parameters, i, ropes[is_local]) for i, is_local in enumerate(config.is_local)]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
+        tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
+        layers = [_layer(config, t, ropes[is_local]) for t, is_local in zip(tensors, config.is_local, strict=True)]
         if config.per_layer_size:
             self.input_table = parameters.table("per_layer_token_embd")
             self.input_projection = parameters.linear("per_layer_model_proj")
             self.input_norm = parameters.rms_norm("per_layer_proj_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, logit_softcap=config.logit_softcap
-        )
+        super().__init__(config, parameters, backend, layers=layers, logit_softcap=config.logit_softcap)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D + L*I): the scaled embeddings, and the inputs of all layers, if layers have their own.
@@ -174,36 +398,42 @@ class Model(ScaledEmbeddings):
         return be.concat(x, be.scale(be.add(normed, looked_up), 2**-0.5))
 
 
-def _layer(config: Config, p: Parameters, i: int, rope: Rope) -> Layer:
-    of, eps, shares = config.of_layer(i), config.norm_eps, config.shares(i)
-    per_layer = None
-    if config.per_layer_size:
-        gate, projection = p.linear(f"blk.{i}.inp_gate"), p.linear(f"blk.{i}.proj")
-        norm = p.rms_norm(f"blk.{i}.post_norm", eps)
-        columns = i * config.per_layer_size, (i + 1) * config.per_layer_size
-        per_layer = PerLayer(config.hidden_size, columns, gate, projection, norm)
-    return Layer(
-        **parts(p, i, eps),
-        experts=_mixture(config, p, i) if config.n_experts else None,
-        rope=rope,
-        window=config.windows[i],
-        scores=Scores(1.0),
-        head_dim=of.head_dim,
-        n_kv_heads=of.n_kv_heads,
-        attn_v_norm=None if shares is not None else p.plain_norm(f"blk.{i}.attn_v_norm", of.head_dim, eps),
-        shares=shares,
-        per_layer=per_layer,
-        output_scale=float(p.values(f"blk.{i}.layer_output_scale").item()),
-    )
+def _layer(config: Config, t: LayerTensors, rope: Rope) -> Layer:
+    layer = gemma3.layer(t, _attention(config, t, rope))
+    if config.n_experts and isinstance(layer.ffn, Gated):
+        layer = replace(layer, ffn=_with_experts(config, t, layer.ffn))
+    scale = float(t.p.values(f"blk.{t.i}.layer_output_scale").item())
+    return replace(layer, input=_input(config, t) if config.per_layer_size else None, scale=scale)
 
 
-def _mixture(config: Config, p: Parameters, i: int) -> Experts:
-    routing = Routing(config.n_experts_used, normalize=True, scales=p.vector(f"blk.{i}.ffn_down_exps_scale"))
-    return replace(
-        experts(p, i, config.n_experts, routing, "gelu"),
-        router_norm=p.rms_norm(f"blk.{i}.ffn_gate_inp_norm", config.norm_eps, config.hidden_size**-0.5),
-        post_norm=p.rms_norm(f"blk.{i}.post_ffw_norm_2", config.norm_eps),
+def _attention(config: Config, t: LayerTensors, rope: Rope) -> Attention | SharedAttention:
+    of, shared, scores = config.of_layer(t.i), config.shares(t.i), Scores(1.0)
+    if shared is None:
+        v_norm = t.p.plain_norm(f"blk.{t.i}.attn_v_norm", of.head_dim, t.eps)
+        return replace(Attention.read(t, of, rope, scores, config.windows[t.i]), v_norm=v_norm)
+    return SharedAttention(
+        q=t.linear("attn_q"), norm=t.rms_norm("attn_q_norm"), rope=rope, scores=scores, head_dim=of.head_dim,
+        layer=shared,
+    )  # fmt: skip
+
+
+def _input(config: Config, t: LayerTensors) -> PerLayer:
+    columns = t.i * config.per_layer_size, (t.i + 1) * config.per_layer_size
+    gate, projection = t.linear("inp_gate"), t.linear("proj")
+    return PerLayer(config.hidden_size, columns, gate, projection, t.rms_norm("post_norm"))
+
+
+def _with_experts(config: Config, t: LayerTensors, gated: Gated) -> GatedAndMixture:
+    routing = Routing(config.n_experts_used, normalize=True, scales=t.p.vector(f"blk.{t.i}.ffn_down_exps_scale"))
+    mixture = replace(
+        experts(t.p, t.i, config.n_experts, routing, "gelu"),
+        router_norm=t.rms_norm("ffn_gate_inp_norm", config.hidden_size**-0.5),
+        post_norm=t.rms_norm("post_ffw_norm_2"),
     )
+    return GatedAndMixture(
+        gated=replace(gated, post=None), gated_post=t.norm("post_ffw_norm_1"),
+        mixture=Mixture(t.norm("pre_ffw_norm_2"), mixture), post=t.norm("post_ffw_norm"),
+    )  # fmt: skip
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Layer, Scores, Token
+from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, n_embeddings
 from mlx_engine.config.declared import Declared, Expected, number, whole
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Layer, LayerTensors, Plain
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import Stored
-from mlx_engine.weights.table import Head, head_of, padded, parts
+from mlx_engine.weights.table import Head, head_of, padded
 
 ARCHITECTURES = ("gpt2",)
 STEMS = ("transformer.", "", "model.")
@@ -80,9 +81,14 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         self.position_embd = parameters.table("position_embd")
-        scores, eps = Scores(config.head_dim**-0.5), config.norm_eps
-        layers = [Layer(**parts(parameters, i, eps), scores=scores, activation="gelu") for i in range(config.n_layers)]
-        output_norm = parameters.layer_norm("output_norm", eps)
+        layers = [
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, None), out=t.linear("attn_output"),
+                ffn=Plain(t.norm("ffn_norm"), t.linear("ffn_up"), t.linear("ffn_down"), "gelu"),
+            )
+            for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)
+        ]  # fmt: skip
+        output_norm = parameters.layer_norm("output_norm", config.norm_eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:

@@ -8,49 +8,29 @@ matrices are published in MXFP4. llama.cpp rounds the limits of YaRN all the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertLayer, Scores
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, Naming, declared, number, whole
+from mlx_engine.config.declared import Expected, Key, declared, number, whole
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen2
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixture
 from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan, parts
+from mlx_engine.weights.table import Row, decoder_plan
 
 ARCHITECTURES = ("gpt_oss", "gpt-oss")
 GGUF_ARCHITECTURE = "gpt-oss"
 THETA = 150_000.0  # transformers' default
-
-
-class _LocalLayers:
-    """The setting of which layers have a window: every second one, the first included. GGUF has no key for others."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it has a window."""
-        words = None
-        if naming == "hf":
-            words = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
-        if words is None:
-            return tuple(i % 2 == 0 for i in range(known.n_layers))
-        return tuple(word == "sliding_attention" for word in words)
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return no key."""
-        return {}
-
-    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the name of each layer's kind."""
-        return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in value]}
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
@@ -69,7 +49,8 @@ class Config(llama.Config):
     n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     window: int = declared(Key(Settings.whole, "attention.sliding_window", ("sliding_window", 128)))
-    is_local: tuple[bool, ...] = declared(_LocalLayers())
+    # GGUF has no key for another order of layers.
+    is_local: tuple[bool, ...] = layer_kinds(2)
 
     expected = Expected(
         gguf={"attention.causal": True},
@@ -84,11 +65,6 @@ class Config(llama.Config):
         # The context of the training is in the settings of YaRN.
         harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
     )
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for layers that attend to all tokens."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
 
 
 TENSORS = {
@@ -107,15 +83,18 @@ class Model(Decoder):
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
         routing = Routing(config.n_experts_used, normalize=True)
         layers = [
-            ExpertLayer(
-                **parts(parameters, i, eps), rope=rope, window=window,
-                scores=Scores(config.head_dim**-0.5, sinks=parameters.vector(f"blk.{i}.attn_sinks")),
-                experts=experts(parameters, i, config.n_experts, routing, "clamped_swiglu"),
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, _scores(config, t), window),
+                out=t.linear("attn_output"),
+                ffn=Mixture(t.norm("ffn_norm"), experts(parameters, t.i, config.n_experts, routing, "clamped_swiglu")),
             )
-            for i, window in enumerate(config.windows)
+            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
         ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
+
+
+def _scores(config: Config, t: LayerTensors) -> Scores:
+    return Scores(config.head_dim**-0.5, sinks=t.p.vector(f"blk.{t.i}.attn_sinks"))
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

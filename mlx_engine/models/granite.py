@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, LlamaLayer, Scores, Token
+from mlx_engine.backends.parameters import Array, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import each_layer, stated
 from mlx_engine.config.declared import Expected, number, whole
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, parts
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("granite", "granitemoehybrid")
 GGUF_ARCHITECTURE = "granite"
@@ -71,7 +72,7 @@ GATE_UP, DOWN = (f"model.layers.*.shared_mlp.{name}_linear.weight" for name in (
 GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 HYBRID_TENSORS = {
     **llama.TENSORS,
-    **llama.DEALT,
+    **llama.PERMUTED,
     "blk.*.ffn_gate.weight": Row(GATE_UP, "F D", after=("F",)),
     "blk.*.ffn_up.weight": Row(GATE_UP, "F D", before=("F",)),
     "blk.*.ffn_down.weight": Row(DOWN, "D F"),
@@ -88,7 +89,13 @@ class Model(Decoder):
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope, eps = llama.rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
         scores = Scores(config.attention_multiplier)
-        layers = [LlamaLayer(**parts(parameters, i, eps), rope=rope, scores=scores) for i in range(config.n_layers)]
+        layers = [
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, scores), out=t.linear("attn_output"),
+                ffn=Gated.read(t),
+            )
+            for t in LayerTensors.of(parameters, config.n_layers, eps)
+        ]  # fmt: skip
         output_norm = parameters.rms_norm("output_norm", eps, times=1 / config.logits_divisor)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
@@ -108,4 +115,4 @@ def plan(checkpoint: Checkpoint) -> Plan:
         return llama.plan(checkpoint, Config)
     # mlx-community folders have gate and up apart, under Llama's names.
     is_split = GATE_OF_MLX in checkpoint.shapes
-    return llama.plan(checkpoint, HybridConfig, llama.TENSORS | llama.DEALT if is_split else HYBRID_TENSORS)
+    return llama.plan(checkpoint, HybridConfig, llama.TENSORS | llama.PERMUTED if is_split else HYBRID_TENSORS)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.mixers import Convolution, ShortConv
-from mlx_engine.backends.parameters import Layer, LlamaLayer, Scores
+from mlx_engine.backends.parameters import Convolution
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, convolves, halves, n_embeddings, per_head
 from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
@@ -21,10 +20,11 @@ from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, ShortConv
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import Stored
-from mlx_engine.weights.table import Row, Table, head_of, parts, tensors
+from mlx_engine.weights.table import Row, Table, head_of, tensors
 
 ARCHITECTURES = ("lfm2",)
 GGUF_ARCHITECTURE = "lfm2"
@@ -105,7 +105,7 @@ class Config(Declared):
         harmless=(
             "block_dim",
             "block_mlp_init_scale",
-            "block_norm_eps",  # an older name of norm_eps, beside it
+            "block_norm_eps",  # an older name of norm_eps, next to it
             "block_out_init_scale",
             "block_use_xavier_init",
             "conv_dim",
@@ -159,20 +159,21 @@ class Model(Decoder):
     """An LFM2 model: layers with attention or with a short convolution."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        layers = [_layer(config, parameters, i) for i in range(config.n_layers)]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        layers = [_layer(config, t) for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)]
+        super().__init__(config, parameters, backend, layers=layers)
 
 
-def _layer(cfg: Config, p: Parameters, i: int) -> Layer:
-    made = parts(p, i, cfg.norm_eps)
-    if cfg.kinds[i] == ATTENTION:
-        return LlamaLayer(**made, rope=cfg.rope.for_heads(cfg.head_dim), scores=Scores(cfg.head_dim**-0.5))
-    name = f"blk.{i}.shortconv"
-    gate, out_gate, value = (p.linear(f"{name}.{part}") for part in GATES)
-    conv = Convolution(f"{name}.conv", p.array(f"{name}.conv.weight", transposed=True))
-    mixer = ShortConv((gate, out_gate, value), conv, ((cfg.conv_width - 1, cfg.conv_channels),))
-    return Layer(**made, mixer=mixer, attn_output=p.linear(f"{name}.out_proj"), activation="silu")
+def _layer(cfg: Config, t: LayerTensors) -> Layer:
+    if cfg.kinds[t.i] == ATTENTION:
+        return Layer(
+            norm=t.norm("attn_norm"), mix=Attention.read(t, cfg, cfg.rope.for_heads(cfg.head_dim)),
+            out=t.linear("attn_output"), ffn=Gated.read(t),
+        )  # fmt: skip
+    gate, out_gate, value = (t.linear(f"shortconv.{part}") for part in GATES)
+    name = f"blk.{t.i}.shortconv.conv"
+    conv = Convolution(name, t.p.array(f"{name}.weight", transposed=True))
+    mix = ShortConv((gate, out_gate, value), conv, ((cfg.conv_width - 1, cfg.conv_channels),))
+    return Layer(norm=t.norm("attn_norm"), mix=mix, out=t.linear("shortconv.out_proj"), ffn=Gated.read(t))
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

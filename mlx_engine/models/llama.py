@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Rope, Scores
+from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
 from mlx_engine.config.declared import Declared, Expected, number, whole
@@ -19,11 +19,12 @@ from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import EVERY_RULE, rotation
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
 from mlx_engine.weights.divisors import FREQUENCIES
 from mlx_engine.weights.longrope import with_divisors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.table import Row, Table, decoder_plan, parts
+from mlx_engine.weights.table import Row, Table, decoder_plan
 
 ARCHITECTURES = ("llama",)
 GGUF_ARCHITECTURE = "llama"
@@ -79,7 +80,7 @@ TENSORS = {
 }
 # GGUF files of the architecture "llama", and no others, permute the rows of each query and key head so that rotary
 # pairs are (2j, 2j + 1); ours are (j, j + E/2).
-DEALT = {
+PERMUTED = {
     name: replace(TENSORS[name], heads=heads)
     for name, heads in (("blk.*.attn_q.weight", "H"), ("blk.*.attn_k.weight", "G"))
 }
@@ -89,13 +90,15 @@ class Model(Decoder):
     """A Llama model."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps, scores = rope_of(parameters, config), config.norm_eps, Scores(config.head_dim**-0.5)
+        rope, tensors = rope_of(parameters, config), LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            LlamaLayer(**parts(parameters, i, eps), rope=rope, window=window, scores=scores)
-            for i, window in enumerate(config.windows)
-        ]
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, window=window),
+                out=t.linear("attn_output"), ffn=Gated.read(t),
+            )
+            for t, window in zip(tensors, config.windows, strict=True)
+        ]  # fmt: skip
+        super().__init__(config, parameters, backend, layers=layers)
 
 
 def rope_of(p: Parameters, cfg: Config) -> Rope:
@@ -105,7 +108,7 @@ def rope_of(p: Parameters, cfg: Config) -> Rope:
         return rope
     factors = p.values(FREQUENCIES).tolist()
     if not all(0 < factor < math.inf for factor in factors):
-        raise ModelError("rope_freqs.weight: expected finite numbers > 0, found others; download the file again")
+        raise ModelError("rope_freqs.weight has values that are not finite and positive; download the file again")
     return replace(rope, frequencies=tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
 
 
@@ -117,7 +120,7 @@ def plan(
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **DEALT}, tied=tied))
+    return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **PERMUTED}, tied=tied))
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:

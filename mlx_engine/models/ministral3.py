@@ -23,7 +23,7 @@ from mlx_engine.weights.table import HEAD, decoder_plan
 ARCHITECTURES = ("ministral3", "mistral3")
 GGUF_ARCHITECTURE = "mistral3"
 
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     "image_token_index",
@@ -52,11 +52,6 @@ class Config(llama.Config):
         gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")}
     )
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer, the same for all."""
-        return (self.window,) * self.n_layers
-
 
 class Model(llama.Model):
     """A Llama model whose queries may grow with their position."""
@@ -68,7 +63,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    settings, table = Settings(checkpoint.settings, where=checkpoint.where), {**llama.TENSORS, **llama.DEALT}
+    settings, table = Settings(checkpoint.settings, where=checkpoint.where), {**llama.TENSORS, **llama.PERMUTED}
     if checkpoint.naming == "gguf":
         return llama.plan(checkpoint, Config)
     text, unused = settings.mapping("text_config"), list[str]()

@@ -25,11 +25,6 @@ class Config(llama.Config):
 
     expected = Expected(gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu"}, harmless=("max_sequence_length",))
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer, the same for all."""
-        return (self.window,) * self.n_layers
-
 
 class Model(llama.Model):
     """A Llama model with sliding-window attention."""

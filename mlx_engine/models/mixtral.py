@@ -8,13 +8,17 @@ experts (`weights/model.py` tells them apart).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Routing
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole, whole_or_none
 from mlx_engine.models import llama, mistral
-from mlx_engine.models.expert_decoder import ExpertDecoder
-from mlx_engine.weights.experts import Count, Names, of_all, with_experts
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixture
+from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
+from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("mixtral",)
@@ -41,8 +45,25 @@ TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in 
 NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"))
 
 
-class Model(ExpertDecoder):
-    """A Mistral model whose FFNs are mixtures of experts."""
+class Model(Decoder):
+    """A Llama model whose FFNs are mixtures of experts.
+
+    In addition to Llama's sizes its config has n_experts, n_experts_used, and `normalize`: whether the weights of a
+    token's experts add up to 1.
+    """
+
+    def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
+        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
+        routing = Routing(config.n_experts_used, config.normalize)
+        layers = [
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, window=window),
+                out=t.linear("attn_output"),
+                ffn=Mixture(t.norm("ffn_norm"), experts(parameters, t.i, config.n_experts, routing)),
+            )
+            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
+        ]  # fmt: skip
+        super().__init__(config, parameters, backend, layers=layers)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
@@ -51,5 +72,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = llama.plan(checkpoint, Config, {**TENSORS, **llama.DEALT})
+    made = llama.plan(checkpoint, Config, {**TENSORS, **llama.PERMUTED})
     return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)

@@ -8,51 +8,29 @@ attention; the others, the global layers, have YaRN where the config asks. GGUF 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Scores
+from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import each_layer
-from mlx_engine.config.declared import Expected, Key, Naming, declared
+from mlx_engine.config.declared import Expected, Key, declared
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rotation import Rotation
 from mlx_engine.config.rotation_setting import rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, RowNorms
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan, parts
+from mlx_engine.weights.table import Row, decoder_plan
 
 ARCHITECTURES = ("olmo2", "olmo3")
 GGUF_ARCHITECTURE = "olmo2"
 
 # Every fourth layer is global, unless the file says otherwise.
 PATTERN = 4
-
-
-class LocalLayers:
-    """The setting of which layers have a window; none, if the model has no window."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it has a window."""
-        if naming == "hf":
-            words = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
-            named = None if words is None else tuple(word == "sliding_attention" for word in words)
-        else:
-            named = s.flags("attention.sliding_window_pattern", known.n_layers)
-        usual = tuple((i + 1) % PATTERN != 0 for i in range(known.n_layers))
-        return (named or usual) if known.window else (False,) * known.n_layers
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the flag of each layer, if a layer has a window."""
-        return {"attention.sliding_window_pattern": list(value)} if any(value) else {}
-
-    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the name of each layer's kind."""
-        return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in value]}
 
 
 @dataclass(frozen=True)
@@ -64,16 +42,13 @@ class Config(llama.Config):
         gguf="rope.freq_base_swa", theta=lambda known: known.rope.theta, rules=(), layers="sliding_attention"
     )
     window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 4096)))
-    is_local: tuple[bool, ...] = declared(LocalLayers())
+    is_local: tuple[bool, ...] = layer_kinds(
+        PATTERN, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True
+    )
 
     expected = Expected(
         gguf={"attention.causal": True}, hf={"hidden_act": "silu", "attention_bias": False, "clip_qkv": None}
     )
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None for global layers."""
-        return tuple(self.window if is_local else None for is_local in self.is_local)
 
 
 @dataclass(frozen=True)
@@ -103,16 +78,20 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
-        scores = Scores(config.head_dim**-0.5)
+        tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            LlamaLayer(
-                **parts(parameters, i, config.norm_eps), norms_rows=True, window=window, scores=scores,
-                rope=everywhere if window is None else nearby,
+            Layer(
+                mix=_attention(t, config, everywhere if window is None else nearby, window),
+                out=t.linear("attn_output"), post=t.norm("post_attention_norm"), ffn=Gated.read(t),
             )
-            for i, window in enumerate(config.windows)
+            for t, window in zip(tensors, config.windows, strict=True)
         ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(config, parameters, backend, layers=layers)
+
+
+def _attention(t: LayerTensors, config: Config, rope: Rope, window: int | None) -> Attention:
+    norms = RowNorms(t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm"))
+    return replace(Attention.read(t, config, rope, window=window), norms=norms)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -49,11 +49,6 @@ class Config(llama.Config):
     )
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer, the same for all."""
-        return (self.window or None,) * self.n_layers
-
-    @property
     def rotary_dim(self) -> int:
         """The number of elements of each head that are rotated."""
         return self.rope.n_rotated or self.head_dim

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
-from mlx_engine.models import qwen2
-from mlx_engine.models.expert_decoder import ExpertDecoder
+from mlx_engine.models import mixtral, qwen2
 from mlx_engine.weights.experts import Count, Names, Normalize, of_all, with_experts, with_shared_expert
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
@@ -41,7 +40,7 @@ class Config(qwen2.Config):
 TENSORS = {name: row for name, row in qwen2.TENSORS.items() if row.shape not in ("F D", "D F")}
 
 
-class Model(ExpertDecoder):
+class Model(mixtral.Model):
     """A Qwen2 model whose FFNs are mixtures of experts with a shared expert."""
 
 

@@ -8,25 +8,25 @@ sigmoid gate is multiplied with the output. Norm weights are stored minus 1, exc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
-from mlx_engine.backends.parameters import Layer, Rope, Scores
+from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, declared, number, whole
+from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
 from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.qwen3_5_settings import Kinds, RotaryBase, RotaryDim, ValueDim
-from mlx_engine.models.qwen3_5_tensors import DELTA, STEMS, table
+from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Head, parts, tensors
+from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.table import Head, Row, Table, stem_of, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
@@ -35,7 +35,7 @@ GGUF_ARCHITECTURE = "qwen35"
 MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
-# Keys beside `text_config` in config.json that do not change the text model.
+# Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
     "image_token_id",
@@ -51,10 +51,195 @@ AROUND_TEXT = {
 # Whether a folder has a matrix for the head, by whether the head is tied.
 HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 
+# ---- settings that are not read from one key alone ----
+
+ATTENTION, DELTA = "full_attention", "linear_attention"
+INTERVAL, INTERVAL_KEY = 4, "full_attention_interval"
+# Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
+MROPE = ("mrope_section", "mrope_interleaved")
+# The sections that llama.cpp expects in every file.
+SECTIONS = [11, 11, 10, 0]
+
+
+class RotaryBase:
+    """The setting of the base of rotary frequencies."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> float:
+        """Return the base."""
+        if naming == "gguf":
+            s.counts("rope.dimension_sections", len(SECTIONS))
+            return s.number("rope.freq_base", 10_000.0)
+        theta, nested = s.number("rope_theta", 10_000.0), s.mapping("rope_parameters") or s.mapping("rope_scaling")
+        if nested is None:
+            return theta
+        nested.choice("rope_type", nested.choice("type", "default", "mrope"), "default", "mrope")
+        found = nested.number("rope_theta", theta)
+        nested.refuse_rest(("partial_rotary_factor", *MROPE))
+        s.expect("rope_theta", found)
+        return found
+
+    def to_gguf(self, value: float) -> Mapping[str, object]:
+        """Return the keys of the base and of the sections, which llama.cpp requires."""
+        return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
+
+    def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
+
+
+class RotaryDim:
+    """The setting of how many elements of a head are rotated; config.json has their share."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number, which is even."""
+        if naming == "gguf":
+            found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
+        else:
+            nested, share = (
+                s.mapping("rope_parameters") or s.mapping("rope_scaling"),
+                s.number("partial_rotary_factor", 0.25),
+            )
+            found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
+        if found < 2 or found % 2 or found > known.head_dim:
+            raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
+        return int(found)
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope.dimension_count": value}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope_parameters": {"partial_rotary_factor": value / config.head_dim}}
+
+
+class ValueDim:
+    """The setting of the width of a value head; GGUF files have that of all heads together."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the width."""
+        if naming == "hf":
+            return s.whole("linear_value_head_dim", 128)
+        inner = s.whole("ssm.inner_size")
+        if inner % known.n_value_heads:
+            raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
+        return int(inner // known.n_value_heads)
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return no key: `Config.to_gguf` adds it."""
+        return {}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"linear_value_head_dim": value}
+
+
+# ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
+# The model has the order of GGUF files: value head h of a delta net reads key head h % G, with G key heads. Folders
+# have the value heads of a key head next to each other. A head of attention has its rotated elements first in each
+# half, so that backends rotate whole heads; both kinds of files have them in the first elements of the head.
+
+# Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
+STEMS = ("model.", "model.language_model.", "language_model.model.")
+LAYER = "model.layers.*."
+NET = f"{LAYER}linear_attn."
+HEAD = "lm_head.weight"
+
+# Tensors of every model, in addition to those of attention and of delta nets.
+EVERYWHERE = {
+    "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
+    "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
+    "output.weight": Row(HEAD, "V D"),
+    "blk.*.attn_norm.weight": Row(f"{LAYER}input_layernorm.weight", "D", plus=1.0),
+    "blk.*.ffn_norm.weight": Row(
+        f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
+    ),
+}
+DENSE = {
+    "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
+    "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
+    "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
+}
+
+
+def value_head_order(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
+    """Return the value heads of a folder in the model's order."""
+    return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
+
+
+def _rows(
+    heads: tuple[int, ...] | range, apart: int, elements: tuple[int, ...] | range, first: int = 0
+) -> tuple[int, ...]:
+    """Return the rows of these elements of each head; heads are `apart` rows apart and begin at row `first`."""
+    return tuple(first + head * apart + e for head in heads for e in elements)
+
+
+def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
+    """Return the tensor table of a checkpoint, with the FFN if it is dense."""
+    conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
+    # mlx-lm writes the convolutions with another order of axes, and adds 1 to norm weights.
+    is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
+    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
+    if is_mlx:
+        found = {name: replace(row, plus=0.0) for name, row in found.items()}
+    stem = stem_of(checkpoint, STEMS)
+    head = f"language_model.{HEAD}" if f"language_model.{HEAD}" in checkpoint.shapes else HEAD
+    return {
+        name: replace(row, hf=head if row.hf == HEAD else row.hf.replace(STEMS[0], stem, 1))
+        for name, row in found.items()
+    }
+
+
+def _attention(cfg: Any) -> dict[str, Row]:
+    """Return the rows of attention: in each head the gate's rows follow the query's."""
+    E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
+    both = (0, 2 * H * E)
+    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E)))
+    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
+    name = f"{LAYER}self_attn."
+    return {
+        "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
+        "blk.*.attn_gate.weight": Row(
+            f"{name}q_proj.weight", "HE D", kind=kind, gguf="blk.*.attn_q.weight", stored=gates
+        ),
+        "blk.*.attn_k.weight": Row(f"{name}k_proj.weight", "GE D", kind=kind, rotated="G"),
+        "blk.*.attn_v.weight": Row(f"{name}v_proj.weight", "GE D", kind=kind),
+        "blk.*.attn_q_norm.weight": Row(f"{name}q_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
+        "blk.*.attn_k_norm.weight": Row(f"{name}k_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
+        "blk.*.attn_output.weight": Row(f"{name}o_proj.weight", "D HE", kind=kind),
+    }
+
+
+def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
+    """Return the rows of a delta net."""
+    P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
+    order, keys = value_head_order(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
+    is_same = order == tuple(range(len(order)))
+    heads = Stored("", order=None if is_same else order)
+    values = replace(heads, order=None if is_same else _rows(order, P, range(P)))
+    channels = replace(heads, order=None if is_same else (*range(keys), *_rows(order, P, range(P), first=keys)))
+    out = Stored("", columns=None if is_same else (order, P))
+    return {
+        "blk.*.attn_qkv.weight": Row(f"{NET}in_proj_qkv.weight", "C D", kind=kind, in_hf=channels),
+        "blk.*.delta_gate.weight": Row(
+            f"{NET}in_proj_z.weight", "UP D", kind=kind, in_hf=values, gguf="blk.*.attn_gate.weight"
+        ),
+        "blk.*.ssm_beta.weight": Row(f"{NET}in_proj_b.weight", "U D", kind=kind, in_hf=heads),
+        "blk.*.ssm_alpha.weight": Row(f"{NET}in_proj_a.weight", "U D", kind=kind, in_hf=heads),
+        "blk.*.ssm_conv1d.weight": Row(
+            f"{NET}conv1d.weight", "C W", kind=kind,
+            in_hf=replace(channels, outer=(C, W, 1) if is_mlx else (C, 1, W)),
+        ),
+        "blk.*.ssm_dt.bias": Row(f"{NET}dt_bias", "U", kind=kind, in_hf=heads),
+        "blk.*.ssm_a": Row(f"{NET}A_log", "U", kind=kind, in_hf=replace(heads, is_log=True)),
+        "blk.*.ssm_norm.weight": Row(f"{NET}norm.weight", "P", kind=kind),
+        "blk.*.ssm_out.weight": Row(f"{NET}out_proj.weight", "D UP", kind=kind, in_hf=out),
+    }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Config(Declared):
-    """The sizes of a Qwen3.5 model. `kinds` has the kind of each layer; delta nets have heads of their own."""
+    """The sizes of a Qwen3.5 model. Delta nets have heads of their own."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
     hidden_size: int = whole("embedding_length", "hidden_size")
@@ -67,7 +252,9 @@ class Config(Declared):
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", ("max_position_embeddings", 32_768))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
-    kinds: tuple[str, ...] = declared(Kinds())
+    is_delta: tuple[bool, ...] = layer_kinds(
+        INTERVAL, (DELTA, ATTENTION), interval={"gguf": INTERVAL_KEY, "hf": INTERVAL_KEY}, writes_usual=True
+    )
     rope_theta: float = declared(RotaryBase())
     rotary_dim: int = declared(RotaryDim())
     conv_width: int = whole("ssm.conv_kernel", ("linear_conv_kernel_dim", 4), condition=convolves)
@@ -87,10 +274,15 @@ class Config(Declared):
         },
         harmless=(
             "mamba_ssm_dtype",  # states are float32 here
-            "mtp_num_hidden_layers",  # predicts several tokens at once, beside the model
+            "mtp_num_hidden_layers",  # predicts several tokens at once, separately from the model
             "mtp_use_dedicated_embeddings",
         ),
     )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
     @property
     def conv_channels(self) -> int:
@@ -112,39 +304,34 @@ class Model(Decoder):
     """A Qwen3.5 model: gated delta nets, and layers with gated attention."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            _delta_layer(config, parameters, i, self.mixture(config, parameters, i))
+            Layer(norm=t.norm("attn_norm"), mix=_delta_net(config, t), out=t.linear("ssm_out"), ffn=self.ffn(config, t))
             if kind == DELTA
-            else _attention_layer(config, parameters, i, self.mixture(config, parameters, i))
-            for i, kind in enumerate(config.kinds)
-        ]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+            else Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, config.rope), out=t.linear("attn_output"),
+                ffn=self.ffn(config, t),
+            )
+            for t, kind in zip(tensors, config.kinds, strict=True)
+        ]  # fmt: skip
+        super().__init__(config, parameters, backend, layers=layers)
 
     @staticmethod
-    def mixture(config: Any, p: Parameters, i: int) -> Experts | None:
-        """Return the experts of layer i; None if its FFN is dense."""
-        return None
+    def ffn(config: Any, t: LayerTensors) -> FeedForward:
+        """Return the feed-forward network of a layer."""
+        return Gated.read(t)
 
 
-def _attention_layer(cfg: Config, p: Parameters, i: int, mixture: Experts | None) -> Layer:
-    made, scores = parts(p, i, cfg.norm_eps), Scores(cfg.head_dim**-0.5)
-    return Layer(**made, rope=cfg.rope, scores=scores, experts=mixture, activation="silu")
-
-
-def _delta_layer(cfg: Config, p: Parameters, i: int, mixture: Experts | None) -> Layer:
-    made, name = parts(p, i, cfg.norm_eps), f"blk.{i}"
-    qkv, gate, beta, step = (p.linear(f"{name}.{part}") for part in PROJECTIONS)
+def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
+    qkv, gate, beta, step = (t.linear(part) for part in PROJECTIONS)
+    p, name = t.p, f"blk.{t.i}"
     conv = Convolution(f"{name}.ssm_conv1d", p.array(f"{name}.ssm_conv1d.weight", transposed=True))
     rule = DeltaRule(
         f"{name}.ssm", p.array(f"{name}.ssm_a"), p.array(f"{name}.ssm_dt.bias"), cfg.n_key_heads, cfg.key_dim,
         cfg.n_value_heads, cfg.value_dim,
     )  # fmt: skip
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.key_dim, cfg.value_dim))
-    norm = p.rms_norm(f"{name}.ssm_norm", cfg.norm_eps)
-    mixer = DeltaNet((qkv, gate, beta, step), conv, rule, norm, state)
-    output = p.linear(f"{name}.ssm_out")
-    return Layer(**made, mixer=mixer, attn_output=output, experts=mixture, activation="silu")
+    return DeltaNet((qkv, gate, beta, step), conv, rule, t.rms_norm("ssm_norm"), state)
 
 
 def _check_rows(s: Settings, cfg: Config) -> None:

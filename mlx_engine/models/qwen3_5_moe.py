@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.backends.experts import Experts, Routing
+from mlx_engine.backends.experts import Routing
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import qwen3_5
-from mlx_engine.models.qwen3_5_tensors import STEMS
+from mlx_engine.models.layer import LayerTensors, Mixture
+from mlx_engine.models.qwen3_5 import STEMS
 from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts, with_shared_expert
-from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import stem_of
 
@@ -54,9 +54,10 @@ class Model(qwen3_5.Model):
     """A Qwen3.5 model whose FFNs are mixtures of experts with a shared expert."""
 
     @staticmethod
-    def mixture(config: Config, p: Parameters, i: int) -> Experts:
-        """Return the experts of layer i."""
-        return experts(p, i, config.n_experts, Routing(config.n_experts_used, normalize=True))
+    def ffn(config: Config, t: LayerTensors) -> Mixture:
+        """Return the experts of a layer."""
+        routing = Routing(config.n_experts_used, normalize=True)
+        return Mixture(t.norm("ffn_norm"), experts(t.p, t.i, config.n_experts, routing))
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -215,10 +215,15 @@ def _affine_quants(groups: Groups, n_max: int, scale: Floats, minimum: Floats) -
 
 def _affine_error(groups: Groups, weights: Floats, n_max: int, scale: Floats, minimum: Floats) -> Floats:
     """Return the weighted squared errors of the groups, (n_groups,)."""
-    error = _affine_quants(groups, n_max, scale, minimum)
+    return _weighted_error(_affine_quants(groups, n_max, scale, minimum), scale, minimum, groups.x, weights)
+
+
+def _weighted_error(quants: Floats, scale: Floats, minimum: Floats | np.float32, x: Floats, weights: Floats) -> Floats:
+    """Return the weighted squared errors of the groups, (n_groups,), and overwrite `quants`."""
+    error = quants
     error *= scale
     error -= minimum
-    error -= groups.x
+    error -= x
     error *= error
     error *= weights
     sums: Floats = error.sum(axis=0)
@@ -255,7 +260,7 @@ def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
     # The weight of largest magnitude gets a negative quant, since there is one more of these.
     sign = np.where(groups.x.max(axis=0) + groups.x.min(axis=0) > 0, -ONE, ONE)
     turned = groups.x * sign
-    best, scale = np.full(turned.shape[1], -np.inf, np.float32), np.zeros(turned.shape[1], np.float32)
+    best, scale = np.full(turned.shape[1], np.inf, np.float32), np.zeros(turned.shape[1], np.float32)
     first, second, quants = groups.scratch
     for trial in TRIALS:
         np.multiply(turned, np.float32(most) + trial, out=quants)
@@ -265,8 +270,12 @@ def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
         wqx = np.multiply(first, turned, out=second).sum(axis=0)
         wqq = np.multiply(first, quants, out=first).sum(axis=0)
         found = wqx * _inverse(wqq)
-        is_better = found * wqx > best
-        best, scale = np.where(is_better, found * wqx, best), np.where(is_better, found, scale)
+        # The error itself, and not `wqx * found`, by which it is smaller than that of zeros: in float32 that number is
+        # the same for several trials if one weight of the group is far from the others. The scale of such a group is
+        # often the largest of its block.
+        error = _weighted_error(quants, found, ZERO, turned, weights)
+        is_better = error < best
+        best, scale = np.where(is_better, error, best), np.where(is_better, found, scale)
     return scale * sign
 
 
@@ -294,13 +303,7 @@ def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
 
 def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
     """Return the weighted squared errors of the groups, (n_groups,)."""
-    error = _symmetric_quants(groups, scale)
-    error *= scale
-    error -= groups.x
-    error *= error
-    error *= weights
-    sums: Floats = error.sum(axis=0)
-    return sums
+    return _weighted_error(_symmetric_quants(groups, scale), scale, ZERO, groups.x, weights)
 
 
 def _inverse(x: Floats) -> Floats:

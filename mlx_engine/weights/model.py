@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 from collections.abc import Callable, Mapping
 from pkgutil import iter_modules
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.program import Program
+from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.context import for_context
 from mlx_engine.errors import ModelError, UnknownArchitectureError
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.converted import Converted
 from mlx_engine.weights.parameters import Parameters, Progress
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.slices import OwnSlices
 from mlx_engine.weights.stage import Stage
-
-
-class Model(Protocol):
-    """The interface of models."""
-
-    config: Any
-    backend: Backend
-    program: Program
-
-    @property
-    def kv_layers(self) -> list[CacheLayer]:
-        """What each layer keeps of a sequence: KV heads, head dim and window, or a state."""
-
-    def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
-
-    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
-
-    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens."""
-
-    def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens, without later passes."""
 
 
 class FirstFault(NamedTuple):
@@ -66,27 +47,80 @@ class FirstFault(NamedTuple):
     n_values: int
 
 
-@runtime_checkable
-class Staged(Protocol):
-    """A model whose layers several machines run, so that several passes of different sequences may be under way.
+class _FoundError(Exception):
+    """Ends the search for the first value that is not finite."""
+
+    def __init__(self, fault: FirstFault) -> None:
+        self.fault = fault
+
+
+class Model(Protocol):
+    """The interface of models. The defaults are those of a model that one process runs alone.
 
     Attributes:
-        n_stages: the number of passes that keep all machines busy.
+        config: the architecture's settings.
+        backend: runs the operations.
+        program: the compiled layers.
+        is_shared: whether several processes run the model together.
+        n_stages: the number of passes of different sequences that may be under way.
     """
 
-    n_stages: int
+    config: Any
+    backend: Backend
+    program: Program
+    is_shared: bool = False
+    n_stages: int = 1
 
-    def room(self) -> tuple[int, int]:
-        """Return how many bytes of keys and values fit into all machines, and the rank whose memory is the limit."""
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence: KV heads, head dim and window, or a state."""
+
+    def forward(self, batch: Batch) -> Array | None:
+        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
+        logits = self.forward(batch)
+        return None if logits is None else lambda: logits
 
-    def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
-        """Return the first value that is not finite in the passes that `run` begins, on all machines."""
+    def idle(self) -> None:
+        """Signal that there is no work: other processes that share the model may sleep until the next pass."""
 
-    def rest(self) -> None:
-        """Take notice that there is no work: the other machines may sleep until the next pass."""
+    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
+        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return a KV pool for `n_tokens` tokens."""
+
+    def scratch_kv(self, n_tokens: int) -> KVSequence:
+        """Return an empty KV cache for a single pass of `n_tokens` tokens, without later passes."""
+
+    def kv_capacity(self) -> tuple[int, int | None]:
+        """Return how many bytes of keys and values fit into the free memory, and the rank whose memory is the limit.
+
+        The rank is None if one process runs the model alone.
+        """
+        return available_memory(), None
+
+    def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
+        """Return the first intermediate value that is not finite in the passes that `run` begins; None if all are.
+
+        `run` is called with the model that it runs; operations run in their composed form.
+        """
+        backend, traced = self.backend, copy.copy(self)
+
+        def check(name: str, x: Array) -> None:
+            values = backend.host(x)
+            n_bad = int((~np.isfinite(values)).sum())
+            if n_bad:
+                raise _FoundError(FirstFault(name, None, int(np.isnan(values).sum()), n_bad, int(values.size)))
+
+        traced.backend = tapped(backend, check)
+        try:
+            run(traced)
+        except _FoundError as found:
+            return found.fault
+        return None
 
 
 class ModelFile(Protocol):

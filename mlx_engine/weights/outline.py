@@ -142,7 +142,7 @@ class OutlineBackend:
         """Return the outlines of several matrices, which may be stacked: their bytes stay the same."""
         return matrices
 
-    def compile(self, layers: Layers) -> Program:
+    def compile(self, layers: Layers, width: int) -> Program:
         """Return a program that is never run."""
         return OpByOp(cast(Backend, self), layers)
 

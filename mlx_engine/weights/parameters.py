@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
-from mlx_engine.backends.parameters import Array, Layer, LayerNorm, Linear, RMSNorm
+from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.machine.mapped_pages import map_small_pages, release
 from mlx_engine.quant.types import F32
@@ -149,7 +149,7 @@ class Parameters:
         self._done(f"{name}.weight")
         return values
 
-    def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+    def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
         """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""
         return layers if self._slices is None else self._slices.layers(layers)
 

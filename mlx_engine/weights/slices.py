@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from mlx_engine.backends.parameters import Layer
 from mlx_engine.quant.weight import Weight
 
 
@@ -24,5 +23,5 @@ class OwnSlices(Protocol):
     def has(self, name: str) -> bool:
         """Return whether this rank has a tensor: one rank alone adds the bias of a sum."""
 
-    def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+    def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
         """Return the layers, made from this rank's tensors, with the numbers of heads that it has."""

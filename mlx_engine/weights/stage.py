@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Layer
 from mlx_engine.quant.types import F32, GGMLType
 
 # The weights outside of the layers. What is in neither list is small, and every rank reads it.
@@ -46,24 +44,6 @@ class Stage:
         if FIRST.match(name):
             return self.is_first or (is_tied and self.is_last and name.startswith("token_embd."))
         return True
-
-    def cut(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-        """Return the layers of the stage; the layers and columns that they refer to are counted from its first layer.
-
-        `distributed/split.py` makes no stage that shares the keys and values of a layer of another one.
-        """
-        return tuple(map(self._moved, layers[self.first : self.end]))
-
-    def _moved(self, layer: Layer) -> Layer:
-        if not self.first:
-            return layer
-        if layer.shares is not None:
-            layer = replace(layer, shares=layer.shares - self.first)
-        if layer.per_layer is not None:
-            first, end = layer.per_layer.columns
-            skipped = self.first * (end - first)
-            layer = replace(layer, per_layer=replace(layer.per_layer, columns=(first - skipped, end - skipped)))
-        return layer
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from mlx_engine.backends.parameters import Layer, Linear, Norm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Declared
 from mlx_engine.config.settings import Settings
-from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import Stored
 
@@ -151,20 +149,3 @@ def decoder_plan(
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, embeddings)
     # A tied head needs no matrix, but some files have one.
     return Plan(config, tensors(config, table, head), (table[HEAD].hf,) if head == "absent" else ())
-
-
-def parts(p: Parameters, i: int, eps: float) -> dict[str, Any]:
-    """Return the norms and linear layers of layer i as keyword arguments of `Layer`, whose fields have GGUF names.
-
-    The tensor table decides which of them exist. A norm with a bias is a layer norm.
-    """
-    made: dict[str, Norm | Linear] = {}
-    for part in (f.name for f in fields(Layer)):
-        name = f"blk.{i}.{part}"
-        if f"{name}.weight" not in p:
-            continue
-        if "norm" in part:
-            made[part] = p.layer_norm(name, eps) if f"{name}.bias" in p else p.rms_norm(name, eps)
-        else:
-            made[part] = p.linear(name)
-    return made

@@ -9,8 +9,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, Stores
-from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
-from mlx_engine.backends.parameters import RMSNorm
+from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, RMSNorm
 from tests.contract.case import OpCase, Run, norm_weight, normal
 
 # Two passes: first row, rows, source and target. A sequence in two runs and one of a single token; then both go on.

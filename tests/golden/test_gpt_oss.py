@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -146,9 +146,9 @@ def test_every_form_of_the_same_experts_has_the_same_bits(goldens: Goldens):
 def test_experts_are_multiplied_as_stored(goldens: Goldens, form: str):
     """Five experts of three matrices of 64 x 128 weights, at 17 bytes for 32 weights; on `mlx` the same bytes."""
     for backend in ("parallel", "mlx"):
-        experts = engine(goldens(form).checkpoint, backend).model.layers[0].experts
+        experts = engine(goldens(form).checkpoint, backend).model.layers[0].ffn.experts
         assert experts.nbytes == 5 * 3 * 64 * 128 // 32 * 17
-    matrices = [of.weight for of in engine(goldens(form).checkpoint, "parallel").model.layers[0].experts.up.weights]
+    matrices = [of.weight for of in engine(goldens(form).checkpoint, "parallel").model.layers[0].ffn.experts.up.weights]
     assert all(isinstance(of, Matrix) and of.format == "mxfp4" for of in matrices)
     if form == "mxfp4.gguf":
         assert not any(of.data.flags.owndata for of in matrices)

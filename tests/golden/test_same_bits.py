@@ -193,7 +193,7 @@ def test_attention_of_numpy_in_large_passes_is_seen(monkeypatch: pytest.MonkeyPa
     of = engine("builtin", *BACKENDS[0])
     want = in_passes(of, [LENGTH])
     monkeypatch.setattr(CompiledBackend, "attention", SimdBackend.attention)
-    monkeypatch.setattr(of.model, "program", Backend.compile(of.backend, of.model.definition))
+    monkeypatch.setattr(of.model, "program", Backend.compile(of.backend, of.model.definition, of.model.width))
     assert differing(of, want, PASSES[-3:]) == [77, 100, 1000]
 
 
@@ -212,7 +212,7 @@ def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.Monkey
         return np.concatenate(rows)
 
     monkeypatch.setattr(CompiledBackend, "attention", shifted)
-    monkeypatch.setattr(of.model, "program", Backend.compile(of.backend, of.model.definition))
+    monkeypatch.setattr(of.model, "program", Backend.compile(of.backend, of.model.definition, of.model.width))
     assert differing(of, want, PASSES[-3:]) == [77, 100, 1000]
 
 

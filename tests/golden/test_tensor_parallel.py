@@ -24,7 +24,6 @@ from mlx_engine.backends.sampling import Sampling
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import run_ranks
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
@@ -35,6 +34,7 @@ from tests.contract.check import EMULATED, named
 from tests.decoding import decode
 from tests.golden.goldens import DATA, Golden, check_close, relative_errors, variant
 from tests.golden.test_same_bits import cut
+from tests.local_ranks import run_ranks
 from tests.random_models import SETTINGS, random_checkpoint
 
 T = TypeVar("T")

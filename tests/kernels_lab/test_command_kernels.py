@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kernels.lab import catalog, ladder
 from kernels.lab.catalog import Entry
-from mlx_engine.bench import kernel_measurement, kernel_report, mlx_lm_peer, samples
+from mlx_engine.bench import kernel_report, samples
 from mlx_engine.commands.app import app
 from tests.kernels_lab.toys import SMALL
 
@@ -118,8 +118,8 @@ def test_bench_counts_in_the_emulator(small):
 
 
 def test_the_report_is_one_file_with_everything(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_measurement, "TESTS", (samples.Test(n_prompt=4), samples.Test(n_gen=2)))
-    monkeypatch.setattr(kernel_measurement, "REPETITIONS", 1)
+    monkeypatch.setattr(kernel_report, "TESTS", (samples.Test(n_prompt=4), samples.Test(n_gen=2)))
+    monkeypatch.setattr(kernel_report, "REPETITIONS", 1)
     path = tmp_path / "report.md"
     result = run("bench", "--report", path, "-m", "builtin", "-e", "emulator", "--vectors", 2)
     assert str(path) in result.err
@@ -133,7 +133,6 @@ def test_the_report_is_one_file_with_everything(small, tmp_path, monkeypatch):
     assert "commit" in found
     assert "mlx" in found["versions"]
     assert str(tmp_path) not in text
-    assert "mlx-lm" in text
     path = tmp_path / "report.json"
     run("bench", "--report", path, "-m", "builtin", "-e", "emulator", "--vectors", 2)
     assert json.loads(path.read_text())["ladder"] == found["ladder"]
@@ -155,13 +154,3 @@ def test_a_page_of_rates():
     text = kernel_report.summary(found)
     assert "20.0 | 200.0 |       80% |" in text
     assert "A plain read reaches 250.0 GB/s here; 273 GB/s nominal." in text
-
-
-def test_mlx_lm_is_named_with_its_rates_or_with_why_there_are_none(monkeypatch):
-    def absent(name):
-        raise mlx_lm_peer.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(mlx_lm_peer.metadata, "version", absent)
-    assert kernel_report.mlx_lm_line(mlx_lm_peer.rates(None, (), repetitions=1)).startswith("mlx-lm: not installed")
-    line = kernel_report.mlx_lm_line({"version": "0.30", "weights": "8 bit", "rates": {"tg64": 12.34}})
-    assert line == "mlx-lm 0.30 (8 bit): tg64 12.3 t/s"

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.mutants import MUTANTS
+from tests.mutants.bugs import MUTANTS
 from tests.mutants.executed import FOLDER, Executed
 from tests.mutants.near import NOT_RUN, is_compiled, near
-from tests.mutants.plant import Mutant, lines, planted
+from tests.mutants.plant import Mutant, found, lines, planted
 
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis")
@@ -39,20 +39,16 @@ FIRST_SECONDS, NEAR_SECONDS, ALL_SECONDS = 180, 360, 1800
 def first_failure(mutant: Mutant, executed: Executed) -> str | None:
     """Return the test that catches the bug, or None."""
     with copied() as root:
-        path, code = root / mutant.file, root.parent / "code"
-        source = path.read_text()
-        path.write_text(planted(mutant, source))
-        if is_compiled(mutant.file):
-            from tests.mutants import compiled  # needs the compiler of kernels, which may not be installed
-
-            compiled.keep(root, mutant.file, code)
-        fails = partial(_failure, root=root, more={compiled.VARIABLE: str(code)} if code.exists() else {})
-        tests = [] if is_compiled(mutant.file) else executed.tests(mutant.file, lines(mutant, source))
+        file, where = found(mutant, ROOT)
+        source = (root / file).read_text()
+        (root / file).write_text(planted(mutant, source, where))
+        fails = partial(_failure, root=root, more={})
+        tests = [] if is_compiled(file) else executed.tests(file, lines(mutant, source, where))
         # A bug that keeps a test from being collected is left to the whole files: pytest's status is that of a mistyped
         # name.
         if tests and (caught := fails(tests, only=FAILED, seconds=FIRST_SECONDS)):
             return caught
-        runs = near(root, mutant.file, executed.seconds_of_files)
+        runs = near(root, file, executed.seconds_of_files)
         return next(filter(None, map(fails, runs)), None) or fails([], seconds=ALL_SECONDS)
 
 
@@ -91,16 +87,16 @@ def _failure(
         return f"tests that do not end within {seconds} s"
     if result.returncode in (0, NOTHING_RAN) or only not in (None, result.returncode):
         return None
-    found = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return found[0].split(" - ")[0] if found else f"pytest ended with {result.returncode}"
+    failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0] if failed else f"pytest ended with {result.returncode}"
 
 
 def chosen(names: list[str], part: str) -> list[Mutant]:
     """Return the mutants whose names contain one of `names`, or all, of the K-th of N parts."""
     k, n = map(int, part.split("/"))
-    found = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
-    # Dealt out in turn, since some modules' mutants take longer to be caught.
-    return found[k - 1 :: n]
+    named = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
+    # Every n-th, since some modules' mutants take longer to be caught.
+    return named[k - 1 :: n]
 
 
 def main(arguments: list[str]) -> int:

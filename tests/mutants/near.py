@@ -18,9 +18,9 @@ _FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_
 # By the beginning of a source file's path: arguments of pytest, run in this order. A bug in a kernel changes the digest
 # of all, so each format that a test needs is compiled anew. The first tests need few formats.
 LISTED = {
-    **{f"kernels/cpu/{name}.py": (f"{_OPS}{name}",) for name in _FORMATS},
+    **{f"kernels/cpu/formats/{name}.py": (f"{_OPS}{name}",) for name in _FORMATS},
     "kernels/cpu/products/activations.py": ("tests/golden/test_gpt_oss.py",),
-    "kernels/cpu/affine": ("tests/unit/test_cpu_linear.py -k AFFINE", "tests/golden/test_mlx_folders.py"),
+    "kernels/cpu/formats/affine": ("tests/unit/test_cpu_linear.py -k AFFINE", "tests/golden/test_mlx_folders.py"),
     "kernels/cpu/attention": ("tests/unit/test_cpu_attention.py",),
     "kernels/cpu/states/convolution.py": (f"{_OPS}short_conv",),
     "kernels/cpu/states/delta_rule.py": (f"{_OPS}delta_net",),
@@ -38,12 +38,12 @@ LISTED = {
         "tests/unit/test_compiled_program.py",
     ),
     "mlx_engine/backends/cpu/backend.py": ("tests/unit/test_cpu_backends.py", "tests/unit/test_cpu_pool.py"),
-    "mlx_engine/backends/mlx/stream.py": ("tests/unit/test_engine_close.py",),
+    "mlx_engine/backends/mlx/device.py": ("tests/unit/test_engine_close.py",),
     "mlx_engine/backends/session_guard.py": ("tests/unit/test_fork.py",),
     "mlx_engine/commands/__init__.py": ("tests/unit/test_completion.py",),
     "mlx_engine/commands/chat.py": ("tests/unit/test_command_chat.py",),
     "mlx_engine/commands/signals.py": ("tests/unit/test_drafts.py",),
-    "mlx_engine/prompts.py": ("tests/unit/test_bos.py",),
+    "mlx_engine/engine.py": ("tests/unit/test_bos.py",),
     "mlx_engine/serve/server.py": ("tests/serve/test_engine_thread.py",),
     "mlx_engine/serve/worker.py": ("tests/serve/test_engine_thread.py",),
 }

@@ -1,11 +1,12 @@
-"""A mutant, and the place in the source where it is planted: found by name and by syntax, never by text."""
+"""A mutant, and the place in the source where it is planted: found by qualified name and by syntax, in any file."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 Node = ast.expr | ast.stmt
@@ -17,32 +18,67 @@ class Mutant:
 
     Attributes:
         name: what is wrong.
-        file: from the root of the repository.
-        where: the qualified name of the function or class, "Class.method"; "" is the whole file.
+        where: the qualified name of the function or class, "Class.method", in whichever module it is. The end of a
+            module's name before it, "rope.rotated", tells functions of one name apart; alone it is the whole module.
         old: the code to replace; its line breaks, parentheses, quotes and comments need not be those of the file. A
             compound statement whose body is `...` stands for its first line alone.
         new: what it becomes; `...` keeps the body.
     """
 
     name: str
-    file: str
     where: str
     old: str
     new: str
 
 
 class NotFoundError(Exception):
-    """The file has no such function, or the function no such code."""
+    """No module has such a function, the function has no such code, or several have it."""
 
 
-def planted(mutant: Mutant, source: str) -> str:
-    """Return the source with the bug; the rest of the text stays as it is.
+def found(mutant: Mutant, root: Path) -> tuple[str, str]:
+    """Return the file of a mutant, from the root of the repository, and its qualified name within the file.
+
+    Raises:
+        NotFoundError: no function of this name has the code, or functions of several files have it.
+    """
+    parts, places, named = mutant.where.split("."), [], False
+    for file, source in _sources(root).items():
+        module = f".{file.removesuffix('.py').replace('/', '.')}"
+        for n in range(len(parts) + 1):
+            where = ".".join(parts[n:])
+            if (n == 0 or module.endswith("." + ".".join(parts[:n]))) and (not where or _has(source, parts[-1])):
+                named = named or any(name == where for name, _ in _scopes_of(source))
+                if _spans(mutant, source, where)[1]:
+                    places.append((file, where))
+    if len(places) != 1:
+        what = f"the code {mutant.old!r}" if named else f"a function of this name, {mutant.where!r}"
+        files = ", ".join(file for file, _ in places) or "none"
+        raise NotFoundError(
+            f"mutant {mutant.name!r}: expected {what} in one file, found {files}; change the mutant with it"
+        )
+    return places[0]
+
+
+@cache
+def _sources(root: Path) -> dict[str, str]:
+    """Return the source of every module, by its path from the root."""
+    folders = ("mlx_engine", "kernels")
+    paths = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+    return {path.relative_to(root).as_posix(): path.read_text() for path in paths}
+
+
+def _has(source: str, name: str) -> bool:
+    return f"def {name}(" in source or f"class {name}" in source
+
+
+def planted(mutant: Mutant, source: str, where: str) -> str:
+    """Return the source with the bug in a function of it; the rest of the text stays as it is.
 
     Raises:
         NotFoundError: there is no place for it.
         SyntaxError: the code of the mutant is no Python.
     """
-    is_expression, spans = _places(mutant, source)
+    is_expression, spans = _places(mutant, source, where)
     # Positions count bytes; from the last one on, so that those before stay true.
     text = source.encode()
     starts = [0, *(i + 1 for i, byte in enumerate(text) if byte == 0x0A)]
@@ -54,30 +90,33 @@ def planted(mutant: Mutant, source: str) -> str:
     return text.decode()
 
 
-def lines(mutant: Mutant, source: str) -> set[int]:
+def lines(mutant: Mutant, source: str, where: str) -> set[int]:
     """Return the numbers of the lines that the bug changes, from 1."""
-    return {line for first, last, _ in _places(mutant, source)[1] for line in range(first[0], last[0] + 1)}
+    return {line for first, last, _ in _places(mutant, source, where)[1] for line in range(first[0], last[0] + 1)}
 
 
 Position = tuple[int, int]
 Span = tuple[Position, Position, int]
 
 
-def _places(mutant: Mutant, source: str) -> tuple[bool, list[Span]]:
-    """Return whether the bug replaces expressions, and where they, or the statements, stand."""
-    scopes = [node for name, node in _scopes_of(source) if name == mutant.where]
-    is_expression = _is_expression(mutant.old) and _is_expression(mutant.new)
-    find = _expressions if is_expression else _statements
-    spans = [span for scope in scopes for span in find(scope, mutant.old)]
+def _places(mutant: Mutant, source: str, where: str) -> tuple[bool, list[Span]]:
+    is_expression, spans = _spans(mutant, source, where)
     if not spans:
-        missing = f"the code {mutant.old!r}" if scopes else f"a function of this name, {mutant.where!r}"
-        raise NotFoundError(f"mutant {mutant.name!r}: expected {missing} in {mutant.file}; change the mutant with it")
+        raise NotFoundError(f"mutant {mutant.name!r}: expected the code {mutant.old!r} in {where!r}, found none")
     return is_expression, spans
 
 
-@lru_cache(maxsize=1)
+def _spans(mutant: Mutant, source: str, where: str) -> tuple[bool, list[Span]]:
+    """Return whether the bug replaces expressions, and where they, or the statements, stand."""
+    scopes = [node for name, node in _scopes_of(source) if name == where]
+    is_expression = _is_expression(mutant.old) and _is_expression(mutant.new)
+    find = _expressions if is_expression else _statements
+    return is_expression, [span for scope in scopes for span in find(scope, mutant.old)]
+
+
+@cache
 def _scopes_of(source: str) -> list[tuple[str, ast.AST]]:
-    """Return the scopes of a file. They are kept for the next mutant, which is often of the same file."""
+    """Return the scopes of a file. They are kept for the next mutant."""
     return list(_scopes(ast.parse(source), ""))
 
 

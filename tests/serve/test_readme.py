@@ -1,4 +1,4 @@
-"""The examples of README's section "Serve", run against a server."""
+"""The examples of docs/server.md, run against a server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from mlx_engine.commands.app import app
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, events, served
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SECTION = README.split("\n## Serve\n")[1].split("\n## ")[0]
+SECTION = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8080"
 
 

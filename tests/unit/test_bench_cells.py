@@ -225,7 +225,7 @@ def test_the_cache_does_not_change_what_is_read(spy):
 @pytest.mark.parametrize("test", [(2049, 0, 0), (0, 2049, 0), (0, 1, 2048), (2000, 40, 9)])
 def test_what_does_not_fit_the_context_is_refused_before_any_pass(spy, test, kv):
     model = spy()
-    with pytest.raises(OptionError, match="at most 2,048 tokens") as caught:
+    with pytest.raises(OptionError, match="the model's context has 2,048") as caught:
         measured(model, *test, kv=kv, budget=0.0)
     assert caught.value.option == samples.Test(*test).name
     assert caught.value.found == 2049

@@ -173,7 +173,7 @@ def test_rows_from_before_all_was_told_are_compared(files, untold):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(SourceError, match=r"nowhere\.json: expected a readable file"):
+    with pytest.raises(SourceError, match=r"nowhere\.json: cannot be read"):
         read(tmp_path / "nowhere.json")
     with pytest.raises(SourceError):
         read(tmp_path)

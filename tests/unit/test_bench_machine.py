@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.bench import machine, origin
+from mlx_engine.bench import origin
 from mlx_engine.machine.cores import usable_cores
 
 
@@ -48,7 +48,7 @@ def test_one_changed_byte_is_another_model(tmp_path):
 
 def test_memory_is_pages_times_their_size(monkeypatch):
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
-    assert machine.memory_bytes() == 4_096_000
+    assert origin.memory_bytes() == 4_096_000
 
 
 @pytest.mark.parametrize("error", [ValueError, OSError])
@@ -57,7 +57,7 @@ def test_memory_that_cannot_be_asked_for_is_unknown(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(os, "sysconf", fail)
-    assert machine.memory_bytes() is None
+    assert origin.memory_bytes() is None
 
 
 @pytest.mark.parametrize(
@@ -68,22 +68,22 @@ def test_the_largest_cache_is_told(monkeypatch, tmp_path, sizes, largest):
     for i, size in enumerate(sizes):
         (tmp_path / f"index{i}").mkdir()
         (tmp_path / f"index{i}" / "size").write_text(f"{size}\n")
-    monkeypatch.setattr(machine, "Path", lambda path: tmp_path)
-    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
-    assert machine.cache_bytes() == largest
+    monkeypatch.setattr(origin, "Path", lambda path: tmp_path)
+    monkeypatch.setattr(origin.platform, "system", lambda: "Linux")
+    assert origin.cache_bytes() == largest
 
 
 def test_where_the_system_must_be_asked_for_its_caches_unknown_ones_are_left_out(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "Path", lambda path: tmp_path)
-    monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(origin, "Path", lambda path: tmp_path)
+    monkeypatch.setattr(origin.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(
-        machine, "output_of", lambda *command: {"hw.perflevel0.l2cachesize": "16777216"}.get(command[-1])
+        origin, "output_of", lambda *command: {"hw.perflevel0.l2cachesize": "16777216"}.get(command[-1])
     )
-    assert machine.cache_bytes() == 16 << 20
+    assert origin.cache_bytes() == 16 << 20
 
 
 def test_the_machine_is_told_in_five_parts():
-    told = machine.machine()
+    told = origin.machine()
     assert told.keys() == {"processor", "cores", "memory_bytes", "cache_bytes", "system"}
     assert told["cores"] == usable_cores() >= 1
     assert platform.system() in told["system"]
@@ -101,8 +101,8 @@ def test_the_machine_is_told_in_five_parts():
 )
 def test_the_processor_has_a_name_and_its_widest_instructions(monkeypatch, tmp_path, flags, widest):
     (tmp_path / "cpuinfo").write_text(f"model name\t: Fast CPU\nflags\t\t: {flags}\n\nno colon here\n")
-    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / "cpuinfo")
-    assert machine.processor() == widest
+    monkeypatch.setattr(origin, "Path", lambda path: tmp_path / "cpuinfo")
+    assert origin.processor() == widest
 
 
 def test_versions_are_of_python_and_of_what_is_installed(monkeypatch):

@@ -1,11 +1,15 @@
 """The ladder of a sweep: which rung moved what, in a table, in sentences and in pictures."""
 
+import io
+
 import pytest
+from matplotlib.container import ErrorbarContainer
+from rich.console import Console
 
 from mlx_engine.bench import plots
-from mlx_engine.bench.ladder import RUNGS, figure, steps
+from mlx_engine.bench.ladder import RUNGS, bars, growth_of, in_cache, ladder, moves, notes, page, passes, steps, text
 from mlx_engine.bench.ladder import tests as in_common
-from mlx_engine.bench.report import growth_of, in_cache, ladder, moves, notes, page, passes, text
+from mlx_engine.bench.tables import figure
 
 MACHINE = {"processor": "Fast CPU", "cores": 2, "memory_bytes": 8 << 30, "cache_bytes": 1 << 20, "system": "Linux"}
 
@@ -239,6 +243,7 @@ def test_every_plot_is_a_file(tmp_path):
     names = plots.write(swept(), tmp_path)
     assert names == ["passes.png", "ladder.png", "roofline.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
+    assert all("</svg>" in (tmp_path / name).with_suffix(".svg").read_text() for name in names)
 
 
 def test_what_has_no_rows_is_not_drawn(tmp_path):
@@ -267,6 +272,29 @@ def test_estimates_are_hatched_and_absent_rungs_are_listed():
     assert [label.get_text() for label in prefill.get_yticklabels()][-2:] == ["simd, compiled, Q8_0", "metal"]
     assert "not measured" in [label.get_text() for label in decode.texts]
     assert prefill.get_xscale() == decode.get_xscale() == "log"
+
+
+def test_a_terminal_gets_the_bars_with_the_longest_for_the_fastest_rung():
+    console = Console(width=60, file=io.StringIO(), force_terminal=False)
+    prefill, decode = bars(swept())
+    console.print(decode)
+    title, *lines = console.file.getvalue().splitlines()
+    assert title.strip() == "decode, tg4: tokens per second (log scale)"
+    assert [line.split()[-1] for line in lines] == ["4.00", "10.0", "20.0", "50.0"]
+    lengths = [line.count("█") for line in lines]
+    assert lengths == sorted(lengths)
+    assert lengths[0] > 0
+    console.print(prefill)
+    assert "~1.00" in console.file.getvalue()
+
+
+def test_error_bars_reach_from_the_slowest_to_the_fastest_repetition():
+    axes, _ = plots.ladder(
+        [row("parallel", "pp8", 10.0, samples_ts=[7.0, 10.0, 12.0]), row("parallel", "tg4", 5.0)]
+    ).axes
+    (bar,) = [each for each in axes.containers if isinstance(each, ErrorbarContainer)]
+    (segment,) = bar.lines[2][0].get_segments()
+    assert [x for x, _ in segment] == [7.0, 12.0]
 
 
 def test_the_roofline_has_the_machines_limits_and_a_point_for_each_cell():

@@ -11,7 +11,7 @@ import pytest
 import mlx_engine
 from mlx_engine import backends
 from mlx_engine.backends import Entry
-from mlx_engine.bench import machine, origin, roofline, run
+from mlx_engine.bench import origin, roofline, run
 from mlx_engine.bench.samples import Test as Cell
 from mlx_engine.engine import open_source
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
@@ -128,7 +128,7 @@ def test_a_model_that_does_not_exist_is_told():
 
 def test_a_test_beyond_the_context_is_told():
     context = mlx_engine.load(MICRO, "simd").config.context_length
-    with pytest.raises(OptionError, match=f"at most {context:,} tokens"):
+    with pytest.raises(OptionError, match=f"the model's context has {context:,}"):
         rows(tests=[Cell(context + 1)])
 
 
@@ -148,7 +148,7 @@ def test_a_row_says_when_where_and_with_what(monkeypatch):
     assert row["schema"] == origin.SCHEMA == 1
     assert before <= datetime.datetime.fromisoformat(row["time"]) <= datetime.datetime.now(datetime.timezone.utc)
     assert row["commit"] == "0123456789ab+"
-    assert row["machine"] == machine.machine()
+    assert row["machine"] == origin.machine()
     assert row["versions"] == origin.versions()
 
 
@@ -221,7 +221,7 @@ def test_another_devices_limits_are_not_those_of_the_processor(monkeypatch):
 def test_components_are_there_if_asked_for_and_for_what_has_a_cache():
     (without,) = rows()
     assert "components" not in without
-    uncached, cached = rows(kv=(False, True), apart=True)
+    uncached, cached = rows(kv=(False, True), profile=True)
     assert "components" not in uncached
     assert cached["components"]["ms"] > 0
 

@@ -8,10 +8,10 @@ import mlx_engine
 from mlx_engine import backends
 from mlx_engine.backends import Entry
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.bench import components, roofline, sweep
+from mlx_engine.bench import cells, roofline, sweep
 from mlx_engine.bench.samples import Result
 from mlx_engine.bench.samples import Test as Cell
-from mlx_engine.bench.sweep_plan import Plan
+from mlx_engine.bench.sweep import Plan
 from mlx_engine.errors import BackendUnavailableError, OptionError
 from mlx_engine.weights.conversion import F32_LAYERS
 
@@ -23,7 +23,7 @@ def swept(model=MICRO, **options):
     return list(sweep.sweep(str(model), Plan(**SHORT | options)))
 
 
-def cells(rows):
+def names_of(rows):
     return [(row["rung"], row["weights"], row["test"]) for row in rows]
 
 
@@ -104,7 +104,7 @@ def test_every_rung_has_its_rows_in_the_order_of_the_ladder():
 def test_weights_are_tried_in_float32_and_as_they_are_stored():
     pytest.importorskip("numba")
     rows = swept(backends=["simd"])
-    assert cells(rows) == [
+    assert names_of(rows) == [
         ("simd, NumPy", "F32", "pp4"),
         ("simd, NumPy", "F32", "tg2"),
         ("simd, compiled", "F32", "pp4"),
@@ -158,7 +158,7 @@ def test_a_rung_that_would_not_get_through_a_token_is_not_tried(monkeypatch):
 
 def test_a_rung_whose_weights_do_not_fit_is_not_tried(monkeypatch):
     needed = swept(backends=["simd"], prompts=[0])[0]["weight_bytes"]
-    monkeypatch.setattr(sweep.machine, "memory_bytes", lambda: int(needed / sweep.MEMORY) - 1)
+    monkeypatch.setattr(sweep, "memory_bytes", lambda: int(needed / sweep.MEMORY) - 1)
     rows = swept(backends=["scalar", "simd"], prompts=[0])
     assert {row["rung"]: row["unavailable"] is None for row in rows if row["quant"] == "keep"} == {
         "scalar, no cache": False,
@@ -170,7 +170,7 @@ def test_a_rung_whose_weights_do_not_fit_is_not_tried(monkeypatch):
 
 
 def test_where_memory_cannot_be_asked_for_every_rung_is_tried(monkeypatch):
-    monkeypatch.setattr(sweep.machine, "memory_bytes", lambda: None)
+    monkeypatch.setattr(sweep, "memory_bytes", lambda: None)
     assert not any(row["unavailable"] for row in swept(backends=["simd"]))
 
 
@@ -187,14 +187,14 @@ def test_a_backends_pace_is_that_of_its_products():
 @pytest.mark.parametrize(("test", "n_tokens"), [(Cell(5), 5), (Cell(0, 3), 1), (Cell(0, 3, 6), 1), (Cell(5, 0, 6), 5)])
 def test_one_pass_is_taken_apart(test, n_tokens):
     engine = mlx_engine.load(MICRO, "simd", jit=False)
-    found = components.components(engine, test, 3)
+    found = cells.components(engine, test, 3)
     n_layers, layer = engine.config.n_layers, 7
     assert found["ops"]["linear"]["calls"] == n_layers * layer + 1
     assert found["ops"]["attention"]["calls"] == n_layers
     assert found["ops"]["argmax"]["calls"] == 1
     head = engine.config.vocab_size * engine.config.hidden_size
     in_layers = found["ops"]["linear"]["flops"] - 2 * head
-    one = components.components(engine, Cell(1), 1)["ops"]["linear"]["flops"] - 2 * head
+    one = cells.components(engine, Cell(1), 1)["ops"]["linear"]["flops"] - 2 * head
     # Of the last layer the last token alone needs what comes behind keys and values.
     cfg = engine.config
     behind = 2 * cfg.hidden_size * (cfg.n_heads * cfg.head_dim + 3 * cfg.intermediate_size)
@@ -208,31 +208,31 @@ def test_one_pass_is_taken_apart(test, n_tokens):
 def test_the_engine_is_left_as_it_was():
     engine = mlx_engine.load(MICRO, "simd", jit=False)
     backend = engine.backend
-    components.components(engine, Cell(2), 1)
+    cells.components(engine, Cell(2), 1)
     assert engine.backend is backend
     assert backend.profiler is None
 
 
 def test_the_pass_of_median_length_is_kept(monkeypatch):
     lengths = iter([5.0, 1.0, 3.0])
-    monkeypatch.setattr(components, "_pass", lambda engine, test, seed: {"ms": next(lengths)})
-    assert components.components(None, Cell(2), 3) == {"ms": 3.0}
+    monkeypatch.setattr(cells, "_profiled", lambda engine, test, seed: {"ms": next(lengths)})
+    assert cells.components(None, Cell(2), 3) == {"ms": 3.0}
 
 
 def test_a_test_that_does_both_is_not_taken_apart():
-    assert components.components(None, Cell(2, 2), 3) is None
-    assert components.components(None, Cell(2), 0) is None
+    assert cells.components(None, Cell(2, 2), 3) is None
+    assert cells.components(None, Cell(2), 0) is None
 
 
 @pytest.mark.parametrize(
     ("result", "n"),
     [
         (Result(Cell(8), [2.0, 2.0, 9.0]), 2),
-        (Result(Cell(8), [0.1]), components.PASSES),
+        (Result(Cell(8), [0.1]), cells.PROFILED),
         (Result(Cell(8), [7.0]), 0),
         (Result(Cell(8), [1.0], estimated="from a pass of 4 tokens"), 0),
         (Result(Cell(0, 4), [8.0], [[2.0, 2.0]], "from 2 of 4 passes"), 2),
     ],
 )
 def test_passes_are_taken_apart_as_often_as_there_is_time(result, n):
-    assert components.affordable(result, 5.0) == n
+    assert cells.affordable(result, 5.0) == n

@@ -9,8 +9,7 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import cells
 from mlx_engine.bench.samples import Test as Cell
-from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
-from mlx_engine.bench.work import Work, passes, work
+from mlx_engine.bench.work import Sizes, Work, bytes_per_weight, passes, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.quant.types import F16, F32, Q8_0
@@ -24,7 +23,7 @@ MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 LAYERS = 28 * (2 * 2_097_152 + 2 * 1_048_576 + 3 * 3_145_728)
 HEAD = 151_936 * 1024
 # Of the last layer, what only the last token is multiplied with: o, gate, up and down; and a query's scores and sums.
-BEHIND, SCORED = 2_097_152 + 3 * 3_145_728, 2 * 16 * 128
+LAST_ONLY, SCORED = 2_097_152 + 3 * 3_145_728, 2 * 16 * 128
 STORED = {F32: 4.0, Q8_0: 34 / 32}
 
 
@@ -63,7 +62,8 @@ def test_the_sizes_of_06b():
     assert (LAYERS, HEAD) == (440_401_920, 155_582_464)
     # Keys and values: 28 layers x 2 x 8 heads x 128 x 4 bytes. Attention: 28 x (scores and sums) x 16 heads x 128.
     assert of_06b() == Sizes(
-        LAYERS, HEAD, 633_233_408.0, 229_376, 114_688, behind=BEHIND, scored_last=SCORED, head_nbytes=HEAD * 34 / 32
+        LAYERS, HEAD, 633_233_408.0, 229_376, 114_688,
+        last_token_only=LAST_ONLY, scored_last=SCORED, head_nbytes=HEAD * 34 / 32
     )  # fmt: skip
 
 
@@ -119,17 +119,17 @@ def test_tokens_written_see_one_token_more_each():
 def test_a_prompt_reads_the_weights_once_per_chunk_and_asks_the_head_for_one_token():
     one, two = (work(of_06b(), Cell(n), kv=True) for n in (512, 513))
     pairs, last = 27 * SCORED * 512 * 513 // 2, SCORED * 512
-    assert one.flops == 2.0 * (512 * LAYERS - 511 * BEHIND + HEAD + pairs + last)
+    assert one.flops == 2.0 * (512 * LAYERS - 511 * LAST_ONLY + HEAD + pairs + last)
     assert one.nbytes == 633_233_408.0 + 512 * 229_376
     # The logits of the first chunk are wanted by nobody.
     assert two.nbytes == 2 * 633_233_408.0 - HEAD * 34 / 32 + (512 + 513) * 229_376
-    assert two.flops == 2.0 * (512 * (LAYERS - BEHIND) + pairs) + 2.0 * (LAYERS + HEAD + 28 * SCORED * 513)
+    assert two.flops == 2.0 * (512 * (LAYERS - LAST_ONLY) + pairs) + 2.0 * (LAYERS + HEAD + 28 * SCORED * 513)
 
 
 def test_without_a_cache_every_pass_runs_the_whole_sequence():
     done = work(of_06b(), Cell(n_gen=2, depth=9), kv=False)
     seen = 27 * (10 * 11 // 2 + 11 * 12 // 2) + 10 + 11
-    assert done == Work(2.0 * (21 * LAYERS - 19 * BEHIND + 2 * HEAD + SCORED * seen), 2 * 633_233_408.0)
+    assert done == Work(2.0 * (21 * LAYERS - 19 * LAST_ONLY + 2 * HEAD + SCORED * seen), 2 * 633_233_408.0)
 
 
 def test_a_test_that_does_both_needs_what_both_need():

@@ -6,12 +6,11 @@ import json
 
 import pytest
 
-from benchmarks import concurrency
-from benchmarks.concurrency_section import section
+from benchmarks import concurrency, sections
 from benchmarks.peers import child
-from benchmarks.peers.batches import WARM_STEPS, BatchPeer, decode, prompts
-from benchmarks.peers.engines import LLAMA, OURS
-from benchmarks.peers.ours_batch import open_peer
+from benchmarks.peers.contests import LLAMA, OURS
+from benchmarks.peers.loop import WARM_STEPS, BatchPeer, decode, prompts
+from benchmarks.peers.ours import open_peer
 from mlx_engine.checkpoint.sources import BUILTIN
 
 
@@ -90,6 +89,6 @@ def test_gain_factor_and_share_are_printed():
 
 def test_the_page_has_the_newest_row_of_each_depth():
     rows = [row(**{OURS: (9.0, 9.0)}), row(**{OURS: (50.0, 200.0), LLAMA: (40.0, 80.0)})]
-    text = section([json.loads(json.dumps(one)) for one in rows])
+    text = sections.concurrency([json.loads(json.dumps(one)) for one in rows])
     assert text.splitlines()[-1] == "| 8 | 200 | 80 | 4 | 2.5 | 0.50 |"
     assert text.count("| sequences |") == 1

@@ -1,4 +1,4 @@
-"""Which rows of a benchmark are kept, and that a change of the measured code marks them."""
+"""Which rows of a benchmark are kept, and with which stamp of a version."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import log, measured_code, report, sweep
-from benchmarks.log import FOLDER, Log
-from benchmarks.measured_code import CHANGED, FOLDERS, OLDER, digest, mark, stamp
-from benchmarks.summary import summary
-from benchmarks.text import source
+from benchmarks import log, report, sweep
+from benchmarks.log import Log
+from benchmarks.report import summary
+from benchmarks.sections import source
 
 ROOT = Path(__file__).parents[2]
 ORIGIN = {
-    "time": "2026-01-02T03:04", "commit": "abc", "versions": {"numpy": "2"},
+    "time": "2026-01-02T03:04", "commit": "abc", "versions": {"mlx-engine": "9.1", "numpy": "2"},
     "machine": {"processor": "P", "cores": 2, "memory_bytes": 2**30, "system": "S"},
 }  # fmt: skip
 
@@ -38,11 +37,12 @@ def at_commit(monkeypatch: pytest.MonkeyPatch, commit: str | None) -> None:
 # ---- which rows are kept ----
 
 
-def test_a_row_records_the_commit_and_the_code_that_it_measures(results, monkeypatch, capsys):
+def test_a_row_records_the_version_and_the_commit_that_it_measures(results, monkeypatch, capsys):
     at_commit(monkeypatch, "abc")
     row = Log("rows", results / "rows.jsonl").append({"rate": 1.5})
     assert rows_of(results / "rows.jsonl") == [row]
-    assert (row["commit"], row["rate"], row["code"]) == ("abc", 1.5, stamp("rows"))
+    assert (row["commit"], row["rate"], row["versions"]["mlx-engine"]) == ("abc", 1.5, "9.1")
+    assert "mlx-engine 9.1, numpy 2; commit abc, 2026-01-02." in source(row)
     assert capsys.readouterr().err == ""
 
 
@@ -68,9 +68,11 @@ def test_what_a_row_says_itself_counts(tmp_path, monkeypatch):
     assert Log("rows", None).append({"time": "2027"})["time"] == "2027"
 
 
-def test_kept_rows_that_record_their_code_are_of_a_commit():
+def test_rows_that_are_kept_have_a_version_and_since_0_2_a_commit():
     for path in report.results():
-        assert [row["commit"] for row in rows_of(path) if "code" in row and row["commit"].endswith("+")] == []
+        rows = rows_of(path)
+        assert all(row["versions"]["mlx-engine"] for row in rows)
+        assert [row["commit"] for row in rows if row["versions"]["mlx-engine"] >= "0.2" and "+" in row["commit"]] == []
 
 
 def test_benchmarks_write_their_results_with_the_log_alone():
@@ -88,91 +90,20 @@ def test_a_sweep_is_kept_row_by_row(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "2 rows\n"
 
 
-# ---- marks ----
-
-
-@pytest.fixture
-def code(tmp_path, monkeypatch):
-    """A checkout with one folder of measured code."""
-    monkeypatch.setattr(measured_code, "ROOT", tmp_path)
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "gemv.py").write_text('"""Products."""\n\n\ndef dot(a, b=0):\n    return a * b\n')
-    (tmp_path / "kernels" / "body.metal").write_text("one\n")
-    return tmp_path / "kernels"
-
-
-def measured() -> dict:
-    return {**ORIGIN, "code": {"folders": ["kernels"], "sha256": digest(["kernels"])}}
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("gemv.py", '"""Products."""\n\n\ndef dot(a, b=0):\n    return b * a\n'),
-        ("gemv.py", '"""Products."""\n\n\ndef dot(a, b=1):\n    return a * b\n'),
-        ("body.metal", "two\n"),
-        ("new.py", ""),
-        ("cpu/new.h", "int x;\n"),
-    ],
-)
-def test_a_planted_change_marks_the_section(code, file, text):
-    row = measured()
-    assert mark(row) is None
-    assert source(row).endswith("commit abc, 2026-01-02.")
-    (code / file).parent.mkdir(exist_ok=True)
-    (code / file).write_text(text)
-    assert mark(row) == CHANGED
-    assert source(row).endswith("commit abc, 2026-01-02. **The measured code has changed since.**")
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("gemv.py", '"""Other words."""\n\n\ndef dot(a, b=0):\n    """Return a product."""\n    return a * b  # why\n'),
-        ("README.md", "words\n"),
-        (".hidden", "an editor's\n"),
-        ("__pycache__/gemv.pyc", "compiled\n"),
-    ],
-)
-def test_words_and_files_that_are_no_code_do_not_mark(code, file, text):
-    row = measured()
-    (code / file).parent.mkdir(exist_ok=True)
-    (code / file).write_text(text)
-    assert mark(row) is None
-
-
-def test_a_folder_that_is_gone_marks(code):
-    row = measured()
-    code.rename(code.with_name("elsewhere"))
-    assert mark(row) == CHANGED
-
-
-def test_a_row_without_a_hash_is_of_an_older_version():
-    assert mark(ORIGIN) == OLDER
-    assert source(ORIGIN).endswith(" **Measured by an older version.**")
-
-
-def test_every_benchmark_names_folders_that_exist():
-    assert set(report.SECTIONS) <= set(FOLDERS)
-    assert {path.stem for path in FOLDER.glob("*.jsonl")} <= set(FOLDERS)
-    for folders in FOLDERS.values():
-        assert all((ROOT / folder).is_dir() for folder in folders)
-
-
 # ---- the summary ----
 
 
-def test_the_summary_has_a_figure_of_each_benchmark(code):
+def test_the_summary_has_a_figure_of_each_benchmark():
     medians = {"1": 50.0, "8": 200.0}
     found = [{"sha256": "a"}, {"sha256": "a"}]
     text = summary({
-        "rows": [{**ORIGIN, "medians_ts": {**medians, "8": 1.0}}, {**measured(), "medians_ts": medians}],
+        "rows": [{**ORIGIN, "medians_ts": {**medians, "8": 1.0}}, {**ORIGIN, "medians_ts": medians}],
         "batch": [{**ORIGIN, "depth": 128, "medians_ts": medians}],
         "bits": [{**ORIGIN, "backend": name, "found": found} for name in ("simd", "parallel")]
         + [{**ORIGIN, "backend": "mlx", "found": [{"sha256": "b"}]}],
     })  # fmt: skip
-    assert "| 8 tokens of one sequence in one pass: tokens/s | 200 | 1 token: 50 | 4 | P, commit abc |" in text
-    assert f"| 200 | 1 sequence: 50 | 4 | P, commit abc; **{OLDER}** |" in text
+    assert "| 8 tokens of one sequence in one pass: tokens/s | 200 | 1 token: 50 | 4 | 9.1, P |" in text
+    assert "| 200 | 1 sequence: 50 | 4 | 9.1, P |" in text
     assert "| different logits of one prompt | 1 | ways to read the prompt: 4 | - |" in text
     assert summary({}).count("\n") == 1
 

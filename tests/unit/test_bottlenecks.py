@@ -11,10 +11,8 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.bench.bottlenecks import about, gains
-from mlx_engine.bench.bottlenecks.apart import Operation
-from mlx_engine.bench.bottlenecks.gains import BETWEEN, Limits
-from mlx_engine.bench.bottlenecks.kinds import Kind, phase
+from mlx_engine.bench.bottlenecks import analysis, report
+from mlx_engine.bench.bottlenecks.analysis import BETWEEN, Kind, Limits, Operation, phase
 from mlx_engine.bench.bottlenecks.page import page, ranking
 from mlx_engine.bench.bottlenecks.report import Settings, described, loaded, measured, summed
 from mlx_engine.bench.bottlenecks.runs import Pass
@@ -45,49 +43,49 @@ def test_the_limit_is_the_longer_of_reading_and_computing():
 
 
 def test_the_gain_is_the_time_beyond_the_limit():
-    (line,) = gains.lines([operation("head", 5.0, kbytes=3000)], LIMITS, off=0.0)
+    (line,) = analysis.lines_of([operation("head", 5.0, kbytes=3000)], LIMITS, off=0.0)
     assert (line.ms, line.floor, line.gain, line.reached, line.bound) == (5.0, 3.0, 2.0, 0.6, "memory")
 
 
 def test_what_needs_next_to_nothing_is_bound_by_its_calls():
-    (line,) = gains.lines([operation("merge", 1.0, kbytes=99)], LIMITS, off=0.0)
+    (line,) = analysis.lines_of([operation("merge", 1.0, kbytes=99)], LIMITS, off=0.0)
     assert line.bound == "calls"
-    (line,) = gains.lines([operation("merge", 1.0, kbytes=101)], LIMITS, off=0.0)
+    (line,) = analysis.lines_of([operation("merge", 1.0, kbytes=101)], LIMITS, off=0.0)
     assert line.bound == "memory"
 
 
 def test_nothing_is_gained_where_the_cache_is_faster_than_the_limit():
-    (line,) = gains.lines([operation("add", 1.0, kbytes=4000)], LIMITS, off=0.1)
+    (line,) = analysis.lines_of([operation("add", 1.0, kbytes=4000)], LIMITS, off=0.1)
     assert (line.ms, line.gain, line.reached) == (1.0, 0.0, 4.0)
 
 
 def test_an_operation_of_which_nothing_is_left_reaches_no_share():
-    (line,) = gains.lines([operation("merge", 1.0, calls=10, kbytes=10)], LIMITS, off=0.5)
+    (line,) = analysis.lines_of([operation("merge", 1.0, calls=10, kbytes=10)], LIMITS, off=0.5)
     assert (line.ms, line.measured, line.bound, line.reached, line.gain) == (0.01, 1.0, None, None, 0.0)
 
 
 def test_without_limits_nothing_is_invented():
-    (line,) = gains.lines([operation("head", 5.0, kbytes=3000)], None, off=0.5)
+    (line,) = analysis.lines_of([operation("head", 5.0, kbytes=3000)], None, off=0.5)
     assert (line.ms, line.floor, line.gain, line.bound, line.reached) == (4.5, None, None, None, None)
 
 
 def test_nothing_is_taken_off_where_the_plain_pass_is_longer():
-    assert gains.off_every_call([operation("head", 5.0)], LIMITS, too_much=-0.5) == 0.0
-    assert gains.off_every_call([], LIMITS, too_much=1.0) == 0.0
+    assert analysis.overhead_per_call([operation("head", 5.0)], LIMITS, too_much=-0.5) == 0.0
+    assert analysis.overhead_per_call([], LIMITS, too_much=1.0) == 0.0
 
 
 def test_as_much_is_taken_off_as_makes_the_sum_the_plain_pass():
     ops = [operation("a", 10.0, calls=10), operation("b", 20.0, calls=10), operation("c", 30.0, calls=20)]
-    off = gains.off_every_call(ops, LIMITS, too_much=10.0)
+    off = analysis.overhead_per_call(ops, LIMITS, too_much=10.0)
     assert off == pytest.approx(0.25)
-    assert sum(line.ms for line in gains.lines(ops, LIMITS, off)) == pytest.approx(50.0)
+    assert sum(line.ms for line in analysis.lines_of(ops, LIMITS, off)) == pytest.approx(50.0)
 
 
 def test_no_operation_is_taken_below_its_limit_and_the_others_give_for_it():
     at_limit = operation("a", 10.0, calls=10, kbytes=9000)
     ops = [at_limit, operation("b", 20.0, calls=10), operation("c", 60.0, calls=30)]
-    off = gains.off_every_call(ops, LIMITS, too_much=11.0)
-    found = gains.lines(ops, LIMITS, off)
+    off = analysis.overhead_per_call(ops, LIMITS, too_much=11.0)
+    found = analysis.lines_of(ops, LIMITS, off)
     assert off == pytest.approx(0.25)
     assert [line.ms for line in found] == pytest.approx([9.0, 17.5, 52.5])
 
@@ -96,24 +94,24 @@ def test_a_slow_operation_keeps_its_time():
     """2 ms in every call of one, which a pass that runs all layers in one call does not have."""
     ops = [operation(name, 1.0, calls=10) for name in "abcde"]
     ops.append(operation("attention", 21.0, calls=10))
-    off = gains.off_every_call(ops, LIMITS, too_much=25.5)
+    off = analysis.overhead_per_call(ops, LIMITS, too_much=25.5)
     assert off == pytest.approx(0.2)  # twice as much as a call usually takes, and no more
-    assert gains.lines(ops, LIMITS, off)[-1].gain == pytest.approx(19.0)
+    assert analysis.lines_of(ops, LIMITS, off)[-1].gain == pytest.approx(19.0)
 
 
 def test_what_would_gain_most_is_first():
     ops = [operation("big", 50.0, kbytes=49000), operation("slow", 6.0, kbytes=1000), operation("small", 1.0)]
-    rows = gains.ranked(gains.lines(ops, LIMITS, 0.0), plain=60.0, between=3.0)
+    rows = analysis.ranked(analysis.lines_of(ops, LIMITS, 0.0), plain=60.0, between=3.0)
     assert [(row["role"], row["gain_ms"]) for row in rows] == [
         ("slow", 5.0), (BETWEEN, 3.0), ("big", 1.0), ("small", 1.0),
     ]  # fmt: skip
     assert [row["share"] for row in rows] == pytest.approx([5 / 60, 3 / 60, 1 / 60, 1 / 60])
-    assert all(row["role"] != BETWEEN for row in gains.ranked([], plain=1.0, between=0.0))
+    assert all(row["role"] != BETWEEN for row in analysis.ranked([], plain=1.0, between=0.0))
 
 
 def test_without_limits_what_takes_longest_is_first():
     ops = [operation("small", 1.0), operation("big", 50.0, kbytes=49000), operation("slow", 6.0)]
-    rows = gains.ranked(gains.lines(ops, None, 0.0), plain=100.0, between=0.0)
+    rows = analysis.ranked(analysis.lines_of(ops, None, 0.0), plain=100.0, between=0.0)
     assert [row["role"] for row in rows] == ["big", "slow", "small"]
     assert rows[0]["share"] == 0.5
     assert rows[0]["gain_ms"] is None
@@ -320,7 +318,7 @@ def test_shares_never_add_up_to_more_than_all():
 @pytest.mark.parametrize(("kind", "bits"), [("q8_0", 8.5), ("f32", 32.0)])
 def test_the_model_is_told_as_its_backend_holds_it(kind, bits):
     engine = mlx_engine.load(MICRO.with_name(f"model-{kind}.gguf"), "parallel")
-    known = about.about(engine, open_checkpoint(engine.path), "0")
+    known = report.about(engine, open_checkpoint(engine.path), "0")
     n = 7 * known["layers"] + 1
     assert (known["linears"], known["linears_quantised"]) == (n, n if kind == "q8_0" else 0)
     assert set(known["bits"]) == {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "head"}

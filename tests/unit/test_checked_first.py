@@ -65,8 +65,8 @@ WRONG = {
     "chat, a long answer": (["chat", "-n", "40000"], BEYOND),
     "chat, thinking": (["chat", "--think"], "--think: expected a chat template that reads"),
     "chat, a file": (["chat", "--load", "/nowhere"], "/nowhere: expected a readable file"),
-    "bench": (["bench", "-p", "1000000"], "the context, found"),
-    "clients": (["bench", "--concurrency", "1", "-p", "1000000"], "tokens, found"),
+    "bench": (["bench", "-p", "1000000"], "the model's context has"),
+    "clients": (["bench", "--concurrency", "1", "-p", "1000000"], "the model's context has"),
 }
 
 

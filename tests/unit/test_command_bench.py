@@ -180,16 +180,16 @@ def test_the_folders_table_is_utf_8(tmp_path):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("-p", "many"), "-p: expected numbers as 512"),
-        (("-n", "1-"), "-n: expected numbers as 512"),
-        (("-d", "1-5*1"), "-d: expected an ascending range"),
-        (("-pg", "512"), "-pg: expected prompt tokens and tokens to generate"),
-        (("-p", 0, "-n", 0), "expected at least one test"),
-        (("-o", "sql"), "output: expected md or csv or json or jsonl, found 'sql'"),
+        (("-p", "many"), "-p: 'many' is no list of numbers"),
+        (("-n", "1-"), "-n: '1-' is no list of numbers"),
+        (("-d", "1-5*1"), "-d: 1-5*1 is no ascending range"),
+        (("-pg", "512"), "-pg: '512' is no pair of prompt and generated tokens"),
+        (("-p", 0, "-n", 0), "give at least one test"),
+        (("-o", "sql"), "--output: unknown format 'sql'; choose md, csv, json or jsonl"),
         (("--quant", "q3"), "quant: expected keep or f32"),
         (("-t", 0), "threads: expected a whole number >= 1"),
         (("-b", "quick"), "backend 'quick' is not available: no backend has this name"),
-        (("-p", 999_999_999), "pp999999999: expected at most"),
+        (("-p", 999_999_999), "pp999999999 needs 999,999,999 tokens"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(args, told):

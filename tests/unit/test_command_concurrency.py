@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from mlx_engine import bench as measuring
 from mlx_engine.bench import roofline
-from mlx_engine.bench.concurrency import measure, plot
+from mlx_engine.bench.concurrency import measure
 from mlx_engine.bench.concurrency.load import Load
 from tests.unit.test_command_bench import bench, mistake
 from tests.unit.test_concurrency_http import serving
@@ -36,7 +37,9 @@ def measured(tmp_path_factory):
 def test_a_table_and_its_notes_are_printed_and_saved_with_a_plot(measured):
     folder, result = measured
     assert (result.code, result.err) == (0, f"every sample is in {folder / 'concurrency.json'}\n")
-    assert {path.name for path in folder.iterdir()} == {"concurrency.json", "concurrency.md", "concurrency.png"}
+    assert {path.name for path in folder.iterdir()} == {
+        "concurrency.json", "concurrency.md", "concurrency.png", "concurrency.svg",
+    }  # fmt: skip
     title, table, notes, shares = result.out.strip().split("\n\n")
     head, _, one, three = table.splitlines()
     assert [line.split("|")[3].strip() for line in (head, one, three)] == ["clients", "1", "3"]
@@ -123,27 +126,28 @@ def test_a_server_is_measured_over_http(tmp_path):
 
 
 def test_a_plot_without_matplotlib_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlx_engine.bench.concurrency.plot", None)
+    monkeypatch.setitem(sys.modules, "mlx_engine.bench.plots", None)
+    monkeypatch.delattr(measuring, "plots", raising=False)
     result = bench("--concurrency", 1, "-p", 2, "-n", 2, "--out", tmp_path)
     assert result.code == 0
     assert "no plots" in result.err
-    assert not (tmp_path / plot.NAME).exists()
+    assert not (tmp_path / "concurrency.png").exists()
 
 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("--concurrency", "few"), "--concurrency: expected numbers as"),
-        (("--concurrency", "0,1"), "--concurrency: expected at least one client, found 0"),
-        (("--concurrency", 2, "-p", "1,2"), "-p: expected one number >= 1"),
-        (("--concurrency", 2, "-n", 0), "-n: expected one number >= 1"),
-        (("--concurrency", 2, "-pg", "1,2"), "--concurrency: expected no option that it would ignore, found '-pg'"),
-        (("--concurrency", 2, "--sweep"), "found '--sweep'"),
-        (("--concurrency", 2, "--api-key", "x"), "found '--api-key'"),
-        (("--url", "http://x", "--no-overlap"), "--url: expected no option that it would ignore"),
-        (("--shared-prefix", 9), "--shared-prefix: expected --concurrency or --url, found neither"),
-        (("--requests", 9), "--requests: expected --concurrency or --url"),
-        (("--concurrency", 2, "-p", 99_999), "pp99999+tg64: expected at most"),
+        (("--concurrency", "few"), "--concurrency: 'few' is no list of numbers, such as 1,2,4"),
+        (("--concurrency", "0,1"), "--concurrency must be at least 1"),
+        (("--concurrency", 2, "-p", "1,2"), "-p: --concurrency takes one number, at least 1, not 1,2"),
+        (("--concurrency", 2, "-n", 0), "-n: --concurrency takes one number, at least 1, not 0"),
+        (("--concurrency", 2, "-pg", "1,2"), "--concurrency cannot be combined with -pg"),
+        (("--concurrency", 2, "--sweep"), "cannot be combined with --sweep"),
+        (("--concurrency", 2, "--api-key", "x"), "cannot be combined with --api-key"),
+        (("--url", "http://x", "--no-overlap"), "--url cannot be combined with -b, --no-jit, --no-overlap"),
+        (("--shared-prefix", 9), "--shared-prefix needs --concurrency or --url"),
+        (("--requests", 9), "--requests needs --concurrency or --url"),
+        (("--concurrency", 2, "-p", 99_999), "pp99999+tg64 needs 100,063 tokens"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(args, told, tmp_path):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_engine.commands import plan_options
-from mlx_engine.commands.quantities import (
+from mlx_engine.commands import plan as plan_options
+from mlx_engine.commands.plan import (
     bandwidth_of,
     bits_of,
     compute_of,
@@ -131,25 +131,30 @@ def test_what_is_not_given_is_measured_here(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--hosts", "4y16GB"], "--hosts: expected machines such as 4x16GB or 16GB,64GB, found '4y16GB'"),
-        (["--hosts", "0x16GB"], "--hosts: expected 1 to 1,024 machines of a kind, found '0x16GB'"),
-        (["--hosts", "9x16GB"], f"--hosts: expected at most {N_LAYERS} ranks"),
-        (["--link", "10"], "--link: expected a rate such as 10Gbit/s or 1.25GB/s, found '10'"),
-        (["--link", "0Gbit/s"], "--link: expected a rate"),
-        (["--latency", "5"], "--latency: expected a time such as 0.1ms or 200us, found '5'"),
-        (["--bandwidth", "1GB/s,2GB/s,3GB/s"], "--bandwidth: expected one value, or 2 separated by commas"),
-        (["--bandwidth", "120Gbit/s"], "--bandwidth: expected a rate such as 120GB/s, found '120Gbit/s'"),
-        (["--compute", "fast"], "--compute: expected a rate such as 300GFLOP/s or 3.5TFLOP/s, found 'fast'"),
-        (["--shard", "data"], "--shard: expected pipeline or tensor, found 'data'"),
+        (["--hosts", "4y16GB"], "--hosts: '4y16GB' is no list of machines, such as 4x16GB or 16GB,64GB"),
+        (["--hosts", "4"], "--hosts: 4 has no unit; 4x16GB means 4 machines with 16 GB of memory each"),
+        (["--hosts", "16GB,2x8.5"], "--hosts: 2x8.5 has no unit; 4x16GB means"),
+        (["--hosts", "0x16GB"], "--hosts: 0x16GB must be 1 to 1,024 machines"),
+        (
+            ["--hosts", "9x16GB"],
+            f"--hosts: the model's {N_LAYERS} layers can be cut for at most {N_LAYERS} ranks, not for 9",
+        ),
+        (["--link", "10"], "--link: '10' is no rate, such as 10Gbit/s or 1.25GB/s"),
+        (["--link", "0Gbit/s"], "--link: '0Gbit/s' is no rate"),
+        (["--latency", "5"], "--latency: '5' is no time, such as 0.1ms or 200us"),
+        (["--bandwidth", "1GB/s,2GB/s,3GB/s"], "--bandwidth needs one value, or one for each of the 2 machines"),
+        (["--bandwidth", "120Gbit/s"], "--bandwidth: '120Gbit/s' is no rate, such as 120GB/s"),
+        (["--compute", "fast"], "--compute: 'fast' is no rate, such as 300GFLOP/s or 3.5TFLOP/s"),
+        (["--shard", "data"], "--shard: unknown kind 'data'; choose pipeline or tensor"),
         (
             ["--split", "3,4"],
-            f"--split: expected 2 numbers of at least 1 that add up to the model's {N_LAYERS} layers, found 3,4",
+            f"--split: 3,4 must be 2 numbers of at least 1 that add up to the model's {N_LAYERS} layers",
         ),
-        (["--split", "a"], "--split: expected the number of layers of each rank, such as 20,8, found 'a'"),
-        (["--split", "3,3", "--shard", "tensor"], "--split: expected --shard pipeline with it, found tensor"),
-        (["--context", LONGEST + 1], f"--context: expected at most {LONGEST:,} tokens, found {LONGEST + 1}"),
-        (["--prompt", LONGEST + 1], f"--prompt: expected at most {LONGEST:,} tokens, the context, found {LONGEST + 1}"),
-        (["-m", "org/repo"], "org/repo: expected a model on this machine, found a name on the hub"),
+        (["--split", "a"], "--split: 'a' is no list of layers of each rank, such as 20,8"),
+        (["--split", "3,3", "--shard", "tensor"], "--split needs --shard pipeline"),
+        (["--context", LONGEST + 1], f"--context must be at most {LONGEST:,} tokens, the model's context"),
+        (["--prompt", LONGEST + 1], f"--prompt must be at most {LONGEST:,} tokens, the value of --context"),
+        (["-m", "org/repo"], "org/repo: not on this machine, and `plan` downloads nothing"),
     ],
 )
 def test_a_mistake_is_one_line(options, message, monkeypatch, tmp_path):
@@ -168,5 +173,5 @@ def test_quantities():
     assert [seconds_of("-", text) for text in ("0.1ms", "200us", "1s", "0")] == pytest.approx([1e-4, 2e-4, 1, 0])
     assert each_host("-", "1GB/s", 2, bandwidth_of) == [1e9, 1e9]
     for parse in (bits_of, bandwidth_of, compute_of, seconds_of, memories_of):
-        with pytest.raises(OptionError, match="--x: expected "):
+        with pytest.raises(OptionError, match="--x: '1 apple/s' is no "):
             parse("--x", "1 apple/s")

@@ -47,7 +47,7 @@ def test_the_help_of_every_command_begins_with_what_it_does():
         "backends": "List the backends",
         "cache": "List and remove what is kept on disk",
         "kernels": "List, check and measure the GPU kernels",
-        "plan": "Print what would lie where on several machines",
+        "plan": "Estimate the placement of layers on several machines",
     }
     commands = typer.main.get_command(app).commands
     assert commands.keys() == summaries.keys()

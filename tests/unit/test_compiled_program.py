@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from kernels.cpu.build import layout
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.lowering import LOWERED, Lowering
 from mlx_engine.backends.cpu.program import CompiledProgram
-from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.program import OpByOp, Program
 from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.engine import Engine
 from mlx_engine.loop.forward import forward
 from mlx_engine.models import decoder
-from mlx_engine.models.decoder import decoder_layer
+from mlx_engine.models.layer import RowNorms, decoder_layer
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from tests.contract.check import BACKENDS, load
@@ -64,10 +66,10 @@ Passes = list[list[tuple[int, int | None]]]
 
 
 def run(engine: Engine, passes: Passes, *, compiled: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Logits of all passes, and what lies in the stores; `compiled` or operation by operation."""
+    """Return the logits of all passes, and the contents of the stores; `compiled` or operation by operation."""
     model = copy.copy(engine.model)
     if not compiled:
-        model.program = Backend.compile(engine.backend, model.definition)
+        model.program = Backend.compile(engine.backend, model.definition, model.width)
     n_sequences = max(map(len, passes))
     ends, rows = [100 * i for i in range(n_sequences)], []
     pool = model.new_pool(sum(n for new in passes for n, _ in new), n_sequences=n_sequences, page=PAGE)
@@ -179,7 +181,7 @@ def logits(model: Any) -> np.ndarray:
 
 def tripled(w: Any) -> Any:
     """Return a layer with three times the scale of the scores."""
-    return replace(w, scores=replace(w.scores, scale=3 * w.scores.scale))
+    return replace(w, mix=replace(w.mix, scores=replace(w.mix.scores, scale=3 * w.mix.scores.scale)))
 
 
 def scaled(model: Any) -> None:
@@ -187,16 +189,16 @@ def scaled(model: Any) -> None:
 
 
 def renormed(model: Any) -> None:
-    norm = replace(model.layers[0].attn_norm, weight=3 * model.layers[0].attn_norm.weight)
-    model.layers = [replace(model.layers[0], attn_norm=norm), *model.layers[1:]]
+    norm = replace(model.layers[0].norm, weight=3 * model.layers[0].norm.weight)
+    model.layers = [replace(model.layers[0], norm=norm), *model.layers[1:]]
 
 
 def test_what_the_kernels_lack_is_run_operation_by_operation():
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
     last = model.layers[-1]
-    wide = replace(last.ffn_norm, weight=np.ones(layout.SCRATCH_BYTES, np.float32))
+    wide = replace(last.ffn.norm, weight=np.ones(layout.SCRATCH_BYTES, np.float32))
     other = copy.copy(model)
-    other.layers = [*model.layers[:-1], replace(last, ffn_norm=wide)]
+    other.layers = [*model.layers[:-1], replace(last, ffn=replace(last.ffn, norm=wide))]
     other.backend = model.backend
     assert isinstance(other.program, OpByOp)
     assert isinstance(model.program, CompiledProgram)
@@ -214,7 +216,7 @@ def test_arrays_from_elsewhere_are_run_operation_by_operation():
         return be.project_add(zeros, linear, be.norm_project(x, norm, (linear,))[0])
 
     for definition in (constant_residual, constant_input):
-        assert isinstance(be.compile(definition), OpByOp)
+        assert isinstance(be.compile(definition, 64), OpByOp)
 
 
 def test_keys_and_values_of_another_model_are_refused():
@@ -223,7 +225,7 @@ def test_keys_and_values_of_another_model_are_refused():
     more, narrower = replace(layer, n_kv_heads=layer.n_kv_heads + 1), replace(layer, head_dim=layer.head_dim // 2)
     for wrong in ([layer], [more, *others], [*others, narrower], [layer, layer, *others]):
         kv = KVPool(model.backend, wrong, 8).sequence()
-        with pytest.raises(ValueError, match=r"expected KV stores of \(KV heads, head dim\) .* by layer, found"):
+        with pytest.raises(ValueError, match=r"KV stores must have \(KV heads, head dim\) .* by layer, not"):
             forward(model, SequenceInput(IDS[:3], kv))
         assert (kv.length, kv.pending) == (0, 0)
 
@@ -241,37 +243,61 @@ def test_an_operation_that_a_subclass_overrides_is_called():
         forward(model, SequenceInput(IDS[:3], model.new_kv(4)))
 
 
-def test_head_norms_come_in_pairs_and_with_a_rotation():
-    layer = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model.layers[0]
-    for change in ({"rope": None}, {"attn_q_norm": None}, {"attn_k_norm": None}):
-        with pytest.raises(ValueError, match=r"blk\.0\.attn_output: expected norms"):
-            replace(layer, **change)
+def changed_attention(**parts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of a model whose layers have other parts of attention, compiled and operation by operation."""
+    model = mlx_engine.load(DATA / "qwen3-micro" / "model-f32.gguf", "simd").model
+    model.layers = [
+        replace(w, mix=replace(w.mix, **{k: make(w.mix) for k, make in parts.items()})) for w in model.layers
+    ]
+    model.backend = model.backend
+    assert isinstance(model.program, CompiledProgram)
+    compiled = logits(model)
+    model.program = OpByOp(model.backend, model.definition)
+    return compiled, logits(model)
+
+
+def test_parts_of_attention_can_be_combined():
+    """Head norms without a rotation, and norms of rows together with a norm of the input and a gate."""
+    alone, composed = changed_attention(rope=lambda w: None)
+    np.testing.assert_array_equal(alone, composed)
+    np.testing.assert_array_equal(alone, changed_attention(rope=lambda w: Rope.none(w.head_dim))[0])
+    assert np.abs(alone - changed_attention(rope=lambda w: None, norms=lambda w: None)[0]).max() > 1e-3
+
+    def ones(linear: Linear) -> RMSNorm:
+        return RMSNorm(linear.name, np.ones(linear.weight.shape[0], np.float32), 1e-6)
+
+    def norms(w: Any) -> RowNorms:
+        return RowNorms(ones(w.q), ones(w.k))
+
+    found, composed = changed_attention(norms=norms, gate=lambda w: w.q)
+    np.testing.assert_array_equal(found, composed)
+    assert np.abs(found - changed_attention(norms=norms)[0]).max() > 1e-3
 
 
 # ---- edits of the definition ----
 
 
 def attended(
-    be: Any, w: Any, i: int, x: Any, batch: Any, *, head_dim: int, want: Wanted, positions: Any = None,
+    be: Any, w: Any, i: int, x: Any, batch: Any, *, want: Wanted, positions: Any = None,
     rows: Any = None, counts: Any = None, **_: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return x with what attention adds to it, and x itself; positions, rows and counts are the batch's if not given.
 
     Where no logits are wanted, what is returned has no meaning.
     """
-    q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-    q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, positions or batch.positions)
+    q, k, v = be.norm_project(x, w.norm, (w.mix.q, w.mix.k, w.mix.v))
+    q, k, v = be.head_norm_rope(q, k, v, w.mix.head_dim, w.mix.norms, w.mix.rope, positions or batch.positions)
     kv, n_queries = be.kv_append(batch, i, k, v), batch.lengths
     if want == "none":
         return x, x
     if want == "some":
         rows = rows or batch.rows
         q, x, n_queries = be.take(q, rows), be.take(x, rows), counts or batch.wanted
-    return be.project_add(be.merge(be.attention(q, kv, n_queries, w.scores)), w.attn_output, x), x
+    return be.project_add(be.merge(be.attention(q, kv, n_queries, w.mix.scores)), w.out, x), x
 
 
 def fed_forward(be: Any, w: Any, x: Any, residual: Any) -> Any:
-    return be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation), w.ffn_down, residual)
+    return be.project_add(be.norm_gate_up(x, w.ffn.norm, w.ffn.gate, w.ffn.up, w.ffn.activation), w.ffn.down, residual)
 
 
 def feed_forward_first(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
@@ -310,7 +336,7 @@ def depends_on_length(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: A
 def array_of_its_own(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """The feed-forward network adds nothing to what it reads, but to zeros."""
     x = decoder_layer(be, w, i, x, batch, **settings)
-    return be.add(x, be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "gelu"), w.ffn_down, x))
+    return be.add(x, be.project_add(be.norm_gate_up(x, w.ffn.norm, w.ffn.gate, w.ffn.up, "gelu"), w.ffn.down, x))
 
 
 def first_row(be: Any, w: Any, i: int, x: Any, batch: Any, *, want: Wanted, **settings: Any) -> Any:
@@ -373,7 +399,7 @@ def decoded(model: Any) -> np.ndarray:
 
 
 # Layers that the kernels would run with the positions, rows, counts and slots of the batch, whatever they say.
-TOLD_OTHERWISE: dict[str, Callable[..., Any]] = {
+NOT_OF_THE_BATCH: dict[str, Callable[..., Any]] = {
     "positions": partial(attended, i=0, positions=(9,)),
     "rows": partial(attended, i=0, rows=(0,)),
     "counts": partial(attended, i=0, counts=(1,)),
@@ -385,15 +411,42 @@ TOLD_OTHERWISE: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", TOLD_OTHERWISE)
+@pytest.mark.parametrize("what", NOT_OF_THE_BATCH)
 def test_what_is_not_the_batchs_is_run_operation_by_operation(what: str):
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
 
     def compiled(layer: Callable[..., Any]) -> Program:
-        settings = {"w": model.layers[0], "head_dim": model.config.head_dim}
+        settings = {"w": model.layers[0]}
         return model.backend.compile(
-            lambda be, x, batch, *, want: layer(be, x=x, batch=batch, want=want, **settings)[0]
+            lambda be, x, batch, *, want: layer(be, x=x, batch=batch, want=want, **settings)[0], model.width
         )
 
     assert isinstance(compiled(partial(attended, i=0)), CompiledProgram)
-    assert isinstance(compiled(TOLD_OTHERWISE[what]), OpByOp)
+    assert isinstance(compiled(NOT_OF_THE_BATCH[what]), OpByOp)
+
+
+def test_an_operation_without_a_step_is_the_reason_that_is_logged(caplog: pytest.LogCaptureFixture):
+    be = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").backend
+    with caplog.at_level("INFO", "mlx_engine"):
+        program = be.compile(lambda be, x, batch, *, want: be.silu(x), 64)
+    assert (type(program), program.reason) == (OpByOp, "the operation silu")
+    assert [(r.message, vars(r)["fields"]["reason"]) for r in caplog.records] == [("op_by_op", "the operation silu")]
+
+
+@pytest.mark.parametrize("branch", [bool, lambda x: x == x, lambda x: x + x, lambda x: x.shape])
+def test_a_definition_that_reads_a_value_runs_operation_by_operation(branch: Callable[[Any], object]):
+    be = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").backend
+
+    def definition(be: Any, x: Any, batch: Any, *, want: Wanted) -> Any:
+        branch(x)
+        return be.scale(x, 2.0)
+
+    assert str(be.compile(definition, 64).reason).startswith("a definition that needs arrays")
+    branch = id
+    assert isinstance(be.compile(definition, 64), CompiledProgram)
+
+
+@pytest.mark.parametrize("op", LOWERED)
+def test_a_step_has_the_arguments_of_the_operation(op: str):
+    theirs, ours = (list(signature(getattr(kind, op)).parameters.values()) for kind in (Backend, Lowering))
+    assert [(of.name, of.default, of.kind) for of in ours] == [(of.name, of.default, of.kind) for of in theirs]

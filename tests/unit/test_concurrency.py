@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_engine.bench.concurrency import figures as of
-from mlx_engine.bench.concurrency.figures import Run, Steps, Timed
-from mlx_engine.bench.concurrency.load import Load
+from mlx_engine.bench.concurrency import load as of
+from mlx_engine.bench.concurrency.clients import Scheduled
+from mlx_engine.bench.concurrency.load import Load, RequestTimes, Run, Steps
 from mlx_engine.bench.concurrency.measure import Plan, Sample, interleaved, row, shared_prefix, throughput
-from mlx_engine.bench.concurrency.scheduled import Scheduled
-from mlx_engine.bench.sizes import Sizes
+from mlx_engine.bench.work import Sizes
 from mlx_engine.cache import KVLayer, KVPool
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
@@ -131,7 +130,7 @@ def test_weights_are_read_once_for_all_clients():
 
 def test_shares_are_of_what_the_machine_reached():
     steps = Steps(n=4, n_rows=12, n_decoding=3, n_decoded=6, flops=8e9, nbytes=4e9)
-    run = Run([Timed(0.0, [1.0, 2.0], n_tokens=10)], 2.0, steps)
+    run = Run([RequestTimes(0.0, [1.0, 2.0], n_tokens=10)], 2.0, steps)
     found = of.figures(run, {"read_gbs": 10.0, "peak_gflops": 16.0})
     assert (found["rows_per_step"], found["decode_rows_per_step"]) == (3.0, 2.0)
     assert (found["gbs"], found["gflops"]) == (2.0, 4.0)
@@ -141,7 +140,7 @@ def test_shares_are_of_what_the_machine_reached():
 
 
 def test_latencies_are_of_all_requests():
-    requests = [Timed(0.0, [1.0, 1.5, 3.0], 3), Timed(10.0, [13.0, 13.1], 2), Timed(20.0)]
+    requests = [RequestTimes(0.0, [1.0, 1.5, 3.0], 3), RequestTimes(10.0, [13.0, 13.1], 2), RequestTimes(20.0)]
     found = of.figures(Run(requests, 100.0))
     assert (found["ttft_ms"], found["ttft_p99_ms"]) == (2000.0, 3000.0)
     assert (found["gap_ms"], found["gap_p99_ms"]) == (pytest.approx(500), 1500)
@@ -157,7 +156,7 @@ def test_p99_is_the_smallest_value_that_99_of_100_do_not_exceed(n, p99):
 
 
 def test_a_run_without_tokens_has_no_latencies():
-    found = of.figures(Run([Timed(0.0)], 1.0))
+    found = of.figures(Run([RequestTimes(0.0)], 1.0))
     assert (found["total_ts"], found["ttft_ms"], found["gap_p99_ms"]) == (0.0, None, None)
 
 
@@ -237,7 +236,7 @@ class Caching:
         timed = []
         for prompt in prompts:
             known = max((_alike(prompt, other) for other in self.seen), default=0)
-            timed.append(Timed(0.0, [float(len(prompt) - known)], n_gen, known))
+            timed.append(RequestTimes(0.0, [float(len(prompt) - known)], n_gen, known))
             self.seen.append(prompt)
         return Run(timed, 1.0)
 

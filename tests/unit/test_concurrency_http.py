@@ -10,10 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from mlx_engine.bench.concurrency.clients import Served
 from mlx_engine.bench.concurrency.load import Load
-from mlx_engine.bench.concurrency.measure import Plan
-from mlx_engine.bench.concurrency.rows import server_rows
-from mlx_engine.bench.concurrency.served import Served
+from mlx_engine.bench.concurrency.measure import Plan, server_rows
 from mlx_engine.errors import OptionError, SourceError
 from tests.patience import wait_for
 
@@ -168,7 +167,7 @@ def test_an_error_within_a_stream_is_raised():
 def test_no_server_is_an_error_that_says_so():
     with serving() as (_, url):
         pass
-    with pytest.raises(SourceError, match=r"expected an OpenAI-compatible server, found Connection.*check that it"):
+    with pytest.raises(SourceError, match=r"no OpenAI-compatible server answers .Connection.*check that it"):
         Served(url)
 
 

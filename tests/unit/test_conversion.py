@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from benchmarks import crossover, crossover_section
+from benchmarks import crossover
+from benchmarks import sections as crossover_section
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.bench.model_memory import linears
+from mlx_engine.bench.roofline import linears
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.checkpoint.shape_folders import write_folder
-from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
-from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
+from mlx_engine.checkpoint.shapes import Gemma3Shape, GPT2Shape
 from mlx_engine.config.layer_types import layer_type
 from mlx_engine.errors import OptionError
 from mlx_engine.quant.types import BF16, F32, Q4_0, Q8_0
@@ -39,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name, shape in TINY.items():
         made[name] = tmp_path_factory.mktemp("shapes") / name
-        write_folder(made[name], shape)
+        shape.write(made[name], name)
     return made
 
 
@@ -123,7 +122,7 @@ def test_one_layer_type_alone(folders, backend):
 
 
 def test_rows_that_fill_no_blocks_are_left_and_named(tmp_path, backend):
-    write_folder(tmp_path / "odd", GPT2Shape(1, 48, 4, 700, 32))
+    GPT2Shape(1, 48, 4, 700, 32).write(tmp_path / "odd", "odd")
     converted = convert_model(open_checkpoint(tmp_path / "odd"), backend, Conversion("q8_0")).converted
     # Only the way back from the feed-forward network has rows of 192.
     assert converted.counts == {"q8_0": 1}

@@ -10,7 +10,7 @@ import pytest
 import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import sweep
-from mlx_engine.bench.sweep_plan import Plan
+from mlx_engine.bench.sweep import Plan
 from mlx_engine.machine import cores
 from mlx_engine.machine.cores import usable_cores
 from mlx_engine.observe import log

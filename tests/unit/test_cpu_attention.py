@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu.attention.attention import attention_numpy
+from kernels.cpu.attention import attention_numpy
 from kernels.cpu.build import layout, library, pool
 from kernels.cpu.build.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
 from kernels.cpu.products import order_numpy
 from mlx_engine.backends.batch import KVSpan
-from mlx_engine.backends.cpu.program import parts_of, sequence_words
+from mlx_engine.backends.cpu.program import parts_of, sequence_descriptors
 
 U = 2.0**-24
 LIBRARY = library.load()
@@ -61,7 +61,7 @@ def attend_batch(
     n, n_heads, width = q.shape
     assert layout.attention_scratch(n_heads // store.shape[1], width) <= layout.SCRATCH_BYTES
     out = np.full_like(q, np.nan)
-    sequences = sequence_words(spans, counts, counts)
+    sequences = sequence_descriptors(spans, counts, counts)
     found = np.full((max(1, parts_of(spans, counts)), n_heads, width + LANES), np.nan, dtype=np.float32)
     POOL.shared.wake()
     LIBRARY.attend(

@@ -20,8 +20,7 @@ pytest.importorskip("numba")
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.backends.cpu.host_memory import address
-from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix, address
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight

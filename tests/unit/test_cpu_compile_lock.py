@@ -18,9 +18,9 @@ from tests.unit.test_cpu_library import python
 # Both processes find no code before either compiles. The code of a format is compiled already: no test waits for that.
 ONE_OF_TWO = """
 import os, sys, time, types
-import kernels.cpu
+import kernels.cpu.build
 from pathlib import Path
-from kernels.cpu import library
+from kernels.cpu.build import library
 code, meet = Path(sys.argv[1]), Path(sys.argv[2])
 def build(parts):
     time.sleep(0.3)

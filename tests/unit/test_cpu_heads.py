@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu.attention.attention import heads_numpy
+from kernels.cpu.attention import heads_numpy
 from kernels.cpu.build import layout, library, pool
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy.simd import SimdBackend

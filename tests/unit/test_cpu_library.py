@@ -62,14 +62,14 @@ def test_source_in_an_archive_is_the_same_source(tmp_path: Path):
             archive.write(path, path.relative_to(ROOT))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from kernels.cpu import library; print(library.__file__, library._digest())"
+        "from kernels.cpu.build import library; print(library.__file__, library._digest())"
     )
     file, digest = python(code, tmp_path / "all.zip").stdout.split()
-    assert (Path(file).parents[2], digest) == (tmp_path / "all.zip", library._digest())
+    assert (Path(file).parents[3], digest) == (tmp_path / "all.zip", library._digest())
 
 
 def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
-    code = "from kernels.cpu import library; print(library.code_file('products').parent)"
+    code = "from kernels.cpu.build import library; print(library.code_file('products').parent)"
     folder = Path(python(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip())
     assert folder == tmp_path / library._digest()
 
@@ -77,8 +77,8 @@ def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
 # The machine code is cached, so no test waits for the compiler.
 KERNEL = """
 import sys, types
-import kernels.cpu
-from kernels.cpu import library
+import kernels.cpu.build
+from kernels.cpu.build import library
 files = {part: file for part, file in zip(library.BASE, sys.argv[1:], strict=True)}
 kernels.cpu.build.machine_code = types.SimpleNamespace(
     build=lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts})
@@ -147,9 +147,11 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: list[Path]):
-    folder = Path(library.__file__).parent
+    folder = Path(library.__file__).parents[1]
     exporting = {
-        path.stem for path in folder.glob("*.py") if re.search(r"^@(entry|task)$", path.read_text(), re.MULTILINE)
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if re.search(r"^@(entry|task)$", path.read_text(), re.MULTILINE)
     }
     assert {name for part in library.BASE.values() for name in part} == exporting
     modules = {importlib.import_module(f"kernels.cpu.{name}").__name__ for name in exporting}
@@ -189,7 +191,7 @@ def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypat
 
 INTERRUPTED = """
 import os, signal, threading, time
-from kernels.cpu import machine_code
+from kernels.cpu.build import machine_code
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what runs behind them without one
 machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
 children, started = [], machine_code._started
@@ -217,7 +219,7 @@ def test_an_interrupt_leaves_no_process_behind():
 
 KILLED = """
 import os, signal
-from kernels.cpu import machine_code
+from kernels.cpu.build import machine_code
 first = machine_code._CHILD.partition("sys.path")[0]
 machine_code._CHILD = first + "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
 started = machine_code._started

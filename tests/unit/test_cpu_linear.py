@@ -17,7 +17,7 @@ pytest.importorskip("numba")
 from kernels.cpu.build.layout import GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, SMALL_BATCH, STRETCH
 from kernels.cpu.products import activations_numpy, linear_numpy, norms_numpy, order_numpy
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.cpu.host_memory import address
+from mlx_engine.backends.cpu.descriptors import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight

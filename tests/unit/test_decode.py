@@ -20,7 +20,7 @@ from mlx_engine.loop.sampler import Sampler
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Stream
 from mlx_engine.options import Options
-from mlx_engine.weights.model import load_model
+from mlx_engine.weights.model import Model, load_model
 from tests.decoding import decode, greedy_ids, prefill
 from tests.streams import request_of, stream_of
 
@@ -67,7 +67,7 @@ class Bytes:
         return "\ufffd" if self.held else ""
 
 
-class Script:
+class Script(Model):
     """A model that writes the ids it was given, whatever it reads; `passes` are the ids of each pass."""
 
     class Config:

@@ -1,9 +1,11 @@
-"""The parts of a run on several ranks: agreement, signs of life, time line; and the command line."""
+"""The parts of a run on several ranks: agreement, heartbeat, time line; and the command line."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,16 +14,15 @@ import pytest
 
 from benchmarks.relay import connected
 from mlx_engine.commands.console import reports_errors
-from mlx_engine.distributed import agreement, liveness
-from mlx_engine.distributed.agreement import agree, gather_values
-from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.liveness import Liveness
-from mlx_engine.distributed.local import run_ranks
-from mlx_engine.distributed.stalls import Report, Stalls
-from mlx_engine.distributed.timeline import Span, busy, drawing
+from mlx_engine.distributed import heartbeat, shard
+from mlx_engine.distributed.group import Group, gather_values
+from mlx_engine.distributed.heartbeat import Heartbeat, Report, Stalls
+from mlx_engine.distributed.leader import Span, busy, drawing
+from mlx_engine.distributed.shard import agree
 from mlx_engine.errors import DistributedError
 from tests import ranks
 from tests.builtin import N_LAYERS
+from tests.local_ranks import run_ranks
 from tests.patience import PATIENCE, wait_for
 from tests.unit.test_command_generate import generate
 
@@ -31,7 +32,7 @@ def test_ranks_that_differ_are_named():
         assert gather_values(group, "x" * group.rank) == ["", "x", "xx"]
         agree(group, {"version": "1", "files": "a" if group.rank < 2 else "b"})
 
-    with pytest.raises(DistributedError, match="rank 2: expected files of rank 0, 'a', found 'b'; start all ranks"):
+    with pytest.raises(DistributedError, match="rank 2: differs from rank 0 in files, 'b' and 'a'; start all ranks"):
         run_ranks(3, run)
 
 
@@ -46,7 +47,7 @@ class Ends:
         self.raised: dict[int, DistributedError] = {}
         hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
         self.ranks = [
-            Liveness(rank, hosts, end=self.end_of(rank), interval=0.02, limit=PATIENCE, joining=joining)
+            Heartbeat(rank, hosts, end=self.end_of(rank), interval=0.02, limit=PATIENCE, joining=joining)
             for rank in range(len(hosts))
         ]
         # Messages that are lost are found soon: reports are counted for it, and no seconds.
@@ -60,7 +61,7 @@ class Ends:
         for thread in threads:
             thread.join()
 
-    def join(self, rank: Liveness, port: int) -> None:
+    def join(self, rank: Heartbeat, port: int) -> None:
         """Join; note the error."""
         try:
             rank.join(port)
@@ -89,10 +90,10 @@ class Ends:
         closed(self.ranks)
 
 
-def closed(ended: Sequence[Liveness]) -> None:
+def closed(ended: Sequence[Heartbeat]) -> None:
     """Wait for the threads of ranks that have ended, and close their connections."""
     for thread in threading.enumerate():
-        if thread.name.startswith(("rank ", "signs of life")):
+        if thread.name.startswith(("rank ", "heartbeat")):
             thread.join(PATIENCE)
     for rank in ended:
         for peer in rank._peers.values():
@@ -112,23 +113,20 @@ def test_a_rank_that_ends_is_named_by_rank_0_and_all_end(ends: Ends):
     assert found[1] == (1, None)
     code, line = found[0]
     assert code == 1
-    assert line == (
-        "error: rank 2 (127.0.0.3): expected to run until the end, found that it has ended; all ranks end, "
-        "start them again"
-    )
+    assert line == ("error: rank 2 (127.0.0.3) exited; all ranks end, start them again")
 
 
 def test_rank_0_that_ends_is_named_by_rank_1(ends: Ends):
     ends.cut(0)
     found = ends.wait(1, 2)
     assert found[2] == (1, None)
-    assert "rank 0 (127.0.0.1)" in str(found[1][1])
+    assert "rank 0 (127.0.0.1) exited" in str(found[1][1])
 
 
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ends, int], None]:
     """Stop a rank, for which rank 0 waits shortly. It waits for others as long as tests do: the machine may be busy."""
-    stopped, read, reads = list[socket.socket](), liveness._line, threading.Event()
+    stopped, read, reads = list[socket.socket](), heartbeat._line, threading.Event()
 
     def line(peer: socket.socket, limit: float) -> str:
         if not any(peer is each for each in stopped):
@@ -136,12 +134,12 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ends, int], None]:
         reads.set()
         return read(peer, 0.2)
 
-    def stop(ends: Ends, rank: int, *, is_paused: bool = False) -> None:
+    def stop(ends: Ends, rank: int) -> None:
         stopped.append(ends.ranks[0]._peers[rank])
-        assert is_paused or reads.wait(PATIENCE)
+        assert reads.wait(PATIENCE)
         ends.ranks[rank]._tell_all = lambda text: None  # type: ignore[method-assign]
 
-    monkeypatch.setattr(liveness, "_line", line)
+    monkeypatch.setattr(heartbeat, "_line", line)
     return stop
 
 
@@ -161,14 +159,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(liveness, "time", made)
+    monkeypatch.setattr(heartbeat, "time", made)
     return made
 
 
 def test_a_rank_without_signs_of_life_is_named(ends: Ends, stop: Callable[..., None]):
     stop(ends, 2)
     found = ends.wait(0, 1)
-    assert "rank 2 (127.0.0.3): expected to run until the end, found that it has given no sign" in str(found[0][1])
+    assert "rank 2 (127.0.0.3) gave no sign of life for" in str(found[0][1])
     assert found[1] == (1, None)
 
 
@@ -184,9 +182,7 @@ def test_ranks_that_do_not_join_are_named(clock: Clock, missing: tuple[int, ...]
     assert set(ends.raised) == there
     found = ends.wait(*there)
     named = ", ".join(f"rank {rank} (127.0.0.{rank + 1})" for rank in missing)
-    line = (
-        f"error: {named}: expected to join within 0.2 s of the others, found missing; all ranks end, start them again"
-    )
+    line = f"error: {named} did not join within 0.2 s of the others; all ranks end, start them again"
     assert found == {rank: (1, line if rank == printing else None) for rank in there}
     ends.close()
 
@@ -205,7 +201,7 @@ def test_each_rank_that_joins_gives_the_others_more_time(clock: Clock):
 
 def test_who_says_no_number_of_a_rank_is_none():
     port, hosts, found = ranks.free_port(), ["127.0.0.1"] * 2, []
-    pair = [Liveness(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
+    pair = [Heartbeat(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
     joining = threading.Thread(target=pair[0].join, args=(port,))
     joining.start()
     for said in (b"GET / HTTP/1.1\n", b"7\n", b""):
@@ -223,7 +219,7 @@ def test_who_says_no_number_of_a_rank_is_none():
 def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting():
     """It says one more often than the limit; the limit is that of the whole line."""
     port, hosts, found = ranks.free_port(), ["127.0.0.1"] * 2, []
-    pair = [Liveness(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
+    pair = [Heartbeat(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
     pair[0]._limit = 0.3
     joining = threading.Thread(target=pair[0].join, args=(port,))
     joining.start()
@@ -249,8 +245,8 @@ def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting()
 
 def test_a_port_that_is_taken_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        rank = Liveness(0, ["127.0.0.1"] * 2, end=lambda code, line: None, interval=0.02)
-        with pytest.raises(DistributedError, match=r"rank 0: expected a free port .* Address already in use"):
+        rank = Heartbeat(0, ["127.0.0.1"] * 2, end=lambda code, line: None, interval=0.02)
+        with pytest.raises(DistributedError, match=r"rank 0: cannot listen at 127.0.0.1:.* Address already in use"):
             rank.join(taken.getsockname()[1])
         rank._is_ending = True
 
@@ -263,41 +259,62 @@ def test_an_error_of_no_system_call_is_a_bug():
         reports_errors(load)()
 
 
-def test_connections_are_read_by_the_caller_alone_while_ranks_pause(stop: Callable[..., None]):
-    ends = Ends()
-    with contextlib.ExitStack() as pausing:
-        entering = [threading.Thread(target=pausing.enter_context, args=(rank.paused(),)) for rank in ends.ranks]
-        for thread in entering:
-            thread.start()
-        for thread in entering:
-            thread.join(PATIENCE)
-        peer = ends.ranks[0]._peers[1]
-        assert peer.recv(2) == b". "  # a sign of life
-        stop(ends, 1, is_paused=True)
-        time.sleep(0.4)
-        assert ends.found == {}
-    assert "rank 1 (127.0.0.2): expected to run until the end" in str(ends.wait(0, 2)[0][1])
-    ends.close()
+def connecting(ends: Ends, *rings: Callable[[], object]) -> dict[int, object]:
+    """Connect all ranks, each with a ring of its own; return what they get, also as an error."""
+    found: dict[int, object] = {}
 
+    def connect(rank: Heartbeat, ring: Callable[[], object]) -> None:
+        try:
+            found[rank.rank] = rank.connected(ring)
+        except DistributedError as error:
+            found[rank.rank] = error
 
-def test_nobody_is_named_after_an_exception_while_ranks_pause():
-    def interrupted(rank: Liveness) -> None:
-        with contextlib.suppress(KeyboardInterrupt), rank.paused():
-            raise KeyboardInterrupt
-
-    ends = Ends()
-    pausing = [threading.Thread(target=interrupted, args=(rank,)) for rank in ends.ranks]
-    for thread in pausing:
+    threads = [
+        threading.Thread(target=connect, args=(rank, ring)) for rank, ring in zip(ends.ranks, rings, strict=True)
+    ]
+    for thread in threads:
         thread.start()
-    for thread in pausing:
+    for thread in threads:
         thread.join(PATIENCE)
-    ends.cut(2)
-    time.sleep(0.2)
+    return found
+
+
+def test_ranks_connect_together(ends: Ends):
+    assert connecting(ends, lambda: "zero", lambda: "one", lambda: "two") == {0: "zero", 1: "one", 2: "two"}
     assert ends.found == {}
-    for rank in ends.ranks:
-        rank._is_ending = True
-        rank._resumed.set()
-    ends.close()
+
+
+def test_a_rank_that_cannot_connect_names_itself_and_ends_all(ends: Ends, monkeypatch: pytest.MonkeyPatch):
+    def fails() -> None:
+        raise DistributedError("no port is free", where="ring", hint="see there")
+
+    monkeypatch.setattr(heartbeat, "COURTESY", 0.1)
+    found = connecting(ends, lambda: None, lambda: None, fails)
+    assert all(isinstance(error, DistributedError) for error in found.values())
+    named = "error: rank 2 (127.0.0.3): ring: no port is free; see there"
+    line = f"{named}; {heartbeat.START_AGAIN}"
+    assert ends.wait(0, 1, 2) == {0: (1, None), 1: (1, None), 2: (1, line)}
+
+
+def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: Ends, stop: Callable[..., None]):
+    def stops() -> None:
+        stop(ends, 2)
+        ends.wait(0, 1)
+        raise DistributedError("no neighbour answers", where="ring", hint="see there")
+
+    connecting(ends, lambda: None, lambda: None, stops)
+    line = str(ends.found[0][1])
+    assert line.startswith("error: rank 2 (127.0.0.3) gave no sign of life for")
+    assert "while the ranks connected: it or a rank that it waits for has stopped, or cannot be reached" in line
+
+
+def test_a_rank_that_keeps_the_gil_while_it_connects_ends_in_time():
+    code = (
+        "import ctypes\nfrom mlx_engine.distributed.heartbeat import Heartbeat\n"
+        "Heartbeat(0, ['127.0.0.1'], limit=0.1).connected(lambda: ctypes.PyDLL(None).sleep(100))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ranks.ROOT)
+    assert (found.returncode, found.stdout, found.stderr) == (1, "", f"error: {heartbeat.NOT_CONNECTED}\n")
 
 
 def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
@@ -348,7 +365,7 @@ def test_a_link_that_loses_messages_is_named():
     found = ends.wait(0, 1, 2)
     assert found[0] == (
         1,
-        "error: rank 1 (127.0.0.2): expected each message to arrive, found that one to rank 2 (127.0.0.3) does not; "
+        "error: rank 1 (127.0.0.2): a message that was sent does not arrive at rank 2 (127.0.0.3); "
         "all ranks end, start them again",
     )
     assert (found[1], found[2]) == ((1, None), (1, None))
@@ -370,8 +387,8 @@ def test_ranks_whose_gather_has_ended_are_named_if_it_does_not_end_on_others(rep
     ends = Ends()
     for rank, report in enumerate(reports):
         ends.ranks[rank].report = lambda report=report: report
-    found = f"found one that all ranks have begun and that does not end on {waiting}"
-    line = f"error: {named}: expected each gather to end, {found}; all ranks end, start them again"
+    found = f"a gather that all ranks have begun does not end on {waiting}"
+    line = f"error: {named}: {found}; all ranks end, start them again"
     assert line in [printed for _, printed in ends.wait(0, 1, 2).values()]
     ends.close()
 
@@ -425,16 +442,28 @@ def test_processes_generate_what_one_process_does(tmp_path):
     assert [two[key] for key in keys] == [one[key] for key in keys]
 
 
+def test_a_process_without_shard_imports_nothing_of_it():
+    code = (
+        "import sys\nfrom mlx_engine.commands import main\n"
+        "sys.argv = 'cli.py generate -p Once -n 2 -b simd'.split()\n"
+        "try:\n    main()\nfinally:\n"
+        "    print([name for name in sys.modules if name.startswith('mlx_engine.distributed')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ranks.ROOT)
+    assert found.stdout.startswith("Once")
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
 def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
     from mlx_engine.commands.app import app
 
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     for options, expected in (
-        (["--shard", "pipeline"], "found a process alone"),
-        (["--shard", "rows"], "--shard: expected pipeline or tensor, found 'rows'"),
-        (["--split", "1,2"], "--split: expected --shard"),
-        (["--timeline"], "--timeline: expected --shard"),
-        (["--shard", "tensor", "--timeline"], "--timeline: expected --shard pipeline with it, found 'tensor'"),
+        (["--shard", "pipeline"], "--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ..."),
+        (["--shard", "rows"], "--shard: unknown kind 'rows'; choose pipeline or tensor"),
+        (["--split", "1,2"], "--split needs --shard pipeline"),
+        (["--timeline"], "--timeline needs --shard pipeline"),
+        (["--shard", "tensor", "--timeline"], "--timeline needs --shard pipeline"),
     ):
         with pytest.raises(SystemExit) as ended:
             app(["generate", "-p", "x", *options])
@@ -443,9 +472,9 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
 
 
 def test_the_version_changes_with_the_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(agreement, "PACKAGE", tmp_path)
+    monkeypatch.setattr(shard, "PACKAGE", tmp_path)
     (tmp_path / "one.py").write_text("one = 1\n")
-    before = agreement.version()
+    before = shard.version()
     (tmp_path / "one.py").write_text("one = 2\n")
-    assert agreement.version() != before
+    assert shard.version() != before
     assert before.startswith("MLX 0.")

@@ -11,12 +11,12 @@ import pytest
 
 from mlx_engine.backends import create_backend
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import run_ranks
-from mlx_engine.distributed.search import Search
+from mlx_engine.distributed.leader import FaultSearch
+from mlx_engine.distributed.pipeline import stages_of
 from mlx_engine.distributed.shard import PipelineShard, Shard, TensorShard
-from mlx_engine.distributed.split import stages_of
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.weights.model import FirstFault
+from tests.local_ranks import LocalGroup, run_ranks
 from tests.unit.test_distributed_pipeline import DATA, planned_of
 from tests.unit.test_not_finite import NAN, damaged
 
@@ -53,7 +53,7 @@ def test_the_rank_and_the_layer_of_the_first_fault_are_named(tmp_path: Path, nam
 def test_a_value_counted_from_the_stage_is_named_by_the_layer_of_the_model():
     planned = planned_of(DATA / "llama-micro")
     model = planned._replace(stage=stages_of([1, 2], 2, planned.config)[1]).build(create_backend("simd")).model
-    search = Search(model, Group.alone())
+    search = FaultSearch(model, LocalGroup.make(1)[0])
     assert search.end() is None
     search.check("blk.1.layer_out", np.array([1.0, np.inf], np.float32))
     search.check("blk.2.attn_q", np.array([np.nan], np.float32))

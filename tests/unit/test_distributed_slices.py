@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends import create_backend
-from mlx_engine.distributed.deals import Heads, Pieces, Vocabulary
-from mlx_engine.distributed.slices import COLUMNS, Slices
+from mlx_engine.distributed.slices import COLUMNS, Heads, Pieces, Slices, Vocabulary
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.errors import NotShardableError
 from mlx_engine.quant import BY_NAME
@@ -184,9 +183,9 @@ def test_sizes_that_ranks_cannot_share(
 def test_a_conversion_has_blocks_of_its_own():
     sizes = {"attention__key_length": 24, "attention__value_length": 24, "rope__dimension_count": 24}
     plan = planned("qwen3", **sizes)
-    assert Slices.of(plan).cuts["blk.0.attn_output.weight"].deal.fits(4)
+    assert Slices.of(plan).cuts["blk.0.attn_output.weight"].partition.fits(4)
     converted = planned("qwen3", quant="q8_0", **sizes)
-    assert not Slices.of(converted).cuts["blk.0.attn_output.weight"].deal.fits(4)
+    assert not Slices.of(converted).cuts["blk.0.attn_output.weight"].partition.fits(4)
 
 
 def test_an_unknown_tensor_is_refused_by_name():

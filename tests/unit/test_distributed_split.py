@@ -12,19 +12,19 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.distributed import room, split
+from mlx_engine.distributed import leader, pipeline
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import run_ranks
-from mlx_engine.distributed.model_parts import held, model_parts
-from mlx_engine.distributed.room import Room, least_room
+from mlx_engine.distributed.leader import FreeMemory, least_capacity
+from mlx_engine.distributed.pipeline import Machine, best_split, latest_cut, layer_bytes, machines_of, parsed, stages_of
+from mlx_engine.distributed.plan import held, model_parts
 from mlx_engine.distributed.shard import PipelineShard
-from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, machines_of, parsed, stages_of
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import NotEnoughMemoryError, OptionError
 from mlx_engine.loop.memory import pool_for
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.outline import outlined
+from tests.local_ranks import run_ranks
 from tests.unit.test_distributed_pipeline import DATA, planned_of
 
 PLENTY = 1 << 40
@@ -51,16 +51,16 @@ def test_ranks_of_one_computer_are_equal():
 def test_a_split_that_is_not_possible_is_refused():
     with pytest.raises(NotEnoughMemoryError, match="--split: expected"):
         best_split([1 << 30] * 8, 0, [Machine(1e9, 3 << 30)] * 2, range(1, 8))
-    with pytest.raises(OptionError, match="at most 2 ranks, found 3 ranks"):
+    with pytest.raises(OptionError, match="at most 2 ranks, not for 3"):
         best_split([10] * 8, 0, [EQUAL[0]] * 3, [1])
     for text in ("", "20,", "20;8", "0,28", "-1,3"):
         with pytest.raises(OptionError, match="such as 20,8"):
             parsed(text)
     assert parsed("20,8") == (20, 8)
     config = planned_of(DATA / "llama-micro").config
-    with pytest.raises(OptionError, match="2 numbers, one for each rank, that add up to 3 layers, found 1,1,1"):
+    with pytest.raises(OptionError, match="1,1,1 must be 2 numbers, one for each rank, that add up to 3 layers"):
         stages_of([1, 1, 1], 2, config)
-    with pytest.raises(OptionError, match="add up to 3 layers, found 2,2"):
+    with pytest.raises(OptionError, match=r"2,2 must be 2 numbers, .* add up to 3 layers"):
         stages_of([2, 2], 2, config)
     assert latest_cut(config) == 3
 
@@ -77,7 +77,7 @@ def test_bytes_are_those_of_the_weights_and_of_keys_and_values(name: str):
 
 
 def test_the_matrix_of_the_speed_test_is_not_kept(monkeypatch):
-    monkeypatch.setattr(split, "SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "SECONDS", 0.0)
     backend = create_backend("parallel", threads=1)
     prepare, found = backend.prepare, list[weakref.ref[np.ndarray]]()
 
@@ -87,7 +87,7 @@ def test_the_matrix_of_the_speed_test_is_not_kept(monkeypatch):
         return matrix
 
     monkeypatch.setattr(backend, "prepare", prepared)
-    assert split.measured_speed(backend) > 0
+    assert pipeline.measured_speed(backend) > 0
     assert [data() for data in found] == [None]
 
 
@@ -103,18 +103,18 @@ def test_nothing_is_kept_of_a_discarded_matrix_that_would_be_read_ahead():
 
 
 def test_the_rank_with_the_least_memory_limits_keys_and_values():
-    one, two = Room("a", 1000, 10), Room("b", 1000, 30)
-    assert least_room([one, two], 40) == (1000 * 40 // 30, 1)
-    assert least_room([one, two._replace(free=9000)], 40) == (4000, 0)
-    assert least_room([one, two._replace(computer="a")], 40) == (500 * 40 // 30, 1)  # one memory for both
-    assert least_room([one._replace(kv=0), two], 30) == (1000, 1)
-    assert least_room([one, two], 10) == (1000 * 10 // 30, 1)
+    one, two = FreeMemory("a", 1000, 10), FreeMemory("b", 1000, 30)
+    assert least_capacity([one, two], 40) == (1000 * 40 // 30, 1)
+    assert least_capacity([one, two._replace(free=9000)], 40) == (4000, 0)
+    assert least_capacity([one, two._replace(computer="a")], 40) == (500 * 40 // 30, 1)  # one memory for both
+    assert least_capacity([one._replace(kv=0), two], 30) == (1000, 1)
+    assert least_capacity([one, two], 10) == (1000 * 10 // 30, 1)
 
 
 def test_a_pool_fits_into_the_memory_of_every_rank(monkeypatch: pytest.MonkeyPatch):
     free = threading.local()
-    monkeypatch.setattr(room, "available_memory", lambda: free.bytes)
-    monkeypatch.setattr(room, "this_computer", lambda: free.name)
+    monkeypatch.setattr(leader, "available_memory", lambda: free.bytes)
+    monkeypatch.setattr(leader, "this_computer", lambda: free.name)
 
     def run(group: Group) -> tuple[int, int] | None:
         free.bytes, free.name = (1 << 30, 6 << 20)[group.rank], str(group.rank)
@@ -124,7 +124,7 @@ def test_a_pool_fits_into_the_memory_of_every_rank(monkeypatch: pytest.MonkeyPat
             opened.follow()
             return None
         with Engine(opened) as engine:
-            found = engine.model.room()
+            found = engine.model.kv_capacity()
             pool = pool_for(engine.model, 64)
             assert pool.nbytes <= found[0] // 2
             with pytest.raises(OptionError, match="the memory of rank 1 suffices for"):

@@ -16,10 +16,8 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.sampling import Sampling, largest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.distributed.shard import TensorShard
-from mlx_engine.distributed.tensor import sliced
-from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
+from mlx_engine.distributed.tensor import TensorParallel, follow_tensor, sliced
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError
 from mlx_engine.loop.sampler import Sampler
@@ -28,6 +26,7 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, Planned, plan_model
 from tests.golden.goldens import DATA
 from tests.golden.test_tensor_parallel import TOLERANCE, error
+from tests.local_ranks import LocalGroup, run_ranks
 from tests.ranks import run as run_processes
 from tests.unit.test_distributed_pipeline import logits_of
 
@@ -150,7 +149,7 @@ def test_no_pass_follows_one_that_was_interrupted(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         logits_of(leader)
     monkeypatch.undo()
-    with pytest.raises(DistributedError, match="expected all passes to be complete"):
+    with pytest.raises(DistributedError, match="rank 0: a forward pass was interrupted"):
         logits_of(leader)
 
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.cpu.matrices import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.backends.experts import share_read
-from mlx_engine.bench.sizes import sizes
-from mlx_engine.bench.work import pass_work
+from mlx_engine.bench.work import pass_work, sizes
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
+from mlx_engine.checkpoint.shapes import Qwen3MoeShape
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import TensorMismatchError, UnsupportedConfigError
 from mlx_engine.loop.memory import Traffic
@@ -100,7 +99,7 @@ def test_a_gguf_file_with_a_tensor_for_each_expert(tmp_path: Path):
 def test_an_expert_is_a_view_of_the_file_that_is_not_read_ahead(tmp_path: Path):
     convert(FOLDERS["qwen3moe"], tmp_path / "q8.gguf", "Q8_0")
     engine = mlx_engine.load(tmp_path / "q8.gguf", "parallel")
-    experts = engine.model.layers[1].experts
+    experts = engine.model.layers[1].ffn.experts
     for part in (experts.gate, experts.up, experts.down):
         matrices = [linear.weight for linear in part.weights]
         assert all(isinstance(m, Matrix) and not m.data.flags.owndata for m in matrices)
@@ -108,7 +107,7 @@ def test_an_expert_is_a_view_of_the_file_that_is_not_read_ahead(tmp_path: Path):
         assert ends[:-1] == [m.data.ctypes.data for m in matrices[1:]]
     backend = engine.backend
     linear = experts.gate.weights[0]
-    other = engine.model.layers[0].attn_q
+    other = engine.model.layers[0].mix.q
     backend._mapped = [other.weight.data, linear.weight.data]
     backend.stack([linear])
     assert [data is other.weight.data for data in backend._mapped] == [True]
@@ -120,11 +119,11 @@ def test_experts_are_converted_on_load_and_routers_are_not(backend: str):
     engine = mlx_engine.load(FOLDERS["qwen3moe"], backend, quant="q8_0")
     # q, k, v and output and 8 experts of three matrices in two layers, and the head.
     assert "quantised 57 linear layers to q8_0" in engine.notes
-    experts = engine.model.layers[0].experts
+    experts = engine.model.layers[0].ffn.experts
     assert experts.router.weight.nbytes == 8 * 32 * 4
     assert experts.nbytes < 8 * 3 * 32 * 32 * 4 / 2
     kept = mlx_engine.load(FOLDERS["qwen3moe"], backend, quant="q8_0", quant_layers={"ffn_up_exps": "keep"})
-    assert kept.model.layers[0].experts.up.nbytes == 8 * 32 * 32 * 4
+    assert kept.model.layers[0].ffn.experts.up.nbytes == 8 * 32 * 32 * 4
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -192,7 +191,7 @@ def test_the_expected_share_of_experts():
 
 
 def test_only_the_chosen_experts_count_as_read(tmp_path: Path):
-    write_moe_shape(tmp_path / "tiny.gguf", "tiny", TINY)
+    TINY.write(tmp_path / "tiny.gguf", "tiny")
     engine = mlx_engine.load(tmp_path / "tiny.gguf", "parallel")
     traffic = Traffic.of(engine.model, engine.model.new_pool(64))
     experts = 2 * 8 * 3 * 64 * 32 * 34 / 32

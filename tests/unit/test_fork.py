@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 SCRIPT = """
 import os, signal, sys, threading, time
 import mlx_engine
-from mlx_engine import forks
+from mlx_engine.machine import forks
 from mlx_engine.errors import BackendUnavailableError
 
 path, backend, jit, *modes = sys.argv[1:]

@@ -93,7 +93,7 @@ def test_a_setting_that_would_change_the_computation_is_refused_by_name(key: str
 
 def test_soft_caps_and_windows_reach_the_layers():
     model = mlx_engine.load(FOLDER, "simd").model
-    assert [(w.window, w.scores.scale, w.scores.softcap) for w in model.layers] == [  # type: ignore[attr-defined]
+    assert [(w.mix.window, w.mix.scores.scale, w.mix.scores.softcap) for w in model.layers] == [  # type: ignore[attr-defined]
         (8, 0.5, 5.0),
         (None, 0.5, 5.0),
         (8, 0.5, 5.0),

@@ -52,8 +52,8 @@ def test_linear_scaling_is_of_global_layers(key: str):
 def test_scaling_reaches_the_rotation_of_global_layers_alone(tmp_path: Path):
     path = folder(tmp_path, rope_scaling={"rope_type": "linear", "factor": 8.0})
     layers = mlx_engine.load(path, "simd").model.layers  # type: ignore[attr-defined]
-    assert [w.rope.frequencies[0] for w in layers] == [1.0] * 5 + [1 / 8] + [1.0] * 2
-    assert layers[0].rope.frequencies[1] == pytest.approx(1e4 ** (-1 / 16))
+    assert [w.mix.rope.frequencies[0] for w in layers] == [1.0] * 5 + [1 / 8] + [1.0] * 2
+    assert layers[0].mix.rope.frequencies[1] == pytest.approx(1e4 ** (-1 / 16))
 
 
 def test_a_model_of_text_and_images_leaves_most_to_defaults():

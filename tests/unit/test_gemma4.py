@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.bench.sizes import sizes
+from mlx_engine.bench.work import sizes
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -18,7 +18,7 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import gemma4
-from mlx_engine.models.gemma4_gguf import flat
+from mlx_engine.models.gemma4 import flat
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from mlx_engine.backends.program import Fused
 from mlx_engine.checkpoint import hub
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
@@ -287,13 +286,23 @@ def test_notes_of_the_engine_are_said(monkeypatch):
     class Noted(engine.Engine):
         def __init__(self, *args):
             super().__init__(*args)
-            self.notes = ("fused 2 pairs", "and more")
+            self.notes = ("one thing", "and more")
 
     monkeypatch.setattr(engine, "Engine", Noted)
-    assert "s\nfused 2 pairs\nand more\nWarm-up" in generate("Once", "-n", 1, "-v").err
-    assert generate("Once", "-n", 1).err.startswith("fused 2 pairs\nand more\n")
-    monkeypatch.setattr(Fused, "notes", lambda self: ("fused 2 pairs",))
-    assert generate("Once", "-n", 1).err.startswith("and more\n")
+    assert "s\none thing\nand more\nWarm-up" in generate("Once", "-n", 1, "-v").err
+    assert generate("Once", "-n", 1).err.startswith("one thing\nand more\n")
+
+
+def test_verbose_output_names_the_operation_without_a_step(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("numba")
+    from mlx_engine.backends.cpu.lowering import Lowering
+
+    want = generate("Once", "-n", 4, "-v")
+    assert "op by op" not in want.err
+    monkeypatch.delattr(Lowering, "norm_gate_up")
+    found = generate("Once", "-n", 4, "-v")
+    assert "\nLayers run op by op because of the operation norm_gate_up\n" in found.err
+    assert found.out == want.out
 
 
 def test_the_size_of_the_cache_is_said_for_the_context_asked_for_and_for_what_is_reserved():

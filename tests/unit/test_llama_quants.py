@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import llama_quants
-from benchmarks.llama_quants_section import section
-from benchmarks.peers.engines import LLAMA, OURS
+from benchmarks import llama_quants, sections
+from benchmarks.peers.contests import LLAMA, OURS
 
 COMMON: dict[str, Any] = {
     "time": "2020-01-02T03:04", "commit": "abc", "versions": {"numpy": "2"}, "model_name": "m", "model_n_params": 2e6,
@@ -50,7 +49,7 @@ def test_factors_are_of_rounds_and_over_the_best_setting_of_the_same_file():
         *({**COMMON, "what": "error", "file": name, "error": 2e-7} for name in ("q8_0", "q4_k_m")),
         {**COMMON, "what": "head", "file": "q8_0", "type": "Q8_0", "nbytes": 2e8, "seconds": [0.01]},
     ]
-    text = section(rows)
+    text = sections.llama_quants(rows)
     assert "| q8_0 | 4 | 16 (8 to 16) | 1 | - | - | 2.0e-07 |" in text
     assert "| q4_k_m | 2 | 32 (32 to 32) | 2 | 21.3 (21.3 to 64), 2 threads | 1.5 | 2.0e-07 |" in text
     assert "- q8_0: a head of Q8_0 reads 200 MB in 10.00 ms, 20.0 GB/s: 16% of a token." in text

@@ -87,7 +87,7 @@ def test_the_emulator_says_what_it_lacks(monkeypatch):
 
 def test_another_value_is_no_wish_that_could_be_fulfilled(monkeypatch):
     monkeypatch.setenv(VARIABLE, "1")
-    assert unavailable("metal") == f"{VARIABLE}: expected 'emulate', or nothing at all, found '1'"
+    assert unavailable("metal") == f"{VARIABLE} must be 'emulate' or unset, not '1'"
 
 
 # ---- the command ----

@@ -23,6 +23,7 @@ from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.loop.forward import forward
+from mlx_engine.loop.memory import linears
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.group_types import GROUP_TYPES
@@ -55,7 +56,7 @@ def matrices(engine: mlx_engine.Engine) -> list[SplitMatrix]:
     model = engine.model
     found = [model.token_embd, model.output.weight]
     for layer in model.layers:
-        found += [part.weight for part in vars(layer).values() if isinstance(part, Linear)]
+        found += [linear.weight for linear in linears(layer)]
     return found
 
 

@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 import mlx_engine
 from kernels import emulator, launch
 from mlx_engine.backends import VARIABLE
-from mlx_engine.backends.parameters import Linear
-from mlx_engine.bench.dispatches import dispatches
-from mlx_engine.bench.stock_dispatches import TWO_PASSES
+from mlx_engine.bench.dispatches import TWO_PASSES, dispatches
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.commands.app import app
+from mlx_engine.loop.memory import linears
 from tests.contract.check import EMULATED, load
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -186,7 +185,7 @@ def test_the_same_as_json(monkeypatch):
     decode = rows["metal"]["decode"]
     assert (decode["per_layer"], decode["per_layer_from_1024_keys"]) == (7, 7)
     assert decode["per_step"] == 7 * model.config.n_layers + 4
-    linears = [part for layer in model.layers for part in vars(layer).values() if isinstance(part, Linear)]
-    assert decode["weight_bytes"] == sum(linear.weight.nbytes for linear in [*linears, model.output])
+    multiplied = [*linears(model.layers), model.output]
+    assert decode["weight_bytes"] == sum(linear.weight.nbytes for linear in multiplied)
     assert decode["bytes_per_token"] == decode["weight_bytes"] + decode["cache_bytes_per_token"]
     assert "decode" not in rows["parallel"]

@@ -17,10 +17,8 @@ from kernels.metal.norm_qkv import norm_qkv
 from kernels.metal.project_add import project_add
 from kernels.metal.q8_0 import split_q8_0
 from kernels.metal.rows import TUNINGS, Tuning, default_tuning, geometry, k_split
-from mlx_engine.backends.metal import timing as metal_timing
 from mlx_engine.backends.metal import tuning as metal_tuning
-from mlx_engine.backends.metal.timing import MARGIN, fastest, following, measured
-from mlx_engine.backends.metal.tuning import Tuner, candidates, identity, tuner
+from mlx_engine.backends.metal.tuning import MARGIN, Tuner, candidates, fastest, following, identity, measured, tuner
 
 DEFAULT = Tuning(4, 4)
 OTHER = Tuning(2, 8)
@@ -179,7 +177,7 @@ def test_what_cannot_be_written_is_measured_each_time(monkeypatch, tmp_path):
 
 
 def test_weights_are_cold_and_every_launch_waits_for_the_one_before(monkeypatch):
-    monkeypatch.setattr(metal_timing, "COLD_BYTES", 5 * LARGE.nbytes)
+    monkeypatch.setattr(metal_tuning, "COLD_BYTES", 5 * LARGE.nbytes)
     seen = []
 
     def kernel(x, weight, residual, *, tuning):
@@ -191,10 +189,10 @@ def test_weights_are_cold_and_every_launch_waits_for_the_one_before(monkeypatch)
 
     samples = measured(kernel, CALL, TUNINGS[:3])
     assert set(samples) == {TUNINGS[0], TUNINGS[2]}
-    assert all(len(seconds) == metal_timing.ROUNDS and min(seconds) > 0 for seconds in samples.values())
+    assert all(len(seconds) == metal_tuning.ROUNDS and min(seconds) > 0 for seconds in samples.values())
     one_round = seen[2:7]
     assert len({key for key, *_ in one_round}) == 5
-    assert sum(weight.nbytes for *_, weight in one_round) >= metal_timing.COLD_BYTES
+    assert sum(weight.nbytes for *_, weight in one_round) >= metal_tuning.COLD_BYTES
     # 2,048 results are enough for the next 1,024 inputs, and are the next residual.
     np.testing.assert_array_equal(np.asarray(one_round[-1][3]), np.full((1, 2048), 5))
 

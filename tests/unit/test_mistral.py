@@ -36,7 +36,7 @@ def test_every_layer_has_the_window(tmp_path: Path, window: int | None):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "sliding_window": window}))
     model: Any = mlx_engine.load(folder, "simd", jit=False).model
-    assert [layer.window for layer in model.layers] == [window] * 3
+    assert [layer.mix.window for layer in model.layers] == [window] * 3
 
 
 def test_a_head_width_may_be_null():

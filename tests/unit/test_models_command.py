@@ -1,16 +1,16 @@
-"""`models`: the list from the model files, the keys of their settings, and README's tables."""
+"""`models`: the list from the model files, the keys of their settings, and the tables of docs/models.md."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from mlx_engine.config import catalog
+from mlx_engine import models
 from mlx_engine.config.catalog import architectures, keys_of
 from tests.unit.test_command_generate import cli
-from tools import readme
+from tools import models_page
 
-FILES = {path.stem for path in Path(catalog.__file__).parent.glob("*.py") if "\nARCHITECTURES" in path.read_text()}
+FILES = {path.stem for path in Path(models.__file__).parent.glob("*.py") if "\nARCHITECTURES" in path.read_text()}
 
 
 def test_every_model_file_is_listed_with_a_title():
@@ -22,8 +22,8 @@ def test_every_model_file_is_listed_with_a_title():
 
 
 def test_readme_has_the_tables_of_the_code():
-    text = readme.README.read_text(encoding="utf-8")
-    assert text == readme.written(text), "run: python -m tools.readme"
+    text = models_page.PAGE.read_text(encoding="utf-8")
+    assert text == models_page.written(text), "run: python -m tools.models_page"
 
 
 def test_types_say_what_a_backend_multiplies_as_stored():

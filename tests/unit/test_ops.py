@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from benchmarks import ops_section, ops_sizes
-from benchmarks.ops import Call, recorded, seconds_per_call
-from benchmarks.ops_sizes import operations
+from benchmarks import ops, sections
+from benchmarks.ops import Call, operations, recorded, seconds_per_call
 from mlx_engine.backends.numpy.simd import SimdBackend
 from tests.contract.cases import CASES, OpCase
 from tests.golden.goldens import DATA
@@ -66,8 +65,8 @@ def test_a_lazy_backend_is_waited_for():
 
 
 def test_sizes_count_what_an_operation_has_to_do(monkeypatch):
-    monkeypatch.setattr(ops_sizes, "MANY", 8)
-    monkeypatch.setattr(ops_sizes, "DEPTH", 40)
+    monkeypatch.setattr(ops, "MANY", 8)
+    monkeypatch.setattr(ops, "DEPTH", 40)
     engine = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd", jit=False)
     found = {item.label: item for item in operations(engine)}
     assert len(found) == 16
@@ -99,7 +98,7 @@ def cases_row(backend: str, *microseconds: float, when: str = "2026-01-02"):
 
 def test_the_page_has_the_newest_cases_with_their_factor_over_scalar():
     rows = [cases_row("scalar", 1, 1, when="2026-01-01"), cases_row("scalar", 40, 90), cases_row("simd", 10, 2.5)]
-    text = ops_section.section(rows)
+    text = sections.operations(rows)
     assert f"| simd | 6.25 | 10 | {math.sqrt(4 * 36):.3g} |" in text
     assert "| op-1 | 90 | 2.5 (x36) |" in text
     assert "Operations of a model's size" not in text
@@ -107,5 +106,5 @@ def test_the_page_has_the_newest_cases_with_their_factor_over_scalar():
 
 def test_the_page_has_rates_of_the_sizes():
     entry = {"label": "linear", "flops": 4e9, "nbytes": 1e9, "seconds": [0.5, 0.25, 0.1]}
-    text = ops_section.section([{**COMMON, "kind": "sizes", "backend": "simd", "found": [entry]}])
+    text = sections.operations([{**COMMON, "kind": "sizes", "backend": "simd", "found": [entry]}])
     assert "| linear | 250,000 | 4 | 16 |" in text

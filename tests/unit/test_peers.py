@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import sys
@@ -12,16 +11,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.peers import child, folders, rounds
-from benchmarks.peers.engines import ENGINES, LLAMA, MLX_LM, OURS, TRANSFORMERS, interpreters
+from benchmarks.peers import child, contests, folders
+from benchmarks.peers.contests import (
+    ENGINES,
+    ERRORS,
+    FORMATS,
+    LLAMA,
+    MLX_LM,
+    OURS,
+    PASSES,
+    START,
+    TRANSFORMERS,
+    Contest,
+    Contestant,
+    Entry,
+    continuing,
+    interpreters,
+    plan,
+    play,
+)
 from benchmarks.peers.exact import CONTEXT, MODEL, exact_logits, relative
+from benchmarks.peers.hugging_face import repacked
 from benchmarks.peers.loop import Peer, fill, random_ids, run
-from benchmarks.peers.plan import FORMATS, PASSES, Contest, Contestant, plan
 from benchmarks.peers.process import PeerError, Process
-from benchmarks.peers.repack import repacked
-from benchmarks.peers.rounds import Entry, continuing, play
-from benchmarks.peers.section import ERRORS, START, factor, later, latest, section
 from benchmarks.peers.start import N_TOKENS, prompt, starts
+from benchmarks.sections import factor, later, latest, peers
 from mlx_engine import load_tokenizer
 from mlx_engine.bench.samples import Test as Cell
 from mlx_engine.quant.types import F32, Q8_0
@@ -182,7 +196,7 @@ class Turns:
 def test_everyone_runs_once_a_round_until_a_setting_falls_behind(monkeypatch):
     mine, fast, slow, once = OURS, f"{LLAMA} 2 threads", f"{LLAMA} 1 thread", MLX_LM
     turns = Turns({mine: 3.0, fast: 1.0, slow: 1.1, once: 9.0})
-    monkeypatch.setattr(rounds, "Processes", turns)
+    monkeypatch.setattr(contests, "Processes", turns)
     absent = Contestant(TRANSFORMERS)
     entries = play(Contest(Cell(n_gen=4), (MINE, FAST, SLOW, ONCE, absent), rounds=3, watches_memory=True), "m", {})
     assert turns.ran == [mine, fast, slow, once, slow, fast, mine, mine, fast]
@@ -269,7 +283,7 @@ def test_the_page_compares_with_the_fastest_setting():
         measured(MLX_LM, [50.0], estimated="from 2 of 10 passes"),
         measured(TRANSFORMERS, [], absent="not installed: torch", facts={}),
     ]
-    text = section(rows)
+    text = peers(rows)
     # 8 and 5 tokens/s; the single rounds are 2, 1 and 2.
     fastest, default = "5 (4 to 5) | 1.6 (1 to 2)", "2.5 (2 to 2.5) | 3.2 (2 to 4)"
     assert f"| tg10 | 8 (5 to 10) | {fastest} | {default} | - | ~0.2 |" in text
@@ -293,7 +307,7 @@ def test_the_page_has_what_else_was_measured():
          "peak_bytes": [6e8], "absent": None},
         {**COMMON, "contest": ERRORS, "engine": OURS, "together": 6.1e-7, "each": [6.1e-7], "absent": None},
     ]  # fmt: skip
-    text = section(rows)
+    text = peers(rows)
     assert "factor 4 (4 to 4)" in text
     assert "Passes 241 to 256 of a text take 1.25 (1 to 1.5) times as long as passes 8 to 23" in text
     assert "| mlx_engine | 2 (1 to 3) | 900 (900 to 900) |" in text
@@ -342,16 +356,8 @@ def test_their_contest_has_every_one_in_every_round():
     ]  # fmt: skip
 
 
-# Measured on no code at all, which has not changed.
-NOW = {"folders": [], "sha256": hashlib.sha256().hexdigest()}
-
-
 def test_contests_of_another_commit_and_processor_are_named():
     made = (("a", "x", "one"), ("b", "y", "one"), ("b", "y", "one"), ("b", "z", "one"), ("c", "z", "two"))
-    rows = [{"commit": commit, "contest": of, "machine": {"processor": on}, "code": NOW} for commit, of, on in made]
+    rows = [{"commit": commit, "contest": of, "machine": {"processor": on}} for commit, of, on in made]
     assert later(rows) == " Measured since, at commit b: y, z. Measured since, on two, at commit c: z."
     assert later(rows[:1]) == ""
-    del rows[3]["code"]
-    assert later(rows[:4]).endswith(
-        " at commit b: y. Measured since, at commit b: z. **Measured by an older version.**"
-    )

@@ -11,16 +11,27 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import create_backend
-from mlx_engine.bench.host_speed import product_rate
+from mlx_engine.bench.roofline import product_rate
 from mlx_engine.cache import KVLayer
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import BUILTIN
-from mlx_engine.distributed.balance import balanced
-from mlx_engine.distributed.hosts import Host, Link
-from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, held, model_parts
-from mlx_engine.distributed.plan import Asked, pipeline, smallest
-from mlx_engine.distributed.times import Messages, Timing
+from mlx_engine.distributed.plan import (
+    Asked,
+    Host,
+    Link,
+    Messages,
+    ModelParts,
+    Part,
+    Pass,
+    Timing,
+    Work,
+    balanced,
+    held,
+    model_parts,
+    pipeline,
+    smallest,
+)
 from mlx_engine.errors import OptionError, UnsupportedConfigError
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.quant.types import F32, Q8_0
@@ -93,9 +104,11 @@ def test_layers_that_share_keys_and_values_stay_on_the_rank_that_has_them():
     assert model.cuts == set(range(1, layers - entry["text_config"]["num_kv_shared_layers"] - 1))
     second = pipeline(model, [LARGE] * 2, ASKED)[1]
     assert second.first in model.cuts
-    with pytest.raises(OptionError, match="--split: expected layers that share"):
+    with pytest.raises(
+        OptionError, match=r"--split: .* separates layers from the layer whose keys and values they share"
+    ):
         pipeline(model, [LARGE] * 2, ASKED, [layers - 1, 1])
-    with pytest.raises(OptionError, match="--hosts: expected at most 14 ranks"):
+    with pytest.raises(OptionError, match=r"--hosts: .* at most 14 ranks"):
         pipeline(model, [LARGE] * 20, ASKED)
 
 
@@ -306,7 +319,7 @@ def test_the_smallest_number_of_hosts():
 @pytest.mark.parametrize("split", [[4], [2, 3], [0, 4], [1, 1, 2]])
 def test_a_split_must_be_one(split):
     with pytest.raises(
-        OptionError, match="--split: expected 2 numbers of at least 1 that add up to the model's 4 layers"
+        OptionError, match=r"--split: .* must be 2 numbers of at least 1 that add up to the model's 4 layers"
     ):
         pipeline(by_hand(), [LARGE] * 2, ASKED, split)
 

@@ -187,6 +187,18 @@ def test_weights_of_a_searched_type_are_found_again(name):
     assert np.sqrt(error) < SEARCHED[name][1] / 8
 
 
+def test_blocks_of_q6_k_with_a_weight_far_from_the_others_are_found_again():
+    """The far weight is in the group that decides the factor of its block, and counts far more than the others."""
+    rng = np.random.default_rng(5)
+    quants = rng.integers(-32, 32, (500, 16, 16))
+    quants[:, 0] = rng.integers(-2, 3, (500, 16))
+    quants[:, :, 0] = -32
+    scales = rng.integers(5, 26, (500, 16, 1)) * rng.choice([-1, 1], (500, 16, 1))
+    scales[:, 0] = -128
+    values = (quants * scales * np.float32(2.0**-14)).astype(np.float32).reshape(-1, 256)
+    np.testing.assert_allclose(there_and_back(values, "Q6_K"), values, rtol=1e-6)
+
+
 @each("name", list(SEARCHED))
 @each("kind", KINDS)
 def test_strange_weights_of_a_searched_type(name, kind):

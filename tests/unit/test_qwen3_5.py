@@ -13,7 +13,7 @@ import mlx_engine
 from mlx_engine.convert import gguf_form
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import UnsupportedConfigError, UnsupportedTypeError
-from mlx_engine.models.qwen3_5_tensors import value_heads_dealt
+from mlx_engine.models.qwen3_5 import value_head_order
 from mlx_engine.weights.conversion import Conversion
 from tests.golden.convert import read_safetensors, write_safetensors
 from tests.golden.goldens import DATA
@@ -41,8 +41,8 @@ def read(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def test_value_heads_are_dealt_among_the_key_heads():
-    assert value_heads_dealt(2, 6) == (0, 3, 1, 4, 2, 5)
-    assert value_heads_dealt(3, 3) == (0, 1, 2)
+    assert value_head_order(2, 6) == (0, 3, 1, 4, 2, 5)
+    assert value_head_order(3, 3) == (0, 1, 2)
 
 
 def test_a_published_folder_has_images_and_a_second_head_beside_the_text_model(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The examples of README's section "Use" in Python, run in their order with the built-in model."""
+"""The examples in Python of README and docs/python.md, run in their order with the built-in model."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 
 from mlx_engine.errors import ChatTemplateError, ClosedError
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_examples_run(capsys):
-    section = README.split("\n## Serve\n")[0]
-    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     load, tools, several = (block.replace('"model.gguf"', '"builtin"') for block in blocks)
     names: dict[str, Any] = {}
     exec(load, names)
@@ -26,3 +26,9 @@ def test_the_examples_run(capsys):
         assert len(found.token_ids) == limit or found.finish_reason == "stop"
     with pytest.raises(ClosedError):
         names["engine"].generate("Once")
+
+
+def test_the_example_of_the_readme_runs(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    exec(block.replace('"model.gguf"', '"builtin"'), {})
+    assert len(capsys.readouterr().out) > 100

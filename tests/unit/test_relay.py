@@ -9,10 +9,11 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from benchmarks import links, relayed
+from benchmarks import links
+from benchmarks import relay as relayed
 from benchmarks.links import Trip, links_of, promised, table, worker
 from benchmarks.relay import Relay, connected
-from mlx_engine.distributed.local import run_ranks
+from tests.local_ranks import run_ranks
 
 
 def through(rate, latency, messages, answer=4):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_engine.distributed.ring_buffers import NBYTES, released
+from mlx_engine.distributed.group import RING_BUFFERS as SIZE
+from mlx_engine.distributed.group import released
 
 PAGE = mmap.PAGESIZE
 ADDRESS = ctypes.c_void_p
@@ -33,12 +34,17 @@ def mapped(nbytes: int, fill: int = 0) -> mmap.mmap:
 
 @pytest.mark.parametrize(
     ("nbytes", "fill", "n_mappings", "expected"),
-    [(NBYTES + PAGE, 0, 1, 0), (NBYTES + PAGE, 1, 1, 1), (NBYTES + 2 * PAGE, 0, 1, 1), (NBYTES + PAGE, 0, 2, 2)],
+    [
+        (SIZE + PAGE, 0, 1, 0),
+        (SIZE + PAGE, 1, 1, 1),
+        (SIZE + 2 * PAGE, 0, 1, 1),
+        (SIZE + PAGE, 0, 2, 2),
+    ],
 )
 def test_zeros_of_the_size_of_the_buffers_are_given_back(nbytes: int, fill: int, n_mappings: int, expected: int):
     before = resident()
     with released():
         memory = [mapped(nbytes, fill) for _ in range(n_mappings)]
-        assert resident() - before >= n_mappings * NBYTES
-    assert (resident() - before + NBYTES // 2) // NBYTES == expected
+        assert resident() - before >= n_mappings * SIZE
+    assert (resident() - before + SIZE // 2) // SIZE == expected
     assert all(of[nbytes] == fill for of in memory)

@@ -1,4 +1,6 @@
-"""The machine's limits: kernels that do what they claim to do, and rates that are amounts over times."""
+"""The machine's limits: memory bandwidth and peak arithmetic, with compiled kernels and in NumPy."""
+
+from __future__ import annotations
 
 import platform
 import re
@@ -12,13 +14,14 @@ import pytest
 
 import mlx_engine
 from kernels.cpu import roofline_numpy
-from mlx_engine.bench import model_memory
-from mlx_engine.bench import roofline as limits
-from mlx_engine.bench.sizes import bytes_per_weight, sizes
+from mlx_engine.bench import roofline
+from mlx_engine.bench.roofline import bandwidth_of, read_bandwidth
+from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.weights.conversion import Conversion
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+MICRO_F32 = MICRO.with_name("model-f32.gguf")
 
 
 # ---- the kernels ----
@@ -32,7 +35,7 @@ def test_every_word_is_read_once(n, jit, way):
     mixed = 0
     for word in words.tolist():
         mixed ^= word
-    assert getattr(limits.kernels(jit=jit), way)(words) == mixed
+    assert getattr(roofline.kernels(jit=jit), way)(words) == mixed
 
 
 def test_the_arithmetic_is_done():
@@ -72,7 +75,7 @@ def test_without_a_compiler_the_twins_measure(monkeypatch):
     from kernels.cpu.build import library
 
     monkeypatch.setattr(library, "lacking", lambda: "no instructions at all")
-    assert limits.kernels(jit=True) is roofline_numpy
+    assert roofline.kernels(jit=True) is roofline_numpy
 
 
 # ---- memory ----
@@ -82,7 +85,7 @@ def test_without_a_compiler_the_twins_measure(monkeypatch):
 @pytest.mark.parametrize("n", [0, 5, 8, 100])
 def test_words_are_the_memory_without_the_odd_bytes_at_its_ends(shift, n):
     memory = np.arange(shift + n, dtype=np.uint8)[shift:]
-    words = model_memory.in_words(memory)
+    words = roofline.in_words(memory)
     assert n - 14 <= words.nbytes <= n
     assert not words.flags.writeable
     if words.size:
@@ -93,23 +96,23 @@ def test_words_are_the_memory_without_the_odd_bytes_at_its_ends(shift, n):
 
 def test_small_arrays_are_read_in_one_go_and_large_ones_where_they_lie(monkeypatch):
     words = [np.arange(3), np.arange(5)]
-    (joined,) = model_memory.side_by_side(words)
+    (joined,) = roofline.side_by_side(words)
     assert joined.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
-    monkeypatch.setattr(model_memory, "SMALL", 64)
-    assert model_memory.side_by_side(words) is words
+    monkeypatch.setattr(roofline, "SMALL", 64)
+    assert roofline.side_by_side(words) is words
 
 
 @pytest.mark.parametrize(("quant", "jit"), [("keep", True), ("f32", True), ("keep", False), ("q4_0", True)])
 def test_the_memory_is_all_that_a_pass_multiplies_with(quant, jit):
     engine, checkpoint = mlx_engine.load(MICRO, "simd", quant, jit=jit), open_checkpoint(MICRO)
-    arrays = model_memory.matrices(engine, checkpoint)
+    arrays = roofline.matrices(engine, checkpoint)
     wanted = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), Conversion(quant)).nbytes
     assert sum(array.nbytes for array in arrays) == wanted
 
 
 def test_where_numpy_cannot_see_the_weights_the_files_bytes_are_read():
     checkpoint = open_checkpoint(MICRO)
-    arrays = model_memory.matrices(mlx_engine.load(MICRO, "scalar"), checkpoint)
+    arrays = roofline.matrices(mlx_engine.load(MICRO, "scalar"), checkpoint)
     assert sum(array.nbytes for array in arrays) == sum(checkpoint.weight(name).nbytes for name in checkpoint.shapes)
 
 
@@ -145,13 +148,13 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     made = Machine()
-    monkeypatch.setattr(limits, "kernels", lambda *, jit: made)
-    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    monkeypatch.setattr(roofline, "kernels", lambda *, jit: made)
+    monkeypatch.setattr(roofline, "time", SimpleNamespace(perf_counter=made.perf_counter))
     return made
 
 
 def test_a_rate_is_an_amount_over_a_time(machine):
-    measured = limits.Limits([np.zeros(1000, np.uint8)], 1)
+    measured = roofline.Limits([np.zeros(1000, np.uint8)], 1)
     measured.sample(), measured.sample_in_order()
     assert measured.in_order == [pytest.approx(500)]
     assert measured.take() == {"read_gbs": pytest.approx(1e-6), "peak_gflops": pytest.approx(5.0)}
@@ -160,7 +163,7 @@ def test_a_rate_is_an_amount_over_a_time(machine):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_threads_together_read_each_word_once(machine, threads):
-    measured = limits.Limits([np.arange(100), np.arange(100, 107)], threads)
+    measured = roofline.Limits([np.arange(100), np.arange(100, 107)], threads)
     machine.words.clear()
     measured._reading(1)
     assert len(machine.words) == threads
@@ -169,7 +172,7 @@ def test_the_threads_together_read_each_word_once(machine, threads):
 
 
 def test_samples_are_taken_once_and_their_median_counts(machine):
-    measured = limits.Limits([np.zeros(8, np.int64)], 1)
+    measured = roofline.Limits([np.zeros(8, np.int64)], 1)
     measured.read, measured.peak = [1e9, 9e9, 2e9], [4e9, 5e9, 60e9]
     assert measured.take() == {"read_gbs": 2.0, "peak_gflops": 5.0}
     with pytest.raises(statistics.StatisticsError):
@@ -177,14 +180,14 @@ def test_samples_are_taken_once_and_their_median_counts(machine):
     measured.close()
 
 
-@pytest.mark.parametrize(("per_call", "n"), [(1.0, 1), (limits.SECONDS / 3, 4), (limits.SECONDS / 1000, 1024)])
+@pytest.mark.parametrize(("per_call", "n"), [(1.0, 1), (roofline.SECONDS / 3, 4), (roofline.SECONDS / 1000, 1024)])
 def test_a_sample_is_long_enough(per_call, n):
-    assert limits.enough(lambda repeats: repeats * per_call) == n
+    assert roofline.enough(lambda repeats: repeats * per_call) == n
 
 
 def test_a_real_machine_reads_more_with_a_compiler_or_without():
     for jit in (True, False):
-        measured = limits.Limits([np.ones(1 << 16, np.int64)], 2, jit=jit)
+        measured = roofline.Limits([np.ones(1 << 16, np.int64)], 2, jit=jit)
         measured.sample()
         found = measured.take()
         measured.close()
@@ -193,5 +196,37 @@ def test_a_real_machine_reads_more_with_a_compiler_or_without():
 
 
 def test_more_rounds_are_more_arithmetic():
-    roofline = limits.kernels(jit=True)
-    assert all(more == 10 * less for less, more in pairwise(roofline.flops(n) for n in (1, 10, 100)))
+    kernels = roofline.kernels(jit=True)
+    assert all(more == 10 * less for less, more in pairwise(kernels.flops(n) for n in (1, 10, 100)))
+
+
+def test_all_bytes_are_read_once_per_reading(monkeypatch: pytest.MonkeyPatch):
+    now, read = [0.0], list[int]()
+
+    def one_second(array: np.ndarray) -> int:
+        now[0] += 1.0
+        read.append(array.nbytes)
+        return 0
+
+    monkeypatch.setattr(roofline, "read", one_second)
+    monkeypatch.setattr(roofline.time, "perf_counter", lambda: now[0])
+    words = [np.zeros(n, dtype=np.int64) for n in (100, 7)]
+    assert bandwidth_of(words, 1) == 107 * 8 / 2
+    assert sum(read) == roofline.READINGS * 107 * 8
+    read.clear()
+    bandwidth_of(words, 2)
+    assert sum(read) == roofline.READINGS * 107 * 8
+    read.clear()
+    monkeypatch.setattr(roofline, "MOST_BYTES", 820)
+    bandwidth_of(words, 1)
+    assert sum(read) == roofline.READINGS * 800
+
+
+def test_weights_in_the_cache_or_on_another_device_say_nothing(monkeypatch: pytest.MonkeyPatch):
+    engine = mlx_engine.load(MICRO_F32, "parallel", threads=1)
+    assert read_bandwidth(engine) is None
+    monkeypatch.setattr(roofline, "cache_bytes", lambda: None)
+    assert read_bandwidth(engine) is None
+    monkeypatch.setattr(roofline, "cache_bytes", lambda: 1024)
+    assert 0 < (read_bandwidth(engine) or 0) < 1e13
+    assert read_bandwidth(mlx_engine.load(MICRO_F32, "mlx")) is None

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import mlx_engine
-from mlx_engine.bench.sizes import bytes_per_weight, sizes
-from mlx_engine.bench.work import pass_work
+from mlx_engine.bench.work import bytes_per_weight, pass_work, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.loop.request import Request

@@ -9,14 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import mlx_engine
-from mlx_engine.checkpoint import shape_folders, shapes
+from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.on_disk import kept
 from mlx_engine.checkpoint.safetensors import open_safetensors
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
-from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
-from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
-from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape
-from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape
+from mlx_engine.checkpoint.shapes import Gemma3Shape, GPT2Shape, Qwen3Shape, Qwen35Shape
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.commands.app import app
 from mlx_engine.convert.verify import Level, verify
@@ -133,7 +130,7 @@ def test_transformers_computes_the_same_with_it(name: str):
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_its_weights_have_the_spread_that_was_asked_for(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shape_folders, "PIECE", 1000)  # so that most tensors are several pieces
+    monkeypatch.setattr(shapes, "PIECE", 1000)  # so that most tensors are several pieces
     seen: list[tuple[int, int]] = []
     shape, folder = FOLDERS[name], resolve(f"shape:{name}", lambda done, total: seen.append((done, total)))
     file = open_safetensors(folder / "model.safetensors")
@@ -154,7 +151,7 @@ def test_a_folder_that_fails_leaves_nothing_behind(cache: Path, monkeypatch: pyt
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shape_folders, "write_safetensors", fails)
+    monkeypatch.setattr(shapes, "write_safetensors", fails)
     with pytest.raises(SourceError, match="No space left"):
         resolve("shape:tiny-gpt2")
     assert list((cache / "mlx_engine").iterdir()) == []
@@ -167,7 +164,7 @@ def test_of_two_that_write_the_same_the_first_stays(cache: Path, monkeypatch: py
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"by": "another"}))
 
-    monkeypatch.setattr(shape_folders, "write_safetensors", meanwhile)
+    monkeypatch.setattr(shapes, "write_safetensors", meanwhile)
     assert resolve("shape:tiny-gpt2") == folder
     assert list(folder.iterdir()) == [folder / "config.json"]
 

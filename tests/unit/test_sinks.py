@@ -35,7 +35,8 @@ def with_sinks(backend: str, softcap: float | None = 3.0) -> Any:
         sinks = rng.standard_normal(model.config.n_heads).astype(np.float32) + 1
         with be.session():
             prepared = be.prepare(Weight.pack(f"blk.{i}.attn_sinks.weight", sinks, BY_NAME["F32"]))
-        changed.append(replace(w, scores=replace(w.scores, softcap=softcap, sinks=prepared)))
+        scores = replace(w.mix.scores, softcap=softcap, sinks=prepared)
+        changed.append(replace(w, mix=replace(w.mix, scores=scores)))
     model.layers = changed
     model.backend = be  # compiles the layers again
     return model
@@ -64,14 +65,14 @@ def test_a_compiled_program_has_the_bits_of_single_operations(softcap: float | N
     model = with_sinks("parallel", softcap)
     assert isinstance(model.program, CompiledProgram)
     found = logits(model)
-    model.program = Backend.compile(model.backend, model.definition)
+    model.program = Backend.compile(model.backend, model.definition, model.width)
     np.testing.assert_array_equal(logits(model), found)
 
 
 def test_sinks_of_the_wrong_number_are_refused():
     pytest.importorskip("numba")
     be, view = create_backend("simd"), KVView(np.zeros((2, 1, 4, 16), np.float32), 4, [KVSpan(np.zeros(1, int), 2, 1)])
-    with be.session(), pytest.raises(ValueError, match=r"expected sinks \(2,\) of float32, found \(3,\) of float32"):
+    with be.session(), pytest.raises(ValueError, match=r"sinks must be \(2,\) of float32, not \(3,\) of float32"):
         be.attention(np.ones((1, 2, 16), np.float32), view, [1], Scores(1.0, None, np.zeros(3, np.float32)))
 
 

@@ -10,7 +10,7 @@ from mlx_engine.backends.costs import _n_pairs
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
 from mlx_engine.backends.profiled import profiled, role_of
-from mlx_engine.bench.bottlenecks import apart as taken_apart
+from mlx_engine.bench.bottlenecks import analysis as taken_apart
 from mlx_engine.bench.bottlenecks.runs import Pass
 from mlx_engine.observe.profiler import Cost, Profiler, Span
 

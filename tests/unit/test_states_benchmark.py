@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import states
-from benchmarks.peers.engines import LLAMA, OURS
-from benchmarks.peers.plan import Contestant
-from benchmarks.states_section import section
+from benchmarks import sections, states
+from benchmarks.peers.contests import LLAMA, OURS, Contestant
 from mlx_engine.bench.samples import Test as Cell
 
 CACHE = {"tokens": 4128, "kv_bytes": 50_000_000, "state_bytes": 20_000_000}
@@ -39,7 +37,7 @@ def test_factors_are_those_of_rounds():
         "model_n_params": 2e6, "machine": {"processor": "p", "cores": 2, "memory_bytes": 2**30, "system": "Linux"},
         "what": "tg32 @ d4096", "n_prompt": 0, "n_gen": 32, "depth": 4096,
     }  # fmt: skip
-    text = section([
+    text = sections.states([
         {**common, "engine": OURS, "seconds": [1.0, 2.0, 1.0], "cache": CACHE},
         {**common, "engine": LLAMA, "seconds": [2.0, 2.0, 4.0], "cache": {}},
     ])  # fmt: skip

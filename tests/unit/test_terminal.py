@@ -172,8 +172,10 @@ def test_the_rate_of_a_run_is_that_of_decode(terminal):
 
 
 def test_what_was_found_is_quoted_only_if_it_is_a_value(terminal):
-    assert terminal("generate", "", "-m", MODEL).endswith("error: the prompt is empty\n")
-    assert terminal("bench", "-m", MODEL, "-o", "nothing").endswith("found 'nothing'\n")
+    assert terminal("generate", "", "-m", MODEL).endswith("expected at least one token, found nothing\n")
+    assert terminal("bench", "-m", MODEL, "-o", "nothing").endswith(
+        "unknown format 'nothing'; choose md, csv, json or jsonl\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,3 +194,14 @@ def test_bytes_that_are_no_text_are_named_with_their_option(terminal, args, opti
     assert "UTF-8" in shown or "Unicode" in shown
     assert str(MODEL) not in shown
     assert len(shown.splitlines()) == 1
+
+
+def test_a_sweep_draws_its_bars_on_a_terminal(terminal, tmp_path, monkeypatch):
+    monkeypatch.setattr(roofline, "SECONDS", 1e-4)
+    shown = terminal(
+        "bench", "-m", MODEL, "--sweep", "-b", "simd", "-p", 2, "-n", 1, "--budget", 0.01, "--out", tmp_path
+    )
+    assert "prefill, pp2: tokens per second (log scale)" in shown
+    assert "decode, tg1: tokens per second (log scale)" in shown
+    assert "█" in shown
+    assert "█" not in (tmp_path / "sweep.md").read_text()

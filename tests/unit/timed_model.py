@@ -8,6 +8,7 @@ import pytest
 
 from mlx_engine.bench import cells, samples
 from mlx_engine.cache import KVLayer, KVPool
+from mlx_engine.weights.model import Model
 
 WRITTEN = 7
 CONTEXT = 2048
@@ -83,12 +84,14 @@ class Backend:
         return int(token)
 
 
-class Spy:
+class Spy(Model):
     """A model that writes one id for ever. `passes` has the ids of each pass, `at` how many tokens were before them.
 
     A pass costs `cost(tokens, tokens before them)`, and without a cache `cost(tokens, None)`. Sequences become as long
     as they were promised to become, and no longer. `wanted` has the number of rows whose logits are wanted.
     """
+
+    kv_layers = ()
 
     def __init__(self, backend, cost):
         self.backend, self.cost, self.passes, self.at, self.wanted = backend, cost, [], [], []

@@ -8,29 +8,54 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from logging import INFO
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from kernels.cpu.build import layout
 from kernels.cpu.build.library import Library, is_format
 from kernels.cpu.build.pool import Pool
-from mlx_engine.backends.batch import KVView, Wanted
-from mlx_engine.backends.cpu.experts import ExpertBlock
-from mlx_engine.backends.cpu.host_memory import address, aligned, contiguous, strided_rows
-from mlx_engine.backends.cpu.kernel_limits import heads_fit, norm_fits
+from mlx_engine.backends.batch import Batch, KVView, Wanted
+from mlx_engine.backends.cpu.descriptors import (
+    Block,
+    ExpertBlock,
+    Matrix,
+    address,
+    aligned,
+    contiguous,
+    convolution_fits,
+    heads_fit,
+    norm_descriptor,
+    norm_fits,
+    rule_fits,
+    sinks_address,
+    strided_rows,
+    write_matrix,
+    write_norm,
+)
 from mlx_engine.backends.cpu.kernels import load_formats
-from mlx_engine.backends.cpu.lowering import LOWERED, lower
-from mlx_engine.backends.cpu.lowering_steps import Builders
-from mlx_engine.backends.cpu.matrices import Block, Matrix, norm_words, sinks_address, write_matrix, write_norm
-from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_words
-from mlx_engine.backends.cpu.states import CompiledStates
+from mlx_engine.backends.cpu.lowering import LOWERED, CannotCompileError, lower
+from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_descriptors
 from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.numpy.simd import rope_table
-from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
-from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
-from mlx_engine.backends.recording import CannotCompileError, Recording, record
+from mlx_engine.backends.numpy.blas import one_blas_thread
+from mlx_engine.backends.numpy.simd import SimdBackend, rope_table
+from mlx_engine.backends.parameters import (
+    Activation,
+    Convolution,
+    DeltaNet,
+    Gating,
+    HeadNorms,
+    Linear,
+    Native,
+    Norm,
+    RMSNorm,
+    Rope,
+    Scores,
+)
+from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.machine.mapped_pages import read_ahead
+from mlx_engine.observe.log import event
 from mlx_engine.quant.mxfp4 import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
@@ -39,7 +64,7 @@ _KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_
 _EXPANDED = "float32"
 
 
-class CompiledBackend(CompiledStates):
+class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
     def __init__(self, library: Library, name: str, threads: int) -> None:
@@ -50,21 +75,22 @@ class CompiledBackend(CompiledStates):
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
         self._mapped: list[np.ndarray] = []
-        # The formats of all matrices, and the words of embedding tables.
+        # The formats of all matrices, and the descriptors of embedding tables.
         self._formats: set[str] = set()
         self._embedded: dict[Matrix, np.ndarray] = {}
         # Compiled blocks and heads, by their parameters, which are compared by identity.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
-        self._mixer_words: dict[tuple[object, ...], np.ndarray] = {}
+        # Kernel parameters of convolutions and delta rules (int64 words).
+        self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """Hold the thread pool, and BLAS on one thread."""
-        with self.guard.held(), super().session():
+        with self.guard.held(), one_blas_thread():
             self.pool.renew()
             yield
 
@@ -111,22 +137,23 @@ class CompiledBackend(CompiledStates):
             return table.rows(ids)
         rows = np.ascontiguousarray(ids, dtype=np.int64)
         if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
-            raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
+            last = table.shape[0] - 1
+            raise IndexError(f"token ids must be from 0 to {last:,}, not from {min(ids):,} to {max(ids):,}")
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
-        words = self._table_words(table)
+        descriptor = self._table_descriptor(table)
         self.library.embed(
-            self.pool.address, address(words), table.shape[1], address(rows), len(rows), address(expanded)
+            self.pool.address, address(descriptor), table.shape[1], address(rows), len(rows), address(expanded)
         )
         return expanded
 
-    def _table_words(self, table: Matrix) -> np.ndarray:
+    def _table_descriptor(self, table: Matrix) -> np.ndarray:
         """Return the kernel parameters of an embedding table, which are made once and kept."""
-        words = self._embedded.get(table)
-        if words is None:
+        descriptor = self._embedded.get(table)
+        if descriptor is None:
             load_formats(self.library, self._formats)
-            words = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
-            write_matrix(words, table, self.library)
-        return words
+            descriptor = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
+            write_matrix(descriptor, table, self.library)
+        return descriptor
 
     def linear(self, x: Native, linear: Linear) -> Native:
         return self._project(x, self._block((linear,)))
@@ -161,10 +188,10 @@ class CompiledBackend(CompiledStates):
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
     def norm_experts(self, x: Native, norm: Norm, experts: Experts) -> Native:
-        return self._run_experts(x, self._experts_of(norm, experts, False), None)
+        return self._run_experts(x, self.expert_block(norm, experts, False), None)
 
     def norm_experts_add(self, x: Native, norm: Norm, experts: Experts, residual: Native | None = None) -> Native:
-        return self._run_experts(x, self._experts_of(norm, experts, True), residual)
+        return self._run_experts(x, self.expert_block(norm, experts, True), residual)
 
     def _run_experts(self, x: Native, block: ExpertBlock, residual: Native | None) -> Native:
         """Run router and experts in one call of the kernels."""
@@ -183,8 +210,8 @@ class CompiledBackend(CompiledStates):
 
     def _norm_add(self, x: Native, norm: Norm | None, residual: Native | None) -> Native:
         x, y, added = contiguous(x), aligned(*x.shape), None if residual is None else contiguous(residual)
-        words = None if norm is None else norm_words(norm)
-        of, at = 0 if words is None else address(words), 0 if added is None else address(added)
+        descriptor = None if norm is None else norm_descriptor(norm)
+        of, at = 0 if descriptor is None else address(descriptor), 0 if added is None else address(added)
         self.run_entry(self.library.norm_add, of, *x.shape, address(x), at, address(y))
         return y
 
@@ -266,24 +293,24 @@ class CompiledBackend(CompiledStates):
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
         q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
         k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
-        block, q, k = self._head_block(n_q, n_k, head_dim, norms), strided_rows(q), strided_rows(k)
+        block, q, k = self.head_block(n_q, n_k, head_dim, norms), strided_rows(q), strided_rows(k)
         self.run_entry(
             self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k),
             k.strides[0] // 4, address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
         return q_out, k_out
 
-    def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
+    def head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
         """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""
         key = (n_q, n_k, head_dim, *(norms or ()))
-        words = self._heads.get(key)
-        if words is None:
-            words = self._heads[key] = np.zeros(layout.K_NORM_EPS + 1, dtype=np.int64)
-            words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
+        descriptor = self._heads.get(key)
+        if descriptor is None:
+            descriptor = self._heads[key] = np.zeros(layout.K_NORM_EPS + 1, dtype=np.int64)
+            descriptor[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
             if norms:
-                write_norm(words[layout.Q_NORM_WEIGHT : layout.K_NORM_WEIGHT], norms[0])
-                write_norm(words[layout.K_NORM_WEIGHT :], norms[1])
-        return address(words)
+                write_norm(descriptor[layout.Q_NORM_WEIGHT : layout.K_NORM_WEIGHT], norms[0])
+                write_norm(descriptor[layout.K_NORM_WEIGHT :], norms[1])
+        return address(descriptor)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the cos/sin table of at least `length` positions; its length doubles when it is too short."""
@@ -313,7 +340,7 @@ class CompiledBackend(CompiledStates):
         _, n_kv_heads, slots, _ = kv.store.shape
         if not heads_fit(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scores)
-        q, out, sequences = contiguous(q), aligned(*q.shape), sequence_words(kv.spans, counts, counts)
+        q, out, sequences = contiguous(q), aligned(*q.shape), sequence_descriptors(kv.spans, counts, counts)
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
@@ -328,33 +355,29 @@ class CompiledBackend(CompiledStates):
         self.library.soft_cap(address(x), x.size, cap, address(out))
         return out
 
-    def compile(self, layers: Layers) -> Program:
-        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation.
+    def compile(self, layers: Layers, width: int) -> Program:
+        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation; the log says which.
 
         A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
         """
         try:
-            recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
-        except CannotCompileError:
-            return OpByOp(self, layers)
-        builders = Builders(
-            self._block_of, self._head_block, heads_fit, self._experts_of, self.convolution_words, self.rule_words
-        )
-        try:
-            if self._overrides():
-                raise CannotCompileError("an operation that a subclass overrides")
-            lowered = {want: lower(recording, builders) for want, recording in recordings.items()}
-            return CompiledProgram(self, lowered)
-        except CannotCompileError:
-            return OpByOp(self, layers, _fused(recordings["every"]))
+            self._check_overrides()
+            return CompiledProgram(self, {want: lower(self, layers, width, want) for want in get_args(Wanted)})
+        except CannotCompileError as error:
+            event(INFO, "op_by_op", backend=self.name, reason=str(error))
+            return OpByOp(self, layers, str(error))
 
-    def _overrides(self) -> bool:
-        """Return whether this backend overrides an operation that has a compiled step."""
-        names = (*LOWERED, "kv_write", "kv_append")
-        kind = type(self)
-        return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
+    def _check_overrides(self) -> None:
+        """Check that no operation that has a compiled step is overridden.
 
-    def _experts_of(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
+        Raises:
+            CannotCompileError: this backend overrides an operation.
+        """
+        for name in (*LOWERED, "kv_write", "kv_append"):
+            if name in vars(self) or getattr(type(self), name) is not getattr(CompiledBackend, name):
+                raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
+
+    def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
         """Return the kernel parameters of a mixture, with what is added to its sum or without; made once and kept."""
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
@@ -362,9 +385,10 @@ class CompiledBackend(CompiledStates):
             self._mixtures[norm, experts, adds] = block
         return block
 
-    def _block_of(
-        self, linears: tuple[Linear, ...], norm: Norm | None, activation: Activation | None, post: Norm | None
-    ) -> Block:
+    def step_block(
+        self, linears: tuple[Linear, ...], norm: Norm | None = None, activation: Activation | None = None,
+        post: Norm | None = None,
+    ) -> Block:  # fmt: skip
         """Return the block of matrices for a step.
 
         Raises:
@@ -376,16 +400,77 @@ class CompiledBackend(CompiledStates):
             raise CannotCompileError("too many matrices")
         return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
 
+    # ---- states: short convolutions and delta rules ----
+    # A state is read and written in its slots, without a copy.
+
+    def sigmoid_gate(self, x: Native, gate: Native) -> Native:
+        if x.shape[1] % layout.LANES:
+            return super().sigmoid_gate(x, gate)
+        x, gate, out = strided_rows(x), strided_rows(gate), aligned(*x.shape)
+        self.run_entry(
+            self.library.sigmoid_gate, self.library.address("gate_span"), *x.shape, address(x), x.strides[0] // 4,
+            address(gate), gate.strides[0] // 4, address(out),
+        )  # fmt: skip
+        return out
+
+    def short_conv(self, batch: Batch, layer: int, b: Native, c: Native, x: Native, conv: Convolution) -> Native:
+        if not convolution_fits(conv):
+            return super().short_conv(batch, layer, b, c, x, conv)
+        return self._convolved(batch, layer, x, conv, self.convolution_descriptor(conv, False), before=b, after=c)
+
+    def delta_net(
+        self, batch: Batch, layer: int, x: Native, gate: Native, beta: Native, step: Native, net: DeltaNet
+    ) -> Native:
+        if not convolution_fits(net.conv) or not rule_fits(net.rule):
+            return super().delta_net(batch, layer, x, gate, beta, step, net)
+        mixed = self._convolved(batch, layer, x, net.conv, self.convolution_descriptor(net.conv, True))
+        store, runs = cast(np.ndarray, batch.stores.states[layer][1]), contiguous(batch.runs)
+        gate, beta, step, out = strided_rows(gate), strided_rows(beta), strided_rows(step), aligned(*gate.shape)
+        self.run_entry(
+            self.library.delta_net, self.rule_descriptor(net), address(mixed), address(gate), gate.strides[0] // 4,
+            address(beta), beta.strides[0] // 4, address(step), step.strides[0] // 4, address(store), address(runs),
+            len(runs), address(out),
+        )  # fmt: skip
+        return out
+
+    def _convolved(
+        self, batch: Batch, layer: int, x: Native, conv: Convolution, block: int, before: Native | None = None,
+        after: Native | None = None,
+    ) -> Native:  # fmt: skip
+        gates: list[int] = []
+        kept = [None if gate is None else strided_rows(gate) for gate in (before, after)]
+        for gate in kept:
+            gates += (0, 0) if gate is None else (address(gate), gate.strides[0] // 4)
+        store, runs = cast(np.ndarray, batch.stores.states[layer][0]), contiguous(batch.runs)
+        x, out = strided_rows(x), aligned(*x.shape)
+        self.run_entry(
+            self.library.short_conv, block, len(x), address(x), x.strides[0] // 4, *gates, address(store),
+            address(runs), len(runs), address(out),
+        )  # fmt: skip
+        return out
+
+    def convolution_descriptor(self, conv: Convolution, activated: bool) -> int:
+        """Return the address of a convolution's kernel parameters, which are made once and kept."""
+        found = self._mixer_descriptors.get((conv, activated))
+        if found is None:
+            taps, channels = conv.weight.shape
+            values = (self.library.address("convolve_span"), address(conv.weight), taps, channels, int(activated))
+            found = self._mixer_descriptors[conv, activated] = np.array(values, dtype=np.int64)
+        return address(found)
+
+    def rule_descriptor(self, net: DeltaNet) -> int:
+        """Return the address of a delta rule's kernel parameters, which are made once and kept."""
+        rule, found = net.rule, self._mixer_descriptors.get((net,))
+        if found is None:
+            found = self._mixer_descriptors[net,] = np.zeros(layout.DELTA_WIDTH, dtype=np.int64)
+            found[: layout.DELTA_VALUE_DIM + 1] = (
+                self.library.address("delta_head"), address(rule.rate), address(rule.dt_bias), rule.n_key_heads,
+                rule.key_dim, rule.n_value_heads, rule.value_dim,
+            )  # fmt: skip
+            write_norm(found[layout.DELTA_NORM :], net.norm)
+        return address(found)
+
 
 def _is_multiplied_as_stored(weight: Weight) -> bool:
     """Return whether the kernels have this type; F32 is copied, because the file may not align it."""
     return is_format(weight.type.name.lower())
-
-
-def _fused(recording: Recording) -> Fused:
-    """Return how many products the blocks fuse when the layers run operation by operation."""
-    of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
-    return Fused(
-        gate_up=sum(norm_fits(args[1]) for args in of if isinstance(args[2], Linear)),
-        qkv=sum(norm_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
-    )

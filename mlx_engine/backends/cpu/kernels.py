@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -23,16 +22,16 @@ def load_kernels() -> Library | None:
     try:
         from kernels.cpu.build import library
     except (ImportError, OSError) as error:
-        _say(error)
+        _warn(error)
         return None
     lacking = library.lacking()
     if lacking is not None:
-        _say(lacking)
+        _warn(lacking)
         return None
     try:
         return _load(library)
     except Exception as error:  # any compiler or loader error: NumPy runs instead
-        _say(f"{type(error).__name__}: {error}")
+        _warn(f"{type(error).__name__}: {error}")
         return None
 
 
@@ -66,15 +65,15 @@ def _load(library: ModuleType) -> Library:
 
 @contextmanager
 def _announced(files: Sequence[Path], what: str = "") -> Iterator[None]:
-    """Say that kernels are compiled, if one of their files does not exist, and afterwards if it could not be kept."""
+    """Log that kernels are compiled if one of their files does not exist, and afterwards if it could not be kept."""
     folder = files[0].parent
     if not all(file.exists() for file in files):
-        LOGGER.log(logging.WARNING, "compiling the CPU kernels%s, once; they are kept in %s", what, folder)
+        LOGGER.warning("compiling the CPU kernels%s, once; they are kept in %s", what, folder)
     yield
     if not all(file.exists() for file in files):
-        LOGGER.log(logging.WARNING, "the compiled CPU kernels could not be kept in %s: the next process compiles again",
+        LOGGER.warning("the compiled CPU kernels could not be kept in %s: the next process compiles again",
                    folder)  # fmt: skip
 
 
-def _say(reason: object) -> None:
-    LOGGER.log(logging.WARNING, "no compiled kernels, NumPy runs instead: %s", reason)
+def _warn(reason: object) -> None:
+    LOGGER.warning("no compiled kernels, NumPy runs instead: %s", reason)

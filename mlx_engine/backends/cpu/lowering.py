@@ -1,25 +1,463 @@
-"""Lowering: translate the recorded definition of the layers into a program of steps for the compiled CPU kernels.
+"""Lower a model's layers to the steps of a program for the compiled CPU kernels.
 
-`lower` turns each recorded operation into a step of `kernels/cpu/program.py`; `lowering_steps.py` has the steps. If the
-kernels have no such step, `lower` raises CannotCompileError and the layers run operation by operation. All intermediate
-values share one scratch buffer; `allocate` reuses the memory of values that no later step reads.
+`lower` runs the definition of the layers on a `Lowering` in place of a backend. Its public methods have the names and
+arguments of `Backend`'s operations: each emits a step of `kernels/cpu/program.py` and returns the `Place` of its
+result. If the kernels have no such step, the method raises CannotCompileError, and the layers run operation by
+operation. All intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step
+reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from kernels.cpu.build import layout
-from mlx_engine.backends.cpu.buffers import Buffer, Place, allocate
-from mlx_engine.backends.cpu.experts import ExpertBlock
-from mlx_engine.backends.cpu.lowering_steps import Builders, Lowering
-from mlx_engine.backends.parameters import LayerNorm, Linear, RMSNorm, Rope
-from mlx_engine.backends.program import Fused
-from mlx_engine.backends.recording import CannotCompileError, Recording
+from mlx_engine.backends.batch import Wanted
+from mlx_engine.backends.cpu.descriptors import (
+    Block,
+    ExpertBlock,
+    address,
+    convolution_fits,
+    heads_fit,
+    norm_descriptor,
+    rule_fits,
+    sinks_address,
+)
+from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.parameters import (
+    Activation,
+    Array,
+    Convolution,
+    DeltaNet,
+    Linear,
+    Norm,
+    RMSNorm,
+    Rope,
+    Scores,
+)
+from mlx_engine.backends.primitives import OPERATIONS
+from mlx_engine.backends.program import Layers
+
+if TYPE_CHECKING:
+    from mlx_engine.backends.cpu.backend import CompiledBackend
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Scratch memory of one value: `width` floats per token; `at` is its offset in floats, for one token."""
+
+    width: int
+    at: int = -1
+
+    @property
+    def end(self) -> int:
+        """Return the offset after the buffer; widths are rounded up, so that the next buffer begins a cache line."""
+        return self.at + layout.whole_vectors(self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """The location of a value: columns [column, column + width) of a buffer, for all tokens or the wanted rows only.
+
+    A definition that branches on a value cannot be lowered: another pass might take the other branch.
+
+    Attributes:
+        head_dim: the head dim if the value has been split into heads, and 0 if not.
+    """
+
+    buffer: Buffer
+    column: int
+    width: int
+    is_wanted: bool
+    head_dim: int = 0
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("the location of a value has no contents to compare")
+
+    def __bool__(self) -> bool:
+        raise TypeError("the location of a value is neither true nor false")
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the rows are contiguous."""
+        return self.width == self.buffer.width
+
+
+def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
+    """Set the offset of each buffer, so that buffers in use at the same time do not overlap; return the total size."""
+    last_step = {x: 0}
+    for i, step in enumerate(steps):
+        last_step |= {word: i for word in step.values() if isinstance(word, Buffer)}
+    last_step[y] = len(steps)
+    live: list[Buffer] = []
+
+    def place(buffer: Buffer) -> None:
+        buffer.at = 0
+        for other in sorted(live, key=lambda other: other.at):
+            if buffer.end <= other.at:
+                break
+            buffer.at = max(buffer.at, other.end)
+        live.append(buffer)
+
+    place(x)
+    size = x.end
+    for i, step in enumerate(steps):
+        for word in (layout.OUT, layout.OUT_2):
+            if word in step:
+                place(step[word])
+                size = max(size, step[word].end)
+        live = [buffer for buffer in live if last_step[buffer] > i]
+    return size
+
+
+class View(NamedTuple):
+    """A layer's KV view: the layer whose keys and values `attention` reads."""
+
+    layer: int
+    n_kv_heads: int
+
+
+class PassBatch(NamedTuple):
+    """A placeholder for a batch, with the attributes that a definition may use."""
+
+    positions: object
+    lengths: object
+    wanted: object
+    rows: object
+
+
+class CannotCompileError(Exception):
+    """A definition needs an operation that the kernels do not have, or the contents of an array."""
+
+
+@dataclass
+class Lowering:
+    """The steps so far. Methods with the names of `Backend`'s operations add their steps."""
+
+    backend: CompiledBackend
+    batch: PassBatch
+    steps: list[dict[int, Any]] = field(default_factory=list)
+    # Layer -> (number of KV heads, head dim), or None for a state.
+    kv: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    ropes: dict[int, Rope] = field(default_factory=dict)
+    kept: list[object] = field(default_factory=list)
+    experts: list[ExpertBlock] = field(default_factory=list)
+    inputs: int = 0
+    normed: int = 0
+    parts: int = 0
+    tap = None
+
+    def __getattr__(self, op: str) -> Any:
+        raise CannotCompileError(f"the operation {op}")
+
+    def note(self, name: str, x: Place) -> Place:
+        """Return x: a program has no values to tap."""
+        return x
+
+    def _place(self, x: object) -> Place:
+        """Return the location of a value, or raise CannotCompileError for an array of the definition's own."""
+        if not isinstance(x, Place):
+            raise CannotCompileError("an operation on an array that no operation has returned")
+        return x
+
+    def _emit(self, op: int, is_wanted: bool, **fields: Any) -> dict[int, Any]:
+        step = {layout.OP: op, layout.WANTED: int(is_wanted), layout.A_AT: None, layout.B_AT: None}
+        step |= {layout.C_AT: None, layout.D_AT: None}
+        step |= {getattr(layout, name): value for name, value in fields.items()}
+        self.steps.append(step)
+        return step
+
+    def _read(self, step: dict[int, Any], first: int, place: Place) -> None:
+        """Set an input of a step; `first` is A_AT, B_AT, C_AT or D_AT."""
+        step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
+
+    def _new(self, width: int, is_wanted: bool, head_dim: int = 0) -> Place:
+        return Place(Buffer(width), 0, width, is_wanted, head_dim)
+
+    def _whole(self, place: Place) -> Place:
+        """Return a place with the same value in contiguous rows, copied if necessary."""
+        return place if place.is_whole else self._copied(place, is_wanted=place.is_wanted)
+
+    def _copied(self, place: Place, *, is_wanted: bool) -> Place:
+        out = self._new(place.width, is_wanted, place.head_dim)
+        from_all = int(is_wanted and not place.is_wanted)
+        step = self._emit(layout.COPY, is_wanted, OUT=out.buffer, ROW_WIDTH=place.width, FROM_ALL=from_all)
+        self._read(step, layout.A_AT, place)
+        return out
+
+    def _project(self, x: Place, block: Block, residual: Place | None = None) -> Place:
+        source = self._whole(self._place(x))
+        if source.width != block.n_inputs:
+            raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
+        out = self._new(block.n_outputs, source.is_wanted)
+        added = None if residual is None else self._residual(residual, out)
+        step = self._emit(layout.PROJECT, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
+        self._read(step, layout.A_AT, source)
+        if added is not None:
+            self._read(step, layout.B_AT, added)
+        self.inputs = max(self.inputs, block.n_inputs)
+        if block.norm is not None or block.n_inputs % layout.LANES:
+            self.normed = max(self.normed, block.n_inputs)
+        self.kept.append(block)
+        return out
+
+    def _residual(self, x: Place, out: Place) -> Place:
+        """Return the location of a value in contiguous rows that is added to `out`."""
+        added = self._whole(self._place(x))
+        if (added.width, added.is_wanted) != (out.width, out.is_wanted):
+            raise CannotCompileError("a residual of a different shape")
+        return added
+
+    # ---- operations, with the arguments of `Backend`'s ----
+
+    def norm_project(self, x: Place, norm: Norm | None, projections: Any) -> list[Place]:
+        block = self.backend.step_block(tuple(projections), norm)
+        out = self._project(x, block)
+        return [replace(out, column=c.start, width=c.stop - c.start) for c in block.columns]
+
+    def linear(self, x: Place, linear: Linear) -> Place:
+        return self._project(x, self.backend.step_block((linear,)))
+
+    def project_add(self, x: Place, projection: Linear, residual: Place) -> Place:
+        return self._project(x, self.backend.step_block((projection,)), residual)
+
+    def project_norm(self, x: Place, projection: Linear, norm: Norm) -> Place:
+        return self._project(x, self.backend.step_block((projection,), post=norm))
+
+    def project_norm_add(self, x: Place, projection: Linear, norm: Norm, residual: Place) -> Place:
+        return self._project(x, self.backend.step_block((projection,), post=norm), residual)
+
+    def norm_gate_up(self, x: Place, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Place:
+        return self._project(x, self.backend.step_block((gate, up), norm, activation))
+
+    def norm_up(self, x: Place, norm: Norm | None, up: Linear, activation: Activation) -> Place:
+        return self._project(x, self.backend.step_block((up,), norm, activation))
+
+    def norm_experts(self, x: Place, norm: Norm, experts: Experts) -> Place:
+        return self._mixture(x, self.backend.expert_block(norm, experts, False), None)
+
+    def norm_experts_add(self, x: Place, norm: Norm, experts: Experts, residual: Place | None = None) -> Place:
+        return self._mixture(x, self.backend.expert_block(norm, experts, True), residual)
+
+    def _mixture(self, x: Place, block: ExpertBlock, residual: Place | None) -> Place:
+        source = self._whole(self._place(x))
+        out = self._new(block.width, source.is_wanted)
+        added = None if residual is None else self._residual(residual, out)
+        step = self._emit(layout.EXPERTS, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
+        self._read(step, layout.A_AT, source)
+        if added is not None:
+            self._read(step, layout.B_AT, added)
+        self.experts.append(block)
+        return out
+
+    def norm(self, x: Place, norm: Norm | None) -> Place:
+        if self._place(x).head_dim:
+            raise CannotCompileError("the norm of heads alone")
+        return self._place(x) if norm is None else self._norm_sum(x, norm, None)
+
+    def norm_add(self, x: Place, norm: Norm | None, residual: Place) -> Place:
+        return self._norm_sum(x, norm, residual)
+
+    def _norm_sum(self, x: Place, norm: Norm | None, residual: Place | None) -> Place:
+        source = self._whole(self._place(x))
+        if norm is not None and norm.weight.size != source.width:
+            raise CannotCompileError("the norm of another width")
+        out, descriptor = self._new(source.width, source.is_wanted), None if norm is None else norm_descriptor(norm)
+        added = None if residual is None else self._residual(residual, out)
+        of = 0 if descriptor is None else address(descriptor)
+        step = self._emit(layout.NORM_ADD, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_BLOCK=of)
+        self._read(step, layout.A_AT, source)
+        if added is not None:
+            self._read(step, layout.B_AT, added)
+        self.kept += [norm, descriptor]
+        return out
+
+    def all_sum(self, x: Place) -> Place:
+        return self._exchange(layout.ALL_SUM, x, self._place(x).width)
+
+    def all_columns(self, x: Place, n: int) -> Place:
+        return self._exchange(layout.ALL_COLUMNS, x, n)
+
+    def _exchange(self, op: int, x: Place, width: int) -> Place:
+        """Add a step that the program makes between two calls of the kernels; its result is `width` wide."""
+        source = self._whole(self._place(x))
+        out = self._new(width, source.is_wanted, source.head_dim)
+        step = self._emit(op, source.is_wanted, OUT=out.buffer, ROW_WIDTH=width)
+        self._read(step, layout.A_AT, source)
+        return out
+
+    def heads(self, x: Place, head_dim: int) -> Place:
+        return replace(self._place(x), head_dim=head_dim)
+
+    def merge(self, x: Place) -> Place:
+        return replace(self._place(x), head_dim=0)
+
+    def columns(self, x: Place, first: int, last: int) -> Place:
+        place = self._place(x)
+        if not 0 <= first < last <= place.width:
+            raise CannotCompileError("columns that a value does not have")
+        return replace(place, column=place.column + first, width=last - first)
+
+    def multiply(self, a: Place, b: Place) -> Place:
+        left, right = self._place(a), self._place(b)
+        if (left.width, left.is_wanted) != (right.width, right.is_wanted):
+            raise CannotCompileError("a product of different shapes")
+        out = self._new(left.width, left.is_wanted)
+        step = self._emit(layout.MULTIPLY, left.is_wanted, OUT=out.buffer, ROW_WIDTH=left.width)
+        self._read(step, layout.A_AT, left)
+        self._read(step, layout.B_AT, right)
+        return out
+
+    def scale(self, x: Place, factor: float) -> Place:
+        source = self._place(x)
+        out = self._new(source.width, source.is_wanted)
+        step = self._emit(
+            layout.SCALE, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_SCALE=_bits(factor)
+        )
+        self._read(step, layout.A_AT, source)
+        return out
+
+    def take(self, x: Place, rows: object) -> Place:
+        place = self._place(x)
+        if rows is not self.batch.rows or place.is_wanted:
+            raise CannotCompileError("rows other than the wanted rows")
+        return self._copied(place, is_wanted=True)
+
+    def head_norm_rope(
+        self, q: Place, k: Place, v: Place, head_dim: int, norms: Any, rope: Rope, positions: object
+    ) -> tuple[Place, ...]:
+        a, b = self._place(q), self._place(k)
+        if a.is_wanted or b.is_wanted or positions is not self.batch.positions:
+            raise CannotCompileError("heads of the wanted tokens only, or other positions than the batch's")
+        if a.width % head_dim or b.width % head_dim or any(norm.weight.size != head_dim for norm in norms or ()):
+            raise CannotCompileError("a head dim that does not match the norms or projections")
+        if rope.growth is None:
+            rotated = self._rotated((a, b), head_dim, norms, rope)
+        else:  # queries and keys have tables of their own
+            of_q, of_k = (None, None) if norms is None else ((norm, norm) for norm in norms)
+            rotated = [*self._rotated((a,), head_dim, of_q, rope), *self._rotated((b,), head_dim, of_k, rope.keys)]
+        self.kept.append(norms)
+        return (*rotated, replace(self._place(v), head_dim=head_dim))
+
+    def norm_rope(self, x: Place, head_dim: int, norm: Norm, rope: Rope | None, positions: object) -> Place:
+        place = self._place(x)
+        if place.is_wanted or positions is not self.batch.positions:
+            raise CannotCompileError("heads of the wanted tokens only, or other positions than the batch's")
+        if place.width % head_dim or not isinstance(norm, RMSNorm) or norm.weight.size != head_dim:
+            raise CannotCompileError("a head dim that does not match the norm or the projection")
+        norms = norm, norm
+        self.kept.append(norms)
+        return self._rotated((place,), head_dim, norms, Rope.none(head_dim) if rope is None else rope)[0]
+
+    def _rotated(self, of: Sequence[Place], head_dim: int, norms: Any, rope: Rope) -> list[Place]:
+        """Norm and rotate the heads of one or two values by one table."""
+        out = [self._new(place.width, False, head_dim) for place in of]
+        n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
+        outputs = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
+        block = self.backend.head_block(n_heads, n_others, head_dim, norms)
+        step = self._emit(
+            layout.HEADS, False, STEP_BLOCK=block, N_HEADS=n_heads, N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **outputs
+        )
+        for first, place in zip((layout.A_AT, layout.B_AT), of, strict=False):
+            self._read(step, first, place)
+        self.ropes[len(self.steps) - 1] = rope
+        return out
+
+    def kv_append(self, batch: object, layer: int, k: Place, v: Place) -> View:
+        if batch is not self.batch:
+            raise CannotCompileError("a batch other than the pass's own")
+        a, b = self._place(k), self._place(v)
+        if a.is_wanted or b.is_wanted or (a.width, a.head_dim) != (b.width, b.head_dim) or not a.head_dim:
+            raise CannotCompileError("keys and values of the wanted tokens only, or not split into heads")
+        n_heads = a.width // a.head_dim
+        if layer in self.kv or a.width % a.head_dim:
+            raise CannotCompileError("keys and values written twice in one layer, or a partial head")
+        self.kv[layer] = (n_heads, a.head_dim)
+        step = self._emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, ROW_WIDTH=a.head_dim)
+        self._read(step, layout.A_AT, a)
+        self._read(step, layout.B_AT, b)
+        return View(layer, n_heads)
+
+    def attention(self, q: Place, kv: View, counts: object, scores: Scores) -> Place:
+        if not isinstance(kv, View):
+            raise CannotCompileError("attention over an object that is not a KV view")
+        source, (layer, n_kv_heads) = self._whole(self._place(q)), kv
+        if counts is not (self.batch.wanted if source.is_wanted else self.batch.lengths):
+            raise CannotCompileError("counts that do not match the rows of the queries")
+        head_dim = source.head_dim
+        n_heads = source.width // max(1, head_dim)
+        is_grouped = n_heads > 0 and n_kv_heads > 0 and n_heads % n_kv_heads == 0
+        if not is_grouped or not heads_fit(n_heads // n_kv_heads, head_dim):
+            raise CannotCompileError("a number of heads or a head dim that attention does not support")
+        out = self._new(source.width, source.is_wanted, head_dim)
+        step = self._emit(
+            layout.ATTENTION, source.is_wanted, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
+            ROW_WIDTH=head_dim, STEP_SCALE=_bits(scores.scale), STEP_SOFTCAP=_bits(scores.softcap or 0.0),
+            STEP_SINKS=sinks_address(scores, n_heads),
+        )  # fmt: skip
+        self.kept.append(scores)
+        self._read(step, layout.A_AT, source)
+        self.parts = max(self.parts, n_heads * (head_dim + layout.LANES))
+        return out
+
+    def sigmoid_gate(self, x: Place, gate: Place) -> Place:
+        a, b = self._place(x), self._place(gate)
+        if (a.width, a.is_wanted) != (b.width, b.is_wanted) or a.width % layout.LANES:
+            raise CannotCompileError("a gate of another shape, or of a width that the kernel does not support")
+        out = self._new(a.width, a.is_wanted)
+        step = self._emit(layout.GATE, a.is_wanted, OUT=out.buffer, ROW_WIDTH=a.width)
+        self._read(step, layout.A_AT, a)
+        self._read(step, layout.B_AT, b)
+        return out
+
+    def short_conv(self, batch: object, layer: int, b: Place, c: Place, x: Place, conv: Convolution) -> Place:
+        self._begin_state(batch, layer, conv)
+        return self._convolve(layer, x, conv, self.backend.convolution_descriptor(conv, False), (b, c))
+
+    def delta_net(
+        self, batch: object, layer: int, x: Place, gate: Place, beta: Place, step: Place, net: DeltaNet
+    ) -> Place:
+        self._begin_state(batch, layer, net.conv)
+        if not rule_fits(net.rule):
+            raise CannotCompileError("head dims of a delta rule that the kernel does not support")
+        mixed = self._convolve(layer, x, net.conv, self.backend.convolution_descriptor(net.conv, True), ())
+        inputs = (mixed, self._place(gate), self._place(beta), self._place(step))
+        out = self._new(inputs[1].width, is_wanted=False)
+        emitted = self._emit(
+            layout.DELTA, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=self.backend.rule_descriptor(net)
+        )
+        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs, strict=True):
+            self._read(emitted, first, place)
+        self.kept.append(net)
+        return out
+
+    def _begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
+        """Note that a layer has a state, or raise CannotCompileError if the kernels do not support its convolution."""
+        if batch is not self.batch or layer in self.kv or not convolution_fits(conv):
+            raise CannotCompileError("a batch other than the pass's own, two states in one layer, or odd channels")
+        self.kv[layer] = None
+
+    def _convolve(self, layer: int, x: Place, conv: Convolution, block: int, gates: tuple[Place, ...]) -> Place:
+        places = [self._place(value) for value in (x, *gates)]
+        if any(place.is_wanted or place.width != conv.weight.shape[1] for place in places):
+            raise CannotCompileError("a convolution of the wanted tokens only, or of another width")
+        out = self._new(places[0].width, is_wanted=False)
+        step = self._emit(layout.CONVOLVE, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=block)
+        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT), places, strict=False):
+            self._read(step, first, place)
+        self.kept.append(conv)
+        return out
+
+
+def _bits(number: float) -> int:
+    """Return the bits of a float64, as a word of a step."""
+    return int(np.float64(number).view(np.int64))
 
 
 @dataclass
@@ -27,7 +465,7 @@ class Lowered:
     """The steps of a program, and the sizes of the memory that it needs.
 
     Attributes:
-        words: (steps, STEP_WIDTH) int64, the encoded steps.
+        steps: (steps, STEP_WIDTH) int64, the encoded steps.
         x: buffer of the input, the hidden states before the first layer.
         y: location of the result.
         floats: scratch floats per token, for all values.
@@ -37,11 +475,10 @@ class Lowered:
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
         ropes: rotary embeddings, by the index of the step that uses them.
-        fused: how many products were fused.
-        kept: objects that must stay alive, because `words` only has their addresses.
+        kept: objects that must stay alive, because `steps` only has their addresses.
     """
 
-    words: np.ndarray
+    steps: np.ndarray
     x: Buffer
     y: Place
     floats: int
@@ -51,33 +488,33 @@ class Lowered:
     parts: int
     kv: list[tuple[int, int] | None]
     ropes: dict[int, Rope]
-    fused: Fused
     kept: list[object]
 
 
-def lower(recording: Recording, builders: Builders) -> Lowered:
-    """Return the recorded layers as the steps of a program.
+def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) -> Lowered:
+    """Run the definition of the layers on a `Lowering`, and return the steps that it has emitted.
+
+    Args:
+        backend: makes the descriptors of blocks.
+        layers: the definition.
+        width: of the input of the first layer.
+        want: which tokens are wanted.
 
     Raises:
         CannotCompileError: the kernels do not have an operation, or do not support its arguments.
     """
-    lowering = Lowering(builders, recording.batch)
-    x = lowering.new(_width(recording), is_wanted=False)
-    lowering.places[recording.x] = x
-    for step in recording.steps:
-        if step.op == "kv_append":
-            lowering.views[step.results[0]] = lowering.kv_append(*step.args)
-            continue
-        if step.op not in LOWERED:
-            raise CannotCompileError(f"the operation {step.op}")
-        places = getattr(lowering, step.op)(*step.args)
-        lowering.places |= dict(zip(step.results, places, strict=True))
-    y = lowering.whole(lowering.place(recording.y))
-    n_floats = allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_words` reads
+    batch = PassBatch(object(), object(), object(), object())
+    lowering = Lowering(backend, batch)
+    x = lowering._new(width, is_wanted=False)
+    try:
+        y = lowering._whole(lowering._place(layers(lowering, cast(Array, x), batch, want=want)))
+    except (TypeError, AttributeError) as error:
+        raise CannotCompileError(f"a definition that needs arrays: {error}") from error
+    n_floats = allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_encoded` reads
     if sorted(lowering.kv) != list(range(len(lowering.kv))):
         raise CannotCompileError("layers without keys and values")
     return Lowered(
-        words=_words(lowering.steps),
+        steps=_encoded(lowering.steps),
         x=x.buffer,
         y=y,
         floats=n_floats,
@@ -87,39 +524,17 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
         parts=lowering.parts,
         kv=[lowering.kv[layer] for layer in range(len(lowering.kv))],
         ropes=lowering.ropes,
-        fused=Fused(lowering.gate_up, lowering.qkv),
         kept=lowering.kept,
     )
 
 
-# The operations that have a step; `Lowering` has a method of the same name for each.
-LOWERED = (
-    *("norm_project", "linear", "project_norm", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads"),
-    *("merge", "take", "head_norm_rope", "attention", "norm_experts_add", "sigmoid_gate", "short_conv", "delta_net"),
-    *("columns", "multiply", "scale", "norm_rope", "norm", "norm_add", "norm_experts", "all_sum", "all_columns"),
-)
+# The operations that have a step.
+LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 
-def _width(recording: Recording) -> int:
-    """Return the width of the input of the first layer: D, the width of the norm or linear layer that reads it.
-
-    If the definition reads only some columns of the input at a time, the last of them are its end.
-    """
-    ends = [step.args[2] for step in recording.steps if step.op == "columns" and step.args[0] is recording.x]
-    if ends:
-        return int(max(ends))
-    for step in recording.steps:
-        reader = step.args[1] if len(step.args) > 1 and step.args[0] is recording.x else None
-        if isinstance(reader, RMSNorm | LayerNorm):
-            return int(reader.weight.size)
-        if isinstance(reader, Linear):
-            return int(reader.weight.shape[1])
-    raise CannotCompileError("hidden states of unknown width: no norm or linear layer reads the input")
-
-
-def _words(steps: Sequence[dict[int, Any]]) -> np.ndarray:
-    words = np.zeros((len(steps), layout.STEP_WIDTH), dtype=np.int64)
-    for row, step in zip(words, steps, strict=True):
+def _encoded(steps: Sequence[dict[int, Any]]) -> np.ndarray:
+    encoded = np.zeros((len(steps), layout.STEP_WIDTH), dtype=np.int64)
+    for row, step in zip(encoded, steps, strict=True):
         for word, value in step.items():
             row[word] = -1 if value is None else value.at if isinstance(value, Buffer) else value
-    return words
+    return encoded

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.cpu.build import layout
 from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
-from mlx_engine.backends.cpu.host_memory import address
+from mlx_engine.backends.cpu.descriptors import address
 from mlx_engine.backends.cpu.lowering import Lowered
 from mlx_engine.backends.parameters import Array, Native
 from mlx_engine.backends.program import Program
@@ -24,7 +24,6 @@ class CompiledProgram(Program):
     """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step."""
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
-        self.fused = variants["every"].fused
         self._variants = {want: _Steps(backend, lowered) for want, lowered in variants.items()}
 
     def run(self, x: Native, batch: Batch) -> Native:
@@ -39,10 +38,10 @@ class _Steps:
         self._backend, self._of, self._positions = backend, lowered, 0
         library = backend.library
         called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "gate_span", "run_experts")
-        self._words = np.zeros(layout.STEPS + lowered.words.size, dtype=np.int64)
-        self._words[: layout.STEPS] = [library.address(name) for name in called]
-        self._words[layout.STEPS :] = lowered.words.reshape(-1)
-        self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
+        self._encoded = np.zeros(layout.STEPS + lowered.steps.size, dtype=np.int64)
+        self._encoded[: layout.STEPS] = [library.address(name) for name in called]
+        self._encoded[layout.STEPS :] = lowered.steps.reshape(-1)
+        self._steps = self._encoded[layout.STEPS :].reshape(lowered.steps.shape)
         are_exchanges = np.isin(self._steps[:, layout.OP], (layout.ALL_SUM, layout.ALL_COLUMNS))
         self._exchanges = np.flatnonzero(are_exchanges).tolist()
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
@@ -54,7 +53,7 @@ class _Steps:
     def _bind_rope(self, length: int) -> None:
         """Write the addresses of cos/sin tables of at least `length` positions into the steps."""
         tables = [self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]
-        # The words only have addresses: keep the old and the new tables alive until all are written.
+        # Descriptors only have addresses: keep the old and the new tables alive until all are written.
         self._tables += tables
         for i, (cos, sin) in zip(self._of.ropes, tables, strict=True):
             self._steps[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
@@ -67,15 +66,17 @@ class _Steps:
         layers = cast(list[np.ndarray | None], stores.layers)
         found = [None if store is None else store.shape[1::2] for store in layers]
         if found != self._of.kv:
-            raise ValueError(f"expected KV stores of (KV heads, head dim) {self._of.kv} by layer, found {found}")
-        for layer, (words, store) in enumerate(zip(self._layers, layers, strict=True)):
+            raise ValueError(f"KV stores must have (KV heads, head dim) {self._of.kv} by layer, not {found}")
+        for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=True)):
             if store is None:
                 of_layer = cast(tuple[np.ndarray, ...], stores.states[layer])
-                words[layout.STATE_STORE : layout.STATE_STORE + len(of_layer)] = [address(state) for state in of_layer]
+                descriptor[layout.STATE_STORE : layout.STATE_STORE + len(of_layer)] = [
+                    address(state) for state in of_layer
+                ]
                 continue
-            words[layout.KV_STORE], words[layout.KV_SLOTS] = address(store), store.shape[2]
-            words[layout.KV_WINDOW] = batch.group(layer).window or 0
-            words[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
+            descriptor[layout.KV_STORE], descriptor[layout.KV_SLOTS] = address(store), store.shape[2]
+            descriptor[layout.KV_WINDOW] = batch.group(layer).window or 0
+            descriptor[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
         self._stores = weakref.ref(stores)
 
     def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
@@ -86,10 +87,10 @@ class _Steps:
             self._bind_rope(length)
         if self._stores() is not batch.stores:
             self._bind_stores(batch)
-        sequences = [sequence_words(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
-        for words, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
-            words[:] = address(of_group), address(group.slots)
-        forward_pass = _pass_words(batch)
+        sequences = [sequence_descriptors(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
+        for descriptor, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
+            descriptor[:] = address(of_group), address(group.slots)
+        forward_pass = _pass_descriptor(batch)
         spans = batch.groups[0].spans if batch.groups else ()
         parts = max(parts_of(spans, counts) for counts in (batch.lengths, batch.wanted)) if spans else 0
         work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
@@ -100,7 +101,7 @@ class _Steps:
         work_address = scratch + 4 * n * of.floats
         arguments = address(forward_pass), address(self._layers), scratch, work_address, work_address + 4 * work
         for first, last in self._calls(n):
-            be.run_entry(be.library.run_steps, address(self._words), first, last, *arguments)
+            be.run_entry(be.library.run_steps, address(self._encoded), first, last, *arguments)
             if last in self._exchanges:
                 self._exchange(self._steps[last], values, batch)
         n_rows = len(batch.rows) if of.y.is_wanted else n
@@ -111,7 +112,7 @@ class _Steps:
         """Yield the first step of each call of the kernels for n tokens, and the one after its last.
 
         Ctrl-C waits for the end of a call, so steps over many tokens, which take long, get a call each. An exchange
-        between ranks lies between two calls.
+        between ranks is made between two calls.
         """
         first = 0
         for end in (*self._exchanges, len(self._steps)):
@@ -128,28 +129,28 @@ class _Steps:
         values[n * step[layout.OUT] :][: n_rows * width] = be.host(y).reshape(-1)
 
 
-def _pass_words(batch: Batch) -> np.ndarray:
+def _pass_descriptor(batch: Batch) -> np.ndarray:
     """Return the parameters of a pass as int64 words, followed by the positions and the indices of wanted rows."""
     n, n_rows = len(batch.positions), len(batch.rows)
-    words = np.empty(layout.PASS_WIDTH + n + n_rows, dtype=np.int64)
-    positions = address(words) + words.itemsize * layout.PASS_WIDTH
-    words[: layout.PASS_WIDTH] = (
-        n, n_rows, len(batch.lengths), batch.stores.page, positions, positions + words.itemsize * n,
+    descriptor = np.empty(layout.PASS_WIDTH + n + n_rows, dtype=np.int64)
+    positions = address(descriptor) + descriptor.itemsize * layout.PASS_WIDTH
+    descriptor[: layout.PASS_WIDTH] = (
+        n, n_rows, len(batch.lengths), batch.stores.page, positions, positions + descriptor.itemsize * n,
         address(batch.runs) if len(batch.runs) else 0, len(batch.runs),
     )  # fmt: skip
-    words[layout.PASS_WIDTH : layout.PASS_WIDTH + n] = batch.positions
-    words[layout.PASS_WIDTH + n :] = batch.rows
-    return words
+    descriptor[layout.PASS_WIDTH : layout.PASS_WIDTH + n] = batch.positions
+    descriptor[layout.PASS_WIDTH + n :] = batch.rows
+    return descriptor
 
 
-def sequence_words(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
+def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
     """Return (B, SEQ_WIDTH) int64 words: page table, length, and numbers of new and wanted tokens per sequence."""
-    words = np.empty((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
-    words[:, : layout.SEQ_WANTED + 1] = [
+    descriptor = np.empty((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
+    descriptor[:, : layout.SEQ_WANTED + 1] = [
         (address(span.pages), span.length, n_new, n_wanted)
         for span, n_new, n_wanted in zip(spans, lengths, wanted, strict=True)
     ]
-    return words
+    return descriptor
 
 
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:

@@ -35,8 +35,6 @@ from mlx_engine.backends.mlx import experts as mlx_experts
 from mlx_engine.backends.mlx.backend import MlxBackend, indices
 from mlx_engine.backends.numpy.simd import rope_table
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
-from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
-from mlx_engine.backends.recording import CannotCompileError, record
 from mlx_engine.quant.weight import Weight
 
 # The smallest head dim that the kernel `head_norm_rope` supports; head dims are even.
@@ -147,19 +145,6 @@ class MetalBackend(MlxBackend):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
 
-    def compile(self, layers: Layers) -> Program:
-        """Return `OpByOp`, with the number of fused products counted from the recorded steps of a one-token pass."""
-        try:
-            steps = record(layers, want="some").steps
-        except CannotCompileError:
-            steps = []
-        gate_up = [s.args[1:4] for s in steps if s.op == "norm_gate_up"]
-        qkv = [(s.args[1], *s.args[2]) for s in steps if s.op == "norm_project"]
-        count = [
-            sum(isinstance(norm, RMSNorm) and _are_split(linears) for norm, *linears in of) for of in (gate_up, qkv)
-        ]
-        return OpByOp(self, layers, Fused(*count))
-
     def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
         y = None
         if isinstance(norm, RMSNorm) and (weights := _split((head,))):
@@ -221,8 +206,5 @@ def _whole(x: Native) -> Native:
 
 def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
     """Return the layers' matrices for a fused kernel, or [] unless all are split and have no bias."""
-    return [linear.weight for linear in linears] if _are_split(linears) else []
-
-
-def _are_split(linears: Sequence[Linear]) -> bool:
-    return all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)
+    are_split = all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)
+    return [linear.weight for linear in linears] if are_split else []

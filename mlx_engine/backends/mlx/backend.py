@@ -14,16 +14,26 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_engine.backends.batch import KVView, in_order
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import KVView, StateView, in_order
 from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.mlx import device as mlx_device
 from mlx_engine.backends.mlx import experts as mlx_experts
 from mlx_engine.backends.mlx import sampling as mlx_sampling
-from mlx_engine.backends.mlx.states import MlxStates
-from mlx_engine.backends.mlx.stream import DeviceStream
+from mlx_engine.backends.mlx.device import DeviceStream
 from mlx_engine.backends.mlx.weights import BlockMatrix, group_matrix, reinterpret
-from mlx_engine.backends.numpy.simd import hidden_keys, rope_table
-from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
+from mlx_engine.backends.numpy.scalar import TINY
+from mlx_engine.backends.numpy.simd import hidden_keys, rope_table, split
+from mlx_engine.backends.parameters import (
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
+    Convolution,
+    DeltaRule,
+    Linear,
+    Native,
+    Rope,
+    Scores,
+)
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.quant.group_types import GroupType
@@ -32,7 +42,7 @@ from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
 
-class MlxBackend(MlxStates):
+class MlxBackend(Backend):
     """Lazy float32 `mx.array`s. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head.
 
     All work goes to one stream that several threads may use, one at a time: a graph that was built in one thread can
@@ -126,7 +136,7 @@ class MlxBackend(MlxStates):
         known = [i for i in ids if not isinstance(i, mx.array)]
         if known and not 0 <= min(known) <= max(known) < table.shape[0]:
             n = table.shape[0]
-            raise IndexError(f"expected token ids from 0 to {n - 1:,}, found {min(known):,} to {max(known):,}")
+            raise IndexError(f"token ids must be from 0 to {n - 1:,}, not from {min(known):,} to {max(known):,}")
         rows = mlx_sampling.id_array(ids)
         return table[rows] if isinstance(table, mx.array) else table.rows(rows)
 
@@ -270,6 +280,49 @@ class MlxBackend(MlxStates):
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
+    # ---- states: short convolutions and delta rules ----
+    # A store is a list of arrays, one per slot: a slot is written by replacing its
+    # array, so nothing is copied. The operations run one token at a time.
+
+    def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
+        self.guard.check()  # as in `kv_empty`
+        return [mx.zeros(shape, stream=self._stream)] * n_slots
+
+    def state_nbytes(self, store: Native) -> int:
+        return sum(int(array.nbytes) for array in store)
+
+    def convolve(self, x: Native, conv: Convolution, state: StateView) -> Native:
+        outs = []
+        for first, n, source, target in state.runs.tolist():
+            rows = mx.concatenate([state.store[source], x[first : first + n]])
+            y = rows[:n] * conv.weight[0]
+            for w in range(1, len(conv.weight)):
+                y = y + rows[w : w + n] * conv.weight[w]
+            outs.append(y)
+            # A view would keep the inputs of the whole pass in memory.
+            state.store[target] = mx.contiguous(rows[n:])
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+    def delta_rule(self, x: Native, beta: Native, step: Native, rule: DeltaRule, state: StateView) -> Native:
+        q, k, v = split(x, rule)
+        repeated = [1, rule.n_value_heads // rule.n_key_heads, 1]
+        q, k = (mx.tile(_unit(of), repeated) for of in (q, k))
+        q = q * rule.key_dim**-0.5
+        decay = mx.exp(rule.rate * mx.logaddexp(step + rule.dt_bias, mx.array(0.0)))
+        strength, outs = mx.sigmoid(beta), []
+        for first, n, source, target in state.runs.tolist():
+            matrix = state.store[source]
+            for t in range(first, first + n):
+                matrix, key = matrix * decay[t, :, None, None], k[t][:, :, None]
+                known = (matrix * key).sum(axis=1)
+                matrix = matrix + key * (strength[t, :, None] * (v[t] - known))[:, None, :]
+                outs.append((matrix * q[t][:, :, None]).sum(axis=1))
+            state.store[target] = matrix
+        return mx.stack(outs)
+
+    def sigmoid(self, x: Native) -> Native:
+        return mx.sigmoid(x)
+
 
 def indices(numbers: np.ndarray | slice) -> slice | mx.array:
     """Return an MLX index: a slice if the numbers are consecutive, else an int32 array."""
@@ -301,3 +354,7 @@ def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | N
         return "causal"
     hidden = hidden_keys(n_queries, n_keys, window)
     return None if hidden is None else mx.array(~hidden)
+
+
+def _unit(x: Native) -> Native:
+    return x / mx.sqrt((x * x).sum(axis=-1, keepdims=True) + TINY)

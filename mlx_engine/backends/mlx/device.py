@@ -1,8 +1,21 @@
-"""The device that MLX uses on this machine, and its memory settings."""
+"""The device that MLX uses on this machine, its memory settings, and the streams of the `mlx` backends.
+
+MLX never ends the thread of a stream, so new backends use old streams. When the interpreter exits, MLX frees its
+streams while only daemon threads are left. A daemon thread that is in MLX then aborts the process. So at exit each
+stream waits for the pass of another thread, and lets no other begin.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
+import threading
+import weakref
+
 import mlx.core as mx
+
+from mlx_engine.backends.session_guard import SessionGuard
+from mlx_engine.machine.forks import kept_over_forks
 
 
 def kind() -> str:
@@ -25,3 +38,38 @@ def keep_weights_resident() -> None:
     """
     if kind() == "metal":
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+
+
+# Seconds that the exit of the interpreter waits for a forward pass of a daemon thread.
+PATIENCE = 10.0
+
+# The streams of backends that are gone, with the process that made them.
+_idle: list[tuple[int, mx.Stream]] = []
+_taking = kept_over_forks(threading.Lock())
+_used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()
+
+
+class DeviceStream:
+    """A stream that no other backend uses until it is closed or collected. One thread at a time may use it."""
+
+    def __init__(self, device: mx.Device, guard: SessionGuard) -> None:
+        self.stream, self.guard = _take(device), guard
+        self.close = weakref.finalize(self, _idle.append, (os.getpid(), self.stream))
+        self.close.atexit = False
+        _used.add(self)
+
+
+def _take(device: mx.Device) -> mx.Stream:
+    """Return a stream of this process that is not used, or a new one."""
+    with _taking:
+        for i, (process, stream) in enumerate(_idle):
+            if stream.device == device and process == os.getpid():  # a parent's stream has no thread here
+                return _idle.pop(i)[1]
+    return mx.new_thread_unsafe_stream(device)
+
+
+@atexit.register
+def _end_sessions() -> None:
+    for used in list(_used):
+        if used.guard.hold_for_ever(PATIENCE):
+            mx.synchronize(used.stream)

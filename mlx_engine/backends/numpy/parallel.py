@@ -1,7 +1,7 @@
 """`parallel` in plain NumPy: the products of `simd` in chunks on a thread pool.
 
 BLAS runs on one thread in every chunk, and chunks depend on shapes only, so results are bit-identical for any number of
-threads. `compiled.py` does the same with compiled kernels, and the latency of its thread pool is much lower.
+threads. `cpu/backend.py` does the same with compiled kernels, and the latency of its thread pool is much lower.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare a report with an earlier one of the same model on the same machine.
+"""Read an earlier report, check its form, and compare it with a new one of the same model on the same machine.
 
 All values are times, so a factor above 1 means faster. If the quartiles of both overlap, the change may be noise, and
 the table says so.
@@ -6,12 +6,63 @@ the table says so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from mlx_engine.bench.bottlenecks.saved import SAME, Report
-from mlx_engine.bench.ladder import figure
-from mlx_engine.bench.tables import aligned, milliseconds, printable
-from mlx_engine.errors import OptionError
+from mlx_engine.bench.compare import HEAD, change
+from mlx_engine.bench.results import content
+from mlx_engine.bench.tables import aligned, printable
+from mlx_engine.errors import FormatError, OptionError, is_number
+
+Report = dict[str, Any]
+
+KIND = "bottlenecks"
+# Fields that must be equal in two comparable reports, and fields that may differ.
+SAME = {
+    "model": ("architecture", "parameters", "layers", "width", "vocabulary"),
+    "machine": ("processor", "cores"),
+    "settings": ("n_prompt", "n_gen", "depth"),
+}
+
+
+def read(path: Path) -> Report:
+    """Read a report.json.
+
+    Raises:
+        SourceError: the file cannot be read.
+        FormatError: the file is not a bottleneck report.
+    """
+    try:
+        found = json.loads(content(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _error(path, f"invalid JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise _error(path, f"kind = {found.get('kind')!r}"[:80] if isinstance(found, dict) else type(found).__name__)
+    for name in ("model", "machine", "settings", "backend", "timing", "phases", "versions"):
+        if not isinstance(found.get(name), dict):
+            raise _error(path, f"{name} = {found.get(name)!r}"[:80])
+    for name, of in [*found["timing"].items(), *_operations_of(found, path)]:
+        if not all(isinstance(of, dict) and is_number(of.get(key)) and of[key] >= 0 for key in ("median", "q1", "q3")):
+            raise _error(path, f"{name} = {of!r}"[:80])
+    return found
+
+
+def _operations_of(report: Report, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the spread of every operation."""
+    for name, phase in report["phases"].items():
+        ops = phase.get("operations") if isinstance(phase, dict) else None
+        if not isinstance(ops, list) or not all(isinstance(op, dict) and isinstance(op.get("role"), str) for op in ops):
+            raise _error(path, f"operations of {name} = {ops!r}"[:80])
+        for op in ops:
+            yield op["role"], op.get("measured_ms")
+
+
+def _error(path: Path, found: str) -> FormatError:
+    hint = "name the report.json that an earlier `report` wrote"
+    return FormatError(where=str(path), expected="a bottleneck report", found=found, hint=hint)
+
 
 CHANGED = {
     "model": ("format", "sha256", "linears_quantised", "weight_bytes"),
@@ -38,8 +89,11 @@ def refuse(old: Report, new: Report) -> None:
     """
     other = differences(old, new, SAME)
     if other:
-        expected = "a report of the same model, machine and passes (or --anyway, to compare all the same)"
-        raise OptionError(option="--against", expected=expected, found=", ".join(other)[:200])
+        changes = ", ".join(other)[:200]
+        message = f"--against: the reports differ ({changes}); --anyway compares them all the same"
+        raise OptionError(
+            option="--against", expected="the same model, machine and passes", found=changes, message=message
+        )
 
 
 def section(old: Report, new: Report) -> str:
@@ -55,11 +109,11 @@ def tables(old: Report, new: Report) -> Iterator[str]:
     """Yield a table of the user-visible times, then a table of operations for each kind of pass."""
     names = [name for name in new["timing"] if name in old["timing"]]
     rows = [line(name.replace("_", " "), old["timing"][name], new["timing"][name]) for name in names]
-    yield aligned([["", "old ms", "new ms", "factor", "note"], *rows])
+    yield aligned([["", *HEAD[1:]], *rows])
     for name, phase in new["phases"].items():
         if name in old["phases"]:
             found = _operations(old["phases"][name], phase)
-            head = [f"{name}, profiled", "old ms", "new ms", "factor", "note"]
+            head = [f"{name}, profiled", *HEAD[1:]]
             yield aligned([head, *found])
 
 
@@ -71,13 +125,8 @@ def _operations(old: Report, new: Report) -> list[list[str]]:
         found = [of[role] for of in (before, after) if role in of]
         if max(of["median"] for of in found) < floor:
             continue
-        name = printable(role)
-        if len(found) == 2:
-            rows.append(line(name, *found))
-        elif role in after:
-            rows.append([name, "-", milliseconds(after[role]["median"]), "-", "only new"])
-        else:
-            rows.append([name, milliseconds(before[role]["median"]), "-", "-", "only old"])
+        old_ms, new_ms = (of[role]["median"] if role in of else None for of in (before, after))
+        rows.append(line(printable(role), *found) if len(found) == 2 else change(printable(role), old_ms, new_ms))
     return rows
 
 
@@ -86,10 +135,4 @@ def line(title: str, old: Report, new: Report) -> list[str]:
     before, after = old["median"], new["median"]
     overlap = old["q1"] <= new["q3"] and new["q1"] <= old["q3"]
     note = "within the spread" if overlap else "slower" if after > before else ""
-    return [
-        title,
-        milliseconds(before),
-        milliseconds(after),
-        f"x{figure(before / after)}" if before > 0 and after > 0 else "-",
-        note,
-    ]
+    return change(title, before, after, note)

@@ -1,32 +1,84 @@
-"""Measure the report and return it as one JSON object. Every measured number has the spread of its samples."""
+"""Measure the bottleneck report and return it as one JSON object.
+
+Every measured number has the spread of its samples.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from mlx_engine.bench.bottlenecks import apart
-from mlx_engine.bench.bottlenecks.about import about, bits, layers_of
-from mlx_engine.bench.bottlenecks.apart import spread
-from mlx_engine.bench.bottlenecks.gains import Limits as Reached
-from mlx_engine.bench.bottlenecks.kinds import kinds, off_every_call, phase
-from mlx_engine.bench.bottlenecks.method import command
+from mlx_engine.backends.costs import nbytes_of, shape_of
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.backends.profiled import role_of
+from mlx_engine.bench.bottlenecks.against import KIND
+from mlx_engine.bench.bottlenecks.analysis import Limits as Reached
+from mlx_engine.bench.bottlenecks.analysis import kinds, phase, phases, profiling_overhead, spread
+from mlx_engine.bench.bottlenecks.page import command
 from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
-from mlx_engine.bench.bottlenecks.saved import KIND
 from mlx_engine.bench.cells import check
-from mlx_engine.bench.model_memory import matrices
-from mlx_engine.bench.origin import digest, origin
-from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load, open_source
+from mlx_engine.loop.memory import linears
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
+
+# More bits per weight than any block format has: weights with more bits are floats.
+MOST_BITS = 12
+FORMATS = {"gguf": "GGUF", "hf": "safetensors"}
+
+
+def about(engine: Engine, checkpoint: Checkpoint, digest: str) -> dict[str, Any]:
+    """Return the model's sizes and formats, in its files and on its backend."""
+    config, found = engine.config, layers_of(engine)
+    described = describe(checkpoint)
+    return {
+        "name": described["model_name"],
+        "architecture": checkpoint.architecture,
+        "format": FORMATS[checkpoint.naming],
+        "sha256": digest,
+        "parameters": described["model_n_params"],
+        "file_bytes": described["model_size"],
+        "layers": config.n_layers,
+        "width": config.hidden_size,
+        "vocabulary": config.vocab_size,
+        "context": config.context_length,
+        "weight_bytes": sum(nbytes_of(weight) for weight in {id(n.weight): n.weight for n in found}.values()),
+        "linears": len(found),
+        "linears_quantised": sum(bits_of(linear) < MOST_BITS for linear in found),
+        "bits": bits(found),
+    }
+
+
+def layers_of(engine: Engine) -> list[Linear]:
+    """Return all linear layers of a model, each once (q, k and v separately)."""
+    found = [linear for value in vars(engine.model).values() for linear in linears(value)]
+    return list({id(linear): linear for linear in found}.values())
+
+
+def bits(found: list[Linear]) -> dict[str, float]:
+    """Return the bits per weight on the backend of each kind of linear layer (8.5 for Q8_0)."""
+    sums: dict[str, tuple[int, int]] = {}
+    for linear in found:
+        role = role_of([linear])
+        nbytes, count = sums.get(role, (0, 0))
+        sums[role] = nbytes + nbytes_of(linear.weight), count + math.prod(shape_of(linear.weight))
+    return {role: 8 * nbytes / count for role, (nbytes, count) in sums.items()}
+
+
+def bits_of(linear: Linear) -> float:
+    """Return the bits per weight of a layer."""
+    return 8 * nbytes_of(linear.weight) / math.prod(shape_of(linear.weight))
+
 
 Report = dict[str, Any]
 # The model is loaded this many times, or until this many seconds are over.
@@ -148,7 +200,7 @@ def summed(
     """Return all measured parts of the report."""
     reached = None if limits is None else Reached(statistics.median(limits.read), statistics.median(limits.peak))
     found, held = kinds(rounds), bits(layers_of(engine))
-    off = off_every_call(found, reached)
+    off = profiling_overhead(found, reached)
     return {
         "rounds": len(rounds),
         "limits": None if limits is None else {
@@ -177,6 +229,6 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
 
 def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
     """Return the medians over all rounds of one pass: its profiled phases, and the plain pass."""
-    taken = [apart.phases(passes) for passes in apart.of_index([round_.apart for round_ in rounds], index)]
+    taken = [phases(round_.profiled[index]) for round_ in rounds]
     plain = statistics.median(round_.plain.passes[index] for round_ in rounds) * 1e3
     return {"step": index, **{k: statistics.median(row[k] for row in taken) for k in taken[0]}, "plain": plain}

@@ -36,7 +36,7 @@ class Round:
     """A plain run and a profiled run; the first pass of both is prefill."""
 
     plain: Metrics
-    apart: Sequence[Pass]
+    profiled: Sequence[Pass]
 
 
 def measure(
@@ -60,7 +60,7 @@ def measure(
         between()
         plain = run_plain(engine, test, ids, clock)
         between()
-        rounds.append(Round(plain, run_apart(engine, test, ids, clock)))
+        rounds.append(Round(plain, run_profiled(engine, test, ids, clock)))
         progress(len(rounds), repetitions + 1)
         spent = time.perf_counter() - start
         if budget is not None and spent + spent / len(rounds) > budget:
@@ -75,7 +75,7 @@ def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> M
         return TimedTest(engine.model, test, ids, clock=clock).run()
 
 
-def run_apart(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> list[Pass]:
+def run_profiled(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> list[Pass]:
     """Run the test on a copy of the backend that times every operation."""
     profiler = Profiler(clock, keep=True)
     model = copy.copy(engine.model)

@@ -1,6 +1,5 @@
 """Benchmarks of several clients at once: through the scheduler, or over HTTP.
 
-Each client runs a closed loop: it submits its next request when its last one has ended. `load.py` makes the prompts,
-`scheduled.py` and `served.py` run the clients, `figures.py` computes the figures of a run, `measure.py` and `prefix.py`
-repeat runs in interleaved rounds, `rows.py` makes the rows, `tables.py` and `plot.py` show them.
+Each client runs a closed loop: it submits its next request when its last one has ended. `load` makes the prompts and
+computes the figures of a run, `clients` runs the clients, `measure` repeats runs in interleaved rounds and makes rows.
 """

@@ -1,7 +1,8 @@
-"""Interleaved rounds: each number of clients runs once per round, so that a machine that slows down slows all.
+"""Measure several clients at once, in interleaved rounds, and format the rows.
 
-Every other round is in reverse order, so that no number of clients always runs after the same one. A figure is the
-median over the rounds, and the figures of every round are kept.
+Each number of clients runs once per round, so that a machine that slows down slows all. Every other round is in reverse
+order, so that no number of clients always runs after the same one. A figure is the median over the rounds, and the
+figures of every round are kept.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_engine.bench.concurrency.figures import Figures, Run, figures, medians
-from mlx_engine.bench.concurrency.load import Load, Target
+from mlx_engine.bench.concurrency.clients import Scheduled, Served
+from mlx_engine.bench.concurrency.load import Figures, Load, Run, Target, figures, medians
+from mlx_engine.bench.origin import origin
 from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.run import engines
+from mlx_engine.bench.samples import check_context
+from mlx_engine.bench.tables import aligned, figure, printable
+from mlx_engine.engine import CheckedCheckpoint
 
 Row = dict[str, Any]
 Announce = Callable[[int, int, str], None]
@@ -114,8 +120,8 @@ def shared_prefix(target: Target, plan: Plan, announce: Announce) -> Iterator[li
         draws = load.draws(number, n)
         prefix: Any = target.prompt(draws, load.shared_prefix)
         first, *rest = [prefix + own for own in [target.prompt(draws, load.n_prompt), *load.prompts(target, draws, n)]]
-        alike: list[Any] = load.prompts(target, draws, n)
-        control = [target.prompt(draws, load.shared_prefix) + own for own in alike]
+        own_prompts: list[Any] = load.prompts(target, draws, n)
+        control = [target.prompt(draws, load.shared_prefix) + own for own in own_prompts]
         deadline = None if left is None else plan.clock() + left
         runs: list[Run] = []
         for clients, prompts in ((1, [first]), (n, rest), (n, control)):
@@ -146,3 +152,147 @@ def row(load: Load, n: int, samples: Sequence[Sample]) -> Row:
     was_cut = any(sample.was_cut for sample in samples)
     cut = "from a run that the budget ended" if was_cut else None
     return {**load.numbers, "concurrency": n, "rounds": len(each), **medians(each), "estimated": cut, "samples": each}
+
+
+def engine_rows(
+    model: str,
+    backends: Sequence[str],
+    plan: Plan,
+    *,
+    announce: Announce = lambda done, total, title: None,
+    prefix_cache: bool = False,
+    overlap: bool = True,
+    **how: Any,
+) -> Iterator[list[Row]]:
+    """Yield all rows so far, after each round: one per backend and number of clients. `how`: see `run.engines`.
+
+    Raises:
+        BackendUnavailableError: a name is not the name of a backend.
+        OptionError: a prompt and its answer do not fit the model's context.
+    """
+    load, shared = plan.load, {"kv": True, "prefix_cache": prefix_cache}
+
+    def check(opened: CheckedCheckpoint) -> None:
+        check_context(load.name, load.longest, opened.config.context_length)
+
+    found: list[Row] = []
+    for about, reason, bench in engines(model, backends, check, shared=shared, overlap=overlap, **how):
+        about["unavailable"] = reason
+        if bench is None:
+            found += [{**about, **load.numbers, "concurrency": n} for n in plan.concurrency]
+            yield found
+            continue
+        settings: dict[str, Any] = {"slots": max(plan.concurrency), "longest": load.longest, "overlap": overlap}
+        target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
+        rows: list[Row] = []
+        for measured in target_rows(target, plan, bench.limits, announce):
+            rows = [{**about, **bench.about(), **row} for row in measured]
+            yield [*found, *rows]
+        found += rows
+        del bench, target  # free the engine before the next one is loaded
+
+
+def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *report: None) -> Iterator[list[Row]]:
+    """Yield all rows so far, after each round: one per number of clients of a server."""
+    common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
+    common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
+    for rows in target_rows(server, plan, None, announce):
+        yield [{**common, **row} for row in rows]
+
+
+def target_rows(target: Target, plan: Plan, limits: Limits | None, announce: Announce) -> Iterator[list[Row]]:
+    """Warm up, then yield the rows after each round: of a shared prefix if the load has one, else of throughput."""
+    warm_up(target, plan)
+    if plan.load.shared_prefix:
+        yield from shared_prefix(target, plan, announce)
+    else:
+        yield from throughput(target, plan, limits, announce)
+
+
+# Title and field of each column.
+THROUGHPUT = (
+    ("t/s", "total_ts"),
+    ("gain", "gain"),
+    ("t/s each", "request_ts"),
+    ("first token ms", "ttft_ms"),
+    ("p99", "ttft_p99_ms"),
+    ("gap ms", "gap_ms"),
+    ("p99", "gap_p99_ms"),
+    ("rows/step", "rows_per_step"),
+    ("of answers", "decode_rows_per_step"),
+    ("of read", "read_share"),
+    ("of peak", "peak_share"),
+)
+PREFIX = (
+    ("cold ms", "cold_ttft_ms"),
+    ("warm ms", "warm_ttft_ms"),
+    ("control ms", "control_ttft_ms"),
+    ("warm/cold", "warm_over_cold"),
+    ("warm/control", "warm_over_control"),
+    ("cached tokens", "cached_tokens"),
+)
+SHARES = ("read_share", "peak_share")
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return a table with a line per backend and number of clients, and notes on its columns."""
+    row = rows[0]
+    # A server does not report its steps.
+    all_columns = PREFIX if row["shared_prefix"] else THROUGHPUT
+    columns = [(title, name) for title, name in all_columns if any(one.get(name) is not None for one in rows)]
+    head = ["backend", "threads", "clients", *(title for title, _ in columns)]
+    shown = [name for _, name in columns]
+    lines = [head, *([*_who(one), *(_cell(one, name) for name in shown)] for one in rows)]
+    reasons = {one["backend"]: one["unavailable"] for one in rows if one.get("unavailable")}
+    absent = [f"{backend}: not measured, {reason}." for backend, reason in reasons.items()]
+    return "\n\n".join([f"{printable(row['model_name'])}, {row['test']}", aligned(lines), *_notes(rows), *absent])
+
+
+def page(rows: Sequence[Row], plots: Sequence[str]) -> str:
+    """Return the page of the output folder: machine, table and plots."""
+    row = rows[0]
+    machine, versions = row["machine"], ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    where = f"{machine['processor']}, {machine['cores']} cores; {versions}; commit {row['commit']}, {row['time']}."
+    return "\n\n".join(["# Clients at once", where, markdown(rows), *(f"![{name}]({name})" for name in plots)]) + "\n"
+
+
+def _who(row: Row) -> list[str]:
+    return [row["backend"], "-" if row["threads"] is None else str(row["threads"]), str(row["concurrency"])]
+
+
+def _cell(row: Row, name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        return "-"
+    mark = "~" if row["estimated"] else ""
+    return mark + (f"{value:.0%}" if name in SHARES else figure(value))
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Return the notes below the table."""
+    row = rows[0]
+    loop = f"Each client submits its next of {row['requests_per_client']} requests when its last one has ended."
+    if row["shared_prefix"]:
+        notes = [
+            f"Times to first token, medians. Cold: one client, whose prefix of {row['shared_prefix']:,} tokens is new. "
+            "Warm: all clients, with this prefix. Control: prompts of the same length that share nothing."
+        ]
+    else:
+        notes = [
+            f"{loop} t/s: generated tokens of all clients, and of one request from its submission to its end. Gap: "
+            "between two tokens of an answer. All are medians over rounds."
+        ]
+    limited = [one for one in rows if one.get("read_gbs") is not None]
+    if limited:
+        notes.append(
+            "Shares: weights, keys and values that all steps read, and their arithmetic, over what the machine reached "
+            f"between the runs: {_span(limited, 'read_gbs')} GB/s and {_span(limited, 'peak_gflops')} GFLOP/s."
+        )
+    if any(one.get("estimated") for one in rows):
+        notes.append("~: the budget ended the run.")
+    return notes
+
+
+def _span(rows: Sequence[Row], name: str) -> str:
+    low, high = figure(min(row[name] for row in rows)), figure(max(row[name] for row in rows))
+    return low if low == high else f"{low} to {high}"

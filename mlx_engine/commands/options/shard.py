@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, INTERRUPTED, WRONG_USE, notice
-from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, Words, out_of_memory, require
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, out_of_memory
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
@@ -51,16 +51,15 @@ class ShardOptions:
             OptionError: an option is invalid, or the process was not started by `mlx.launch`.
             DistributedError: another rank cannot be reached.
         """
+        if self.shard in (None, "tensor"):
+            for option, given in (("--split", self.split), ("--timeline", self.timeline or None)):
+                if given is not None:
+                    raise OptionError(f"{option} needs --shard pipeline", option=option, found=given)
         if self.shard is None:
-            require(self.split is None, option="--split", expected="--shard pipeline with it", found=self.split)
-            require(not self.timeline, option="--timeline", expected="--shard pipeline with it", found=Words("none"))
             yield None
             return
-        from mlx_engine.distributed.shard import TensorShard, join
-
-        drawn = self.shard != TensorShard.kind or not self.timeline
-        require(drawn, option="--timeline", expected="--shard pipeline with it", found=self.shard)
-        from mlx_engine.distributed.split import parsed
+        from mlx_engine.distributed.pipeline import parsed
+        from mlx_engine.distributed.shard import join
 
         shard = join(self.shard, None if self.split is None else parsed(self.split))
         if not shard.is_leader:  # Ctrl-C reaches all ranks on a machine: rank 0 ends the others

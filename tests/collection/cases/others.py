@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from tests.collection.case import Checkout, Results, case, normal
 
 VLLM = "vllm-project/vllm-metal"
-CORRIDOR, VMLX = "cmoyates/corridorkey-mlx", "jjang-ai/vmlx"
+CORRIDOR, VMLX, RAPID = "cmoyates/corridorkey-mlx", "jjang-ai/vmlx", "raullenchai/Rapid-MLX"
 
 
 def group_norm(checkout: Checkout, *, frozen: bool) -> Results:
@@ -69,3 +70,20 @@ def convolution_of_one_token(checkout: Checkout) -> Results:
     window = mx.concatenate([state[slots], x[:, None]], axis=1)
     total = (window * weight[:, :, 0].T).sum(axis=1)
     return found, (total * mx.sigmoid(total), window[:, 1:])
+
+
+@case(RAPID, tolerance=1 / 256)
+def argmax_of_a_quantized_head(checkout: Checkout) -> Results:
+    """The logits of the tokens that are chosen, which must be the largest but for a rounding to bfloat16.
+
+    The project's own test compares tokens with those of MLX's product. On a CPU that sums in bfloat16, and its largest
+    logit of random weights is often another one.
+    """
+    module, array = checkout.module("vllm_mlx.spec_decode.mtp.quantized_argmax"), normal()
+    dense = nn.Linear(1024, 520, bias=False)
+    dense.weight, x = array(520, 1024).astype(mx.bfloat16), array(1, 3, 1024).astype(mx.bfloat16)
+    head = nn.QuantizedLinear.from_linear(dense, group_size=64, bits=4)
+    weight = mx.dequantize(head.weight, head.scales, head.biases, 64, 4).astype(mx.float32)
+    logits = np.array(x.astype(mx.float32), np.float64)[0] @ np.array(weight, np.float64).T
+    chosen = np.array(module.quantized_argmax(head, x))[0]
+    return logits[np.arange(3), chosen], logits.max(axis=1)

@@ -36,7 +36,6 @@ RAPID = "raullenchai/Rapid-MLX"
 suite(RAPID, "gdn_prefill", "tests/test_gdn_prefill_kernel.py", options=(ALONE, "--left-empty=vllm_mlx"))
 suite(RAPID, "deepseek_v4", "tests/test_deepseek_v4_vendored.py", options=(ALONE, "-k", "not scheduler"))
 suite(RAPID, "turboquant", "tests/test_turboquant_k8v4.py", options=(ALONE, "-k", "not Metrics"))
-suite(RAPID, "argmax", "tests/test_mtp_spec_decode.py", options=(ALONE, "-k", "argmax"))
 
 SPATIAL = "appautomaton/mlx-spatial"
 suite(SPATIAL, "gaussians", "tests/test_gs_rasterize.py", options=("--left-empty=mlx_spatial",))

@@ -1,0 +1,219 @@
+"""Descriptors of the compiled CPU kernels: int64 words with addresses, shapes and formats of their parameters.
+
+Matrices that are multiplied in one job, norms, experts, and the limits of the kernels. Descriptors only have addresses,
+so their maker keeps the arrays alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.cpu.build import layout
+from kernels.cpu.build.library import Library
+from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.parameters import Convolution, DeltaRule, LayerNorm, Linear, Norm, Scores
+
+
+def address(array: np.ndarray) -> int:
+    """Return the address of an array. Four times as fast as `array.ctypes.data` if the array is writable."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # read-only, empty, or not contiguous
+        return int(array.ctypes.data)
+
+
+def aligned(*shape: int) -> np.ndarray:
+    """Return an uninitialised array that is aligned to a cache line, so that products read whole lines."""
+    n = math.prod(shape)
+    memory = np.empty(n + layout.LANES, dtype=np.float32)
+    first = -address(memory) % (4 * layout.LANES) // 4
+    return memory[first : first + n].reshape(shape)
+
+
+def strided_rows(x: np.ndarray) -> np.ndarray:
+    """Return x with contiguous elements in each row; rows may have a stride, as columns of a larger array have."""
+    return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
+
+
+def contiguous(x: np.ndarray) -> np.ndarray:
+    """Return x, or a C-contiguous copy if its elements are not contiguous."""
+    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """An (N, K) matrix: the bytes of its quantised blocks, one-dimensional, or float32 (N, K).
+
+    Attributes:
+        format: the storage format, by the module of `kernels.cpu` that has its kernels.
+    """
+
+    shape: tuple[int, int]
+    format: str
+    data: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        return int(self.data.nbytes)
+
+
+class Block:
+    """Linear layers with the same input, encoded for the compiled kernels. Their outputs are concatenated in one row.
+
+    Two layers with an activation are gate and up, and the output is `activation(gate) * up`. `norm` is applied to the
+    input, `post` to the output.
+    """
+
+    def __init__(
+        self, linears: Sequence[Linear], norm: Norm | None, activation: int, library: Library, post: Norm | None = None
+    ) -> None:
+        # Keep the arrays alive: the descriptor only has their addresses.
+        self.linears, self.norm, self.post = tuple(linears), norm, post
+        matrices: list[Matrix] = [linear.weight for linear in linears]
+        gated = activation != 0 and len(matrices) == 2
+        rows = [matrix.shape[0] for matrix in matrices]
+        edges = np.cumsum([0, *rows]).tolist()
+        # The columns of each layer in the output.
+        self.columns = [slice(first, last) for first, last in itertools.pairwise(edges)]
+        self.n_outputs, self.n_inputs = rows[0] if gated else sum(rows), matrices[0].shape[1]
+        self.descriptor = descriptor = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
+        self.address = address(descriptor)
+
+        descriptor[layout.TASK_GEMV] = library.address("multiply_stored")
+        descriptor[layout.TASK_GEMM] = library.address("multiply_rows")
+        descriptor[layout.TASK_PREPARE] = library.address("prepare_rows")
+        for of, first in ((norm, layout.NORM_WEIGHT), (post, layout.POST_NORM_WEIGHT)):
+            if of is not None:
+                write_norm(descriptor[first : first + 3], of)
+        descriptor[layout.N], descriptor[layout.K], descriptor[layout.ACTIVATION] = (
+            self.n_outputs,
+            self.n_inputs,
+            activation,
+        )
+        self._write_chunks(matrices, gated)
+        descriptor[layout.MATRICES] = len(matrices)
+        # gemv needs whole vectors of inputs, and gate and up in one format, because it interleaves their rows.
+        self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)
+        descriptor[layout.HAS_GEMV] = self.has_gemv
+        for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
+            write_matrix(row, matrix, library)
+            row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
+            row[layout.COLUMN] = 0 if gated else column
+
+    def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
+        """Write the lengths of chunks. They depend on shapes only, so that results do not depend on threads."""
+        row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
+        nbytes = sum(matrix.nbytes for matrix in matrices)
+        chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
+        self.descriptor[layout.CHUNK_GEMV] = max(16, chunk_bytes // max(1, row_bytes) // 16 * 16)
+        self.descriptor[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
+        self.descriptor[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
+
+    def _table(self) -> np.ndarray:
+        return self.descriptor[layout.TABLE :].reshape(-1, layout.WIDTH)
+
+
+def write_matrix(descriptor: np.ndarray, matrix: Matrix, library: Library) -> None:
+    """Write a matrix's int64 words: its address, its rows, and the kernels of its format."""
+    descriptor[layout.WEIGHTS], descriptor[layout.ROWS] = address(matrix.data), matrix.shape[0]
+    descriptor[layout.FORMAT : layout.WIDTH] = library.format(matrix.format)
+
+
+def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
+    """Write a norm's int64 words: the address of its weight, its eps as float64, the address of a layer norm's bias."""
+    descriptor[0], descriptor[1:2].view(np.float64)[0] = address(norm.weight), norm.eps
+    if isinstance(norm, LayerNorm):
+        descriptor[2] = address(norm.bias)
+
+
+def norm_descriptor(norm: Norm) -> np.ndarray:
+    """Return the descriptor of a norm that is no part of a block."""
+    descriptor = np.zeros(3, dtype=np.int64)
+    write_norm(descriptor, norm)
+    return descriptor
+
+
+def sinks_address(scores: Scores, n_heads: int) -> int:
+    """Return the address of the sinks (H,) of attention; 0 if there are none.
+
+    Raises:
+        ValueError: there is not one float32 for each query head.
+    """
+    sinks = scores.sinks
+    if sinks is None:
+        return 0
+    if sinks.shape != (n_heads,) or sinks.dtype != np.float32 or not sinks.flags.c_contiguous:
+        raise ValueError(f"sinks must be ({n_heads},) of float32, not {sinks.shape} of {sinks.dtype}")
+    return address(sinks)
+
+
+class ExpertBlock:
+    """A mixture of experts, encoded for the entry `run_experts`: with norm and residual after the sum, or without."""
+
+    def __init__(self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True) -> None:
+        # Keep the arrays alive: the descriptor only has their addresses.
+        self.norm, self.router = norm, Block((experts.router,), None, 0, library)
+        pairs = zip(experts.gate.weights, experts.up.weights, experts.down.weights, strict=True)
+        self.blocks = [
+            (Block((gate, up), None, activation, library), Block((down,), None, 0, library)) for gate, up, down in pairs
+        ]
+        self.inner, self.width = experts.gate.shape
+        shared, self.shared = experts.shared, list[Block]()
+        if shared is not None:
+            self.inner = max(self.inner, shared.gate.weight.shape[0])
+            of = (((shared.gate, shared.up), layout.SILU), ((shared.down,), 0), ((shared.weight,), 0))
+            self.shared = [Block(linears, None, kind, library) for linears, kind in of]
+        self.n_experts, self.n_used = experts.n_experts, experts.routing.n_used
+        self.descriptor = descriptor = np.zeros(layout.EX_TABLE + 2 * self.n_experts, dtype=np.int64)
+        self.address = address(descriptor)
+        write_norm(descriptor[layout.EX_NORM_WEIGHT : layout.EX_NORM_BIAS + 1], norm)
+        descriptor[layout.EX_PROJECT], descriptor[layout.EX_ROUTER] = library.address("project"), self.router.address
+        descriptor[layout.EX_COUNT], descriptor[layout.EX_USED] = self.n_experts, self.n_used
+        descriptor[layout.EX_NORMALIZE] = experts.routing.normalize
+        descriptor[layout.EX_WIDTH], descriptor[layout.EX_INNER] = self.width, self.inner
+        descriptor[layout.EX_ADDS] = adds
+        self.norms = (experts.router_norm, experts.post_norm if adds else None)
+        self.scales = experts.routing.scales
+        for first, own in zip((layout.EX_ROUTER_NORM, layout.EX_POST_NORM), self.norms, strict=True):
+            if own is not None:
+                write_norm(descriptor[first : first + 2], own)
+        descriptor[layout.EX_SCALES] = 0 if self.scales is None else address(self.scales)
+        if self.shared:
+            descriptor[layout.EX_SHARED : layout.EX_ADDS] = [block.address for block in self.shared]
+        descriptor[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
+
+    def floats(self, n_tokens: int) -> int:
+        """Return the floats of scratch memory for a pass of `n_tokens` tokens, with those that products need."""
+        own = layout.expert_room(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
+        return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
+
+
+def norm_fits(norm: Norm | None) -> bool:
+    """Return whether a panel of normed vectors fits into a thread's scratch memory."""
+    return norm is None or 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
+
+
+def convolution_fits(conv: Convolution) -> bool:
+    """Return whether the kernels support this number of channels."""
+    return int(conv.weight.shape[1]) % layout.LANES == 0
+
+
+def rule_fits(rule: DeltaRule) -> bool:
+    """Return whether the kernels support the head dims of a delta rule."""
+    return rule.key_dim % layout.LANES == 0 and rule.value_dim % layout.LANES == 0 and rule.key_dim <= layout.STRETCH
+
+
+def heads_fit(group: int, width: int) -> bool:
+    """Return whether the kernels support `group` query heads of this width per KV head."""
+    return (
+        width % layout.LANES == 0
+        and width <= layout.STRETCH
+        and layout.attention_scratch(group, width) <= layout.SCRATCH_BYTES
+    )

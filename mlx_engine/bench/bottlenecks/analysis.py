@@ -1,0 +1,392 @@
+"""Analyse profiled passes: sums per operation and layer, the machine's limits, possible gains, and advice.
+
+Pure arithmetic on spans; times in milliseconds. At the limit, an operation takes the time to read its bytes or the time
+of its arithmetic, whichever is longer. Its gain is its time minus that.
+
+Profiled operations together take longer than the plain pass, because each is a separate call from an interpreter whose
+code and data the weights have evicted from the CPU caches. To correct for this, the same time is subtracted from every
+call, until the sum equals the plain decode step. It is at most twice the median call's time beyond its limit, and no
+operation gets below its limit, so an operation that is slow for another reason keeps its time. The same correction
+per call is applied to prefill: its own excess would be mostly noise, spread over few and long calls.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_engine.bench.bottlenecks.runs import Pass, Round
+from mlx_engine.observe.profiler import Cost, Span
+
+PHASES = ("embedding", "layers", "norm", "projection", "sampling")
+
+
+@dataclass
+class Operation:
+    """All calls of one role in the profiled passes.
+
+    Attributes:
+        samples: milliseconds of all its calls in a pass, one per pass.
+        n_calls, needed: number of calls and their cost, summed over all passes.
+    """
+
+    role: str
+    phase: str
+    samples: list[float]
+    n_calls: int = 0
+    needed: Cost = field(default_factory=Cost)
+
+    @property
+    def ms(self) -> float:
+        """Median milliseconds per pass."""
+        return statistics.median(self.samples)
+
+    @property
+    def calls(self) -> float:
+        """Calls per pass."""
+        return self.n_calls / len(self.samples)
+
+    @property
+    def cost(self) -> Cost:
+        """Cost per pass."""
+        return Cost(self.needed.flops / len(self.samples), self.needed.nbytes / len(self.samples))
+
+
+def spread(samples: Sequence[float]) -> dict[str, float | int]:
+    """Return median, quartiles, extremes and number of samples."""
+    several = len(samples) > 1
+    q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive") if several else [samples[0]] * 3
+    return {
+        "median": statistics.median(samples), "q1": q1, "q3": q3, "min": min(samples), "max": max(samples),
+        "n": len(samples),
+    }  # fmt: skip
+
+
+def operations(passes: Sequence[Pass]) -> list[Operation]:
+    """Return the operations of passes of one kind, in the order of their first call."""
+    found: dict[str, Operation] = {}
+    for i, taken in enumerate(passes):
+        for span in taken.spans:
+            # Everything before the head is counted as one role, however a backend fuses it.
+            role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
+            op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
+            op.samples[i] += span.own * 1e3
+            op.n_calls += 1
+            op.needed += span.cost
+    return list(found.values())
+
+
+def phases(taken: Pass) -> dict[str, float]:
+    """Return milliseconds of each phase, of the sum of all operations, and of the profiled pass."""
+    found = dict.fromkeys(PHASES, 0.0)
+    for span in taken.spans:
+        found[span.phase] += span.own * 1e3
+    return {**found, "sum": sum(found.values()), "watched": taken.seconds * 1e3}
+
+
+def layers(passes: Sequence[Pass]) -> list[dict[str, float]]:
+    """Return for each layer the median milliseconds per pass, of attention and feed-forward separately.
+
+    `jitter` is the layer's longest pass divided by its shortest.
+    """
+    halves: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for taken in passes:
+        of: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for span in taken.spans:
+            if span.layer is not None:
+                of[span.layer][is_feed_forward(span)] += span.own * 1e3
+        for layer, (attention, feed_forward) in of.items():
+            halves[layer].append((attention, feed_forward))
+    return [_layer(layer, halves[layer]) for layer in sorted(halves)]
+
+
+def _layer(layer: int, halves: Sequence[tuple[float, float]]) -> dict[str, float]:
+    whole = [sum(both) for both in halves]
+    return {
+        "layer": layer,
+        "attention": statistics.median(both[0] for both in halves),
+        "feed_forward": statistics.median(both[1] for both in halves),
+        "ms": statistics.median(whole),
+        "min": min(whole),
+        "max": max(whole),
+        "jitter": max(whole) / min(whole) if min(whole) > 0 else 0.0,
+    }
+
+
+def is_feed_forward(span: Span) -> bool:
+    """Return whether an operation is in the feed-forward half. Without parameters, it is in the previous one's half."""
+    return span.part.startswith(("ffn", "post_ffw"))
+
+
+# The ranking's line for time outside of operations.
+BETWEEN = "between operations"
+# The correction is at most this multiple of the median call's time beyond its limit.
+UNUSUAL = 2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The machine's limits: bytes and floating-point operations per second."""
+
+    read: float
+    peak: float
+
+    def floor(self, op: Operation) -> float:
+        """Return an operation's milliseconds at the limit."""
+        return 1e3 * max(op.cost.nbytes / self.read, op.cost.flops / self.peak)
+
+    def bound(self, op: Operation) -> str:
+        """Return "memory" or "arithmetic", whichever takes longer."""
+        return "memory" if op.cost.nbytes / self.read >= op.cost.flops / self.peak else "arithmetic"
+
+
+@dataclass(frozen=True)
+class Line:
+    """An operation of a pass with its limit.
+
+    Attributes:
+        measured: the median of the profiled passes.
+        ms: the same, without profiling overhead.
+        floor: time at the machine's limit, or None if the limit is unknown.
+        bound: "memory" or "arithmetic"; "calls" if the limit is negligible compared with the time; None if the limit
+            is unknown, or the corrected time is 0.
+    """
+
+    op: Operation
+    measured: float
+    ms: float
+    floor: float | None
+    bound: str | None
+
+    @property
+    def gain(self) -> float | None:
+        """The milliseconds gained at the limit."""
+        return None if self.floor is None else max(0.0, self.ms - self.floor)
+
+    @property
+    def reached(self) -> float | None:
+        """The time at the limit divided by the measured time."""
+        return None if self.floor is None or self.bound is None or self.ms <= 0 else self.floor / self.ms
+
+
+# If the limit is a smaller share of the time than this, the operation is bound by call overhead.
+CALLS = 0.1
+
+
+def lines_of(ops: Sequence[Operation], limits: Limits | None, off: float) -> list[Line]:
+    """Return every operation with its limit, with `off` ms subtracted from each of its calls."""
+    return [_line(op, off, floor, limits) for op, floor in zip(ops, floors(ops, limits), strict=True)]
+
+
+def floors(ops: Sequence[Operation], limits: Limits | None) -> list[float]:
+    """Return each operation's milliseconds at the limit; 0 if the limits are unknown."""
+    return [limits.floor(op) if limits is not None else 0.0 for op in ops]
+
+
+def _line(op: Operation, off: float, floor: float, limits: Limits | None) -> Line:
+    ms = max(op.ms - off * op.calls, min(op.ms, floor))
+    if limits is None:
+        return Line(op, op.ms, ms, None, None)
+    absorbed = ms <= floor < op.ms
+    return Line(op, op.ms, ms, floor, None if absorbed else "calls" if floor < CALLS * ms else limits.bound(op))
+
+
+def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much: float) -> float:
+    """Return the milliseconds to subtract from every call, if the operations exceed the plain pass by `too_much`."""
+    pairs = zip(ops, floors(ops, limits), strict=True)
+    beyond = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
+    off, calls = 0.0, sum(n for _, n in beyond)
+    if too_much <= 0:
+        return 0.0
+    for most, n in beyond:
+        # All remaining calls can be reduced by at least as much as this one.
+        if too_much <= (most - off) * calls:
+            off += too_much / calls
+            break
+        too_much, off, calls = too_much - (most - off) * calls, most, calls - n
+    return min(off, UNUSUAL * _usual(beyond))
+
+
+def _usual(beyond: Sequence[tuple[float, float]]) -> float:
+    """Return the median call's time beyond its limit."""
+    half, seen = sum(n for _, n in beyond) / 2, 0.0
+    for ms, n in beyond:
+        seen += n
+        if seen >= half:
+            return ms
+    return 0.0
+
+
+def ranked(found: Sequence[Line], plain: float, between: float) -> list[dict[str, float | str | None]]:
+    """Rank operations and the time between them by gain, or by time if the limits are unknown."""
+    rows: list[dict[str, float | str | None]] = [
+        {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
+    ]
+    if between > 0:
+        rows.append({"role": BETWEEN, "ms": between, "limit_ms": 0.0, "gain_ms": between})
+    for row in rows:
+        row["share"] = gain_of(row) / plain
+    return sorted(rows, key=gain_of, reverse=True)
+
+
+def gain_of(row: dict[str, float | str | None]) -> float:
+    """Return the sort key of a row of the ranking."""
+    gain = row["ms"] if row["gain_ms"] is None else row["gain_ms"]
+    return float(gain or 0.0)
+
+
+# From this share of a limit on, an operation counts as at the limit: the rest is noise and the ends of calls.
+NEAR = 0.9
+# For a job shorter than this in microseconds, dispatching it to the threads may dominate.
+SHORT = 500
+# Bits per weight of a 4-bit block format.
+FOUR_BITS = 4.5
+
+
+def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
+    """Return the advice for the time between operations. `by_round` is its spread over the rounds, in ms."""
+    what = "building the graph, submitting it to the device and waiting" if lazy else "interpreter and dispatch"
+    sure = f"{by_round['q1']:.3g} to {by_round['q3']:.3g} ms from round to round"
+    return f"Time outside of operations: {what} of {n_calls:,.0f} calls, {sure}. Fewer and larger calls reduce it."
+
+
+def advice(line: Line, bits: float | None) -> str:
+    """Return the advice for an operation; `bits` per weight if it reads a weight matrix."""
+    per_call = line.ms / line.op.calls * 1e3
+    if line.floor is None:
+        return f"The limits of this device are unknown: {line.op.calls:,.0f} calls of {per_call:,.0f} us."
+    reached, mbytes = line.reached or 0.0, line.op.cost.nbytes / 1e6
+    if line.bound == "calls":
+        return (
+            f"Little to read or to compute, yet {per_call:,.0f} us per call: write faster code for it, or fuse it with "
+            "a neighbouring operation."
+        )
+    if line.bound == "arithmetic":
+        more = (
+            "only fewer operations help" if reached >= NEAR else "a kernel with better register use would gain the rest"
+        )
+        return f"Arithmetic: {line.op.cost.flops / 1e9:,.1f} GFLOP at {reached:.0%} of the peak; {more}."
+    text = f"Memory: {mbytes:,.1f} MB at {reached:.0%} of the memory bandwidth; "
+    if bits is None:
+        return text + ("only fewer bytes help." if reached >= NEAR else "computing takes longer than reading.")
+    if reached >= NEAR:
+        text += "only fewer bytes help."
+    else:
+        jobs = f", or dispatching jobs of {per_call:,.0f} us" if per_call < SHORT else ""
+        text += f"unpacking {bits:.1f}-bit weights takes longer{jobs}."
+    if bits > FOUR_BITS + 1:
+        text += f" In 4 bits the limit would be {line.floor * (1 - FOUR_BITS / bits):.2f} ms lower."
+    return text
+
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All passes of one kind, by round: profiled passes, and the milliseconds of plain passes."""
+
+    profiled: Sequence[Sequence[Pass]]
+    plain: Sequence[Sequence[float]]
+
+    @property
+    def whole(self) -> float:
+        """Median milliseconds of a plain pass."""
+        return statistics.median(ms for passes in self.plain for ms in passes)
+
+    def operations(self) -> list[Operation]:
+        """The operations of the profiled passes."""
+        return operations([taken for passes in self.profiled for taken in passes])
+
+    def beyond(self) -> list[float]:
+        """The plain pass minus the sum of the operations in each round, where both are measured close in time."""
+        sums = [statistics.median(phases(taken)["sum"] for taken in passes) for passes in self.profiled]
+        return [statistics.median(plain) - ms for plain, ms in zip(self.plain, sums, strict=True)]
+
+
+def kinds(rounds: Sequence[Round]) -> dict[str, Kind]:
+    """Group the passes into decode steps (if any) and prefill."""
+    found = {}
+    if len(rounds[0].profiled) > 1:
+        plain = [[seconds * 1e3 for seconds in round_.plain.passes[1:]] for round_ in rounds]
+        found["decode"] = Kind([round_.profiled[1:] for round_ in rounds], plain)
+    plain = [[round_.plain.passes[0] * 1e3] for round_ in rounds]
+    return {**found, "prefill": Kind([round_.profiled[:1] for round_ in rounds], plain)}
+
+
+def profiling_overhead(found: Mapping[str, Kind], limits: Limits | None) -> float:
+    """Return the profiling overhead per call in ms, determined from decode; 0 without decode steps."""
+    decode = found.get("decode")
+    if decode is None:
+        return 0.0
+    return overhead_per_call(decode.operations(), limits, too_much=-statistics.median(decode.beyond()))
+
+
+def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:
+    """Return this kind's part of the report; `held` has the bits per weight by role."""
+    ops, passes = kind.operations(), [taken for passes in kind.profiled for taken in passes]
+    lines = lines_of(ops, limits, off)
+    n_calls = sum(op.calls for op in ops)
+    taken_off = sum(line.measured - line.ms for line in lines)
+    rest = spread([ms + taken_off for ms in kind.beyond()])
+    says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
+    says[BETWEEN] = between(n_calls, rest, lazy=lazy)
+    # Time that may be noise is not a bottleneck.
+    left = kind.whole - sum(line.ms for line in lines)
+    # Shares are of the longer one of plain pass and sum, so that they never exceed 100%.
+    longer = max(kind.whole, kind.whole - left)
+    ranking = ranked(lines, longer, left if rest["q1"] > 0 else 0.0)
+    return {
+        "plain_ms": spread([ms for passes in kind.plain for ms in passes]),
+        "watched_ms": spread([taken.seconds * 1e3 for taken in passes]),
+        "operations_ms": sum(op.ms for op in ops),
+        "off_every_call_us": off * 1e3,
+        "calls": n_calls,
+        "bytes": sum(op.cost.nbytes for op in ops),
+        "flops": sum(op.cost.flops for op in ops),
+        "between_ms": left,
+        "between_by_round_ms": rest,
+        "parts": parts(lines),
+        "operations": [operation(line, longer, held) for line in lines],
+        "ranking": [{**row, "says": says[str(row["role"])]} for row in ranking],
+        "layers": layers(passes),
+    }
+
+
+def parts(lines: Iterable[Line]) -> dict[str, float]:
+    """Return the milliseconds of each phase."""
+    found = dict.fromkeys(PHASES, 0.0)
+    for line in lines:
+        found[line.op.phase] += line.ms
+    return found
+
+
+def operation(line: Line, whole: float, held: Mapping[str, float]) -> Report:
+    """Return an operation as JSON fields; rates refer to the corrected time `ms`."""
+    op = line.op
+    is_known = line.ms > 0 and (line.floor is None or line.bound is not None)
+    return {
+        "role": op.role,
+        "phase": op.phase,
+        "calls": op.calls,
+        "measured_ms": spread(op.samples),
+        "ms": line.ms,
+        "share": line.ms / whole,
+        "bytes": op.cost.nbytes,
+        "flops": op.cost.flops,
+        "gbs": op.cost.nbytes / line.ms / 1e6 if is_known else None,
+        "gflops": op.cost.flops / line.ms / 1e6 if is_known else None,
+        "bits": _bits(op, held),
+        "bound": line.bound,
+        "limit_ms": line.floor,
+        "reached": line.reached,
+        "gain_ms": line.gain,
+    }
+
+
+def _bits(op: Operation, held: Mapping[str, float]) -> float | None:
+    """Return the bits per weight of the operation's first linear layer."""
+    return held.get(op.role.split("+")[0])

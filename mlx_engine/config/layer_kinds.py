@@ -1,0 +1,81 @@
+"""The setting of which of two kinds each layer is, such as sliding-window or full attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_engine.config.declared import Naming, declared
+from mlx_engine.config.settings import Settings
+
+LOCAL = ("sliding_attention", "full_attention")
+
+
+@dataclass(frozen=True)
+class LayerKinds:
+    """The setting that reads and writes for each layer whether it is of the first kind; see `layer_kinds`."""
+
+    every: int
+    names: tuple[str, str] | None = LOCAL
+    interval: Mapping[Naming, str] = field(default_factory=dict)
+    flags: Mapping[Naming, str] = field(default_factory=dict)
+    if_window: bool = False
+    ends_with_second: bool = False
+    writes_usual: bool = False
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
+        """Return for each layer whether it is of the first kind."""
+        n, found = int(known.n_layers), None
+        every = s.whole(self.interval[naming], self.every) if naming in self.interval else self.every
+        if naming in self.flags:
+            found = s.flags(self.flags[naming], n)
+        elif naming == "hf" and self.names:
+            words = s.words("layer_types", n, *self.names)
+            found = None if words is None else tuple(word == self.names[0] for word in words)
+        found = found or tuple((i + 1) % every != 0 for i in range(n))
+        if self.if_window and not known.window:
+            return (False,) * n
+        return (*found[:-1], False) if naming == "hf" and self.ends_with_second else found
+
+    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
+        """Return the flags or n, if GGUF has a key for them and needs it."""
+        if "gguf" in self.flags:
+            return {} if self.if_window and not any(value) else {self.flags["gguf"]: list(value)}
+        n = _interval(value)
+        is_usual = n == self.every or len(value) < min(n, self.every)
+        is_written = "gguf" in self.interval and (self.writes_usual or not is_usual)
+        return {self.interval["gguf"]: n} if is_written else {}
+
+    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
+        """Return the flags, or the name of each layer's kind and n."""
+        if "hf" in self.flags:
+            return {self.flags["hf"]: [int(is_first) for is_first in value]}
+        first, second = self.names or LOCAL
+        made = {"layer_types": [first if is_first else second for is_first in value]}
+        return made | ({self.interval["hf"]: _interval(value)} if "hf" in self.interval else {})
+
+
+def _interval(value: tuple[bool, ...]) -> int:
+    """Return n if every n-th layer is of the second kind."""
+    return value.index(False) + 1 if False in value else len(value) + 1
+
+
+def layer_kinds(
+    every: int, names: tuple[str, str] | None = LOCAL, *, interval: Mapping[Naming, str] | None = None,
+    flags: Mapping[Naming, str] | None = None, if_window: bool = False, ends_with_second: bool = False,
+    writes_usual: bool = False,
+) -> Any:  # fmt: skip
+    """Declare a field that is True for layers of the first of two kinds, and False for those of the second.
+
+    Args:
+        every: n; every n-th layer is of the second kind, unless the file says otherwise.
+        names: the kinds in config.json's `layer_types`; None if config.json does not have them there.
+        interval: the keys of n.
+        flags: the keys of a list with a flag for each layer.
+        if_window: whether all layers are of the second kind in a model without a window.
+        ends_with_second: whether the last layer of a folder is of the second kind whatever the folder says.
+        writes_usual: whether n is written to GGUF files even if it is `every`.
+    """
+    made = LayerKinds(every, names, interval or {}, flags or {}, if_window, ends_with_second, writes_usual)
+    return declared(made)

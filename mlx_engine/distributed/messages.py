@@ -1,0 +1,213 @@
+"""Rank 0 decides, the others follow: pools of keys and values, copies of pages, and forward passes, as messages.
+
+Rank 0 runs the scheduler, which holds sequences and page tables in a `KVPool` whose stores are numbers (`RemotePool`).
+Each rank, rank 0 too, has the stores of its own layers under these numbers (`StagePools`). A message has the page
+tables of the sequences of a pass, so the other ranks keep none, and a pass that is rolled back needs no message. A
+message is JSON, because data from a network is not unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Batch, KVGroup, KVSpan, Stores
+from mlx_engine.backends.parameters import Array
+from mlx_engine.cache import CacheLayer, KVLayer, KVPool
+from mlx_engine.cache.states import BYTES_PER_FLOAT
+from mlx_engine.distributed.group import Group
+
+Message = dict[str, Any]
+
+
+def send_message(group: Group, message: Message, rank: int) -> None:
+    """Send a message to a neighbour, without waiting."""
+    data = np.frombuffer(json.dumps(message, separators=(",", ":")).encode(), dtype=np.uint8)
+    group.send(np.array([data.size], dtype=np.int64), rank)
+    group.send(data, rank)
+
+
+def receive_message(group: Group, rank: int) -> Message:
+    """Wait for the next message of a neighbour."""
+    (n,) = group.receive((1,), np.int64, rank).tolist()
+    return cast(Message, json.loads(group.receive((n,), np.uint8, rank).tobytes()))
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteStore:
+    """The number of a store of a pool, of which each rank has a part or nothing; the bytes are those of all ranks."""
+
+    number: int
+    n_slots: int
+    nbytes: int
+
+
+class RemotePool:
+    """What a `KVPool` on rank 0 has in place of a backend: it numbers the stores, and makes messages of changes."""
+
+    def __init__(self, pool: int, changes: deque[list[Any]]) -> None:
+        self._pool, self._changes, self._n = pool, changes, 0
+
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> RemoteStore:
+        """Return an entry for a store of keys and values."""
+        return self._entry(n_slots, 2 * n_kv_heads * head_dim)
+
+    def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
+        """Return an entry for a store of states."""
+        return self._entry(n_slots, math.prod(shape))
+
+    def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
+        """Have the slots copied by the rank that has the store."""
+        self._changes.append(["copy", self._pool, store.number, source, target, n])
+        return store
+
+    def kv_nbytes(self, store: RemoteStore) -> int:
+        """Return the bytes of a store on all ranks."""
+        return store.nbytes
+
+    def state_nbytes(self, store: RemoteStore) -> int:
+        """Return the bytes of a store on all ranks."""
+        return store.nbytes
+
+    def _entry(self, n_slots: int, width: int) -> RemoteStore:
+        self._n += 1
+        return RemoteStore(self._n - 1, n_slots, BYTES_PER_FLOAT * n_slots * width)
+
+
+class BatchMessages:
+    """Rank 0's pools, and the messages that tell the other ranks of them."""
+
+    def __init__(self) -> None:
+        self._changes: deque[list[Any]] = deque()
+        self._pools: weakref.WeakKeyDictionary[Stores, int] = weakref.WeakKeyDictionary()
+        self._n_pools = 0
+
+    def pool(self, layers: Sequence[CacheLayer], n_tokens: int, **options: Any) -> KVPool:
+        """Return a pool for all layers of the model, whose memory the ranks have; the options are those of `KVPool`."""
+        number = self._n_pools
+        self._n_pools += 1
+        pool = KVPool(cast(Backend, RemotePool(number, self._changes)), layers, n_tokens, **options)
+        stores, states = pool.stores, pool.states
+        of_layers = [
+            [group, [] if kv is None else [kv.number, kv.n_slots], [[s.number, s.n_slots] for s in cast(Any, state)]]
+            for group, kv, state in zip(stores.group_of, stores.layers, states.stores, strict=True)
+        ]
+        self._changes.append(["pool", number, stores.page, stores.are_kept, list(pool.windows), of_layers])
+        self._pools[stores] = number
+        weakref.finalize(stores, self._changes.append, ["drop", number])
+        return pool
+
+    def message(self, batch: Batch) -> Message:
+        """Return the message of a forward pass, with all changes since the last one."""
+        page, ends = batch.stores.page, [kv.length for kv in batch.groups[0].spans] if batch.groups else []
+        if not ends:  # a model of states alone has no page tables
+            last = np.cumsum(batch.lengths) - 1
+            ends = [batch.positions[i] + 1 for i in last.tolist()]
+        changes = [self._changes.popleft() for _ in range(len(self._changes))]
+        return {
+            "changes": changes,
+            "pool": self._pools[batch.stores],
+            "ids": [int(cast(int, token)) for token in batch.ids],
+            "lengths": batch.lengths,
+            "wanted": batch.wanted,
+            "ends": ends,
+            "pages": [[kv.pages[: -(-kv.length // page)].tolist() for kv in group.spans] for group in batch.groups],
+            "runs": batch.runs.tolist(),
+        }
+
+
+@dataclass
+class StagePool:
+    """The stores of one pool that this rank has: by number, and by layer; and the groups of layers that use them."""
+
+    stores: Stores
+    windows: list[int | None]
+    groups: list[int]
+    layers_of: dict[int, list[int]]
+
+
+class StagePools:
+    """A rank's own stores of all pools, and the passes that read and write them.
+
+    Args:
+        backend: allocates the stores.
+        layers: what this rank's layers keep of a sequence.
+        first: the index of the first of them in the model.
+    """
+
+    def __init__(self, backend: Backend, layers: Sequence[CacheLayer], first: int = 0) -> None:
+        self._backend, self._layers, self._first = backend, layers, first
+        self._pools: dict[int, StagePool] = {}
+
+    def apply(self, message: Message) -> Batch:
+        """Make the changes of a message, and return the batch of its pass with this rank's stores."""
+        for kind, pool, *of in message["changes"]:
+            if kind == "pool":
+                self._pools[pool] = self._made(*of)
+            elif kind == "copy":
+                self._copy(self._pools[pool], *of)
+            else:
+                del self._pools[pool]
+        return _batch(self._pools[message["pool"]], message)
+
+    def _made(self, page: int, are_kept: bool, windows: list[int | None], layers: list[Any]) -> StagePool:
+        """Allocate the stores of this rank's layers; layers with the same number share a store."""
+        own = layers[self._first : self._first + len(self._layers)]
+        groups = sorted({group for group, _, _ in own} - {-1})
+        kv: dict[int, Array] = {}
+        states: dict[int, Array] = {}
+        layers_of: dict[int, list[int]] = {}
+        for i, (layer, (_, of_kv, of_states)) in enumerate(zip(self._layers, own, strict=True)):
+            if isinstance(layer, KVLayer):
+                number, n_slots = of_kv
+                layers_of.setdefault(number, []).append(i)
+                if number not in kv:
+                    kv[number] = self._backend.kv_empty(layer.n_kv_heads, layer.head_dim, n_slots)
+            else:
+                for (number, n_slots), shape in zip(of_states, layer.shapes, strict=True):
+                    if number not in states:
+                        states[number] = self._backend.state_empty(shape, n_slots)
+        stores = Stores(
+            [kv[of_kv[0]] if of_kv else None for _, of_kv, _ in own],
+            [groups.index(group) if group >= 0 else -1 for group, _, _ in own],
+            page,
+            are_kept,
+            [tuple(states[number] for number, _ in of_states) for _, _, of_states in own],
+        )
+        return StagePool(stores, windows, groups, layers_of)
+
+    def _copy(self, held: StagePool, number: int, source: int, target: int, n: int) -> None:
+        for i in held.layers_of.get(number, [])[:1]:
+            copied = self._backend.kv_copy(held.stores.layers[i], source, target, n)
+            for layer in held.layers_of[number]:
+                held.stores.layers[layer] = copied
+
+
+def _batch(held: StagePool, message: Mapping[str, Any]) -> Batch:
+    """Return the batch of a message, with the groups of layers that this rank has."""
+    lengths, ends, page = tuple(message["lengths"]), message["ends"], held.stores.page
+    positions = [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
+    groups = []
+    for number in held.groups:
+        tables = [np.array(pages, dtype=np.int64) for pages in message["pages"][number]]
+        spans = tuple(KVSpan(table, end, n) for table, end, n in zip(tables, ends, lengths, strict=True))
+        slots = [table[at // page] + at % page for table, at in zip(tables, positions, strict=True)]
+        groups.append(KVGroup(held.windows[number], spans, np.concatenate(slots)))
+    return Batch(
+        ids=message["ids"],
+        lengths=lengths,
+        positions=tuple(np.concatenate(positions).tolist()),
+        wanted=tuple(message["wanted"]),
+        kv=(),
+        stores=held.stores,
+        groups=tuple(groups),
+        runs=np.array(message["runs"], dtype=np.int64).reshape(-1, 4),
+    )

@@ -1,0 +1,489 @@
+"""One decoder layer: its parameters, and its definition in the operations of a backend.
+
+`decoder_layer` is the definition, for all architectures and backends. A layer is a sum of kinds: a mixer of tokens
+(`Attention`, `SharedAttention`, `ShortConv` or `DeltaNet`) and a feed-forward network (`Gated`, `Plain`, `Mixture` or
+`GatedAndMixture`). Each kind is a class with its parameters and a function that runs it. A new kind is a class, a
+function and a line in `mix` or `feed_forward`.
+
+Where this process has a part of a matrix (`Linear.is_partial`), the products of all ranks are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Batch, KVView, Wanted
+from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.parameters import (
+    Activation,
+    Array,
+    Convolution,
+    DeltaNet,
+    HeadNorms,
+    Linear,
+    Norm,
+    RMSNorm,
+    Rope,
+    Scores,
+)
+from mlx_engine.weights.parameters import Parameters
+
+# The values whose names are made from the index of a layer in its stage.
+COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
+
+
+class LayerTensors(NamedTuple):
+    """The tensors of layer i, by the last parts of their GGUF names; norms have one epsilon."""
+
+    p: Parameters
+    i: int
+    eps: float
+
+    @classmethod
+    def of(cls, p: Parameters, n_layers: int, eps: float) -> list[LayerTensors]:
+        """Return the tensors of all layers."""
+        return [cls(p, i, eps) for i in range(n_layers)]
+
+    def has(self, part: str) -> bool:
+        """Return whether the layer has this tensor."""
+        return f"blk.{self.i}.{part}.weight" in self.p
+
+    def linear(self, part: str) -> Linear:
+        """Return a linear layer."""
+        return self.p.linear(f"blk.{self.i}.{part}")
+
+    def linear_or_none(self, part: str) -> Linear | None:
+        """Return a linear layer; None if the layer does not have it."""
+        return self.linear(part) if self.has(part) else None
+
+    def norm(self, part: str) -> Norm:
+        """Return a norm, which is a layer norm if it has a bias."""
+        name = f"blk.{self.i}.{part}"
+        return self.p.layer_norm(name, self.eps) if f"{name}.bias" in self.p else self.rms_norm(part)
+
+    def norm_or_none(self, part: str) -> Norm | None:
+        """Return a norm; None if the layer does not have it."""
+        return self.norm(part) if self.has(part) else None
+
+    def rms_norm(self, part: str, times: float = 1.0) -> RMSNorm:
+        """Return an RMS norm, whose weight is multiplied by `times`."""
+        return self.p.rms_norm(f"blk.{self.i}.{part}", self.eps, times)
+
+
+# ---- mixers of tokens ----
+
+
+class Columns(NamedTuple):
+    """The columns [first, last) of `of`: those of a projection that this rank uses.
+
+    Attributes:
+        are_all_here: whether this rank computes all columns, so that it needs none of other ranks.
+    """
+
+    first: int
+    last: int
+    of: int
+    are_all_here: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RowNorms:
+    """Norms of whole rows of queries (T, H*E) and keys (T, G*E), before they are split into heads.
+
+    Attributes:
+        columns: of queries and of keys, the columns that this rank uses; None for all.
+    """
+
+    q: RMSNorm
+    k: RMSNorm
+    columns: tuple[Columns, Columns] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Attention:
+    """Attention to the keys and values of this layer.
+
+    Attributes:
+        v: the projection to values; it is `k` if values are the projected keys, before their norm and rope.
+        gate: a projection whose sigmoid is multiplied with the output.
+        norms: of query and key heads, or of whole rows.
+        v_norm: of value heads.
+        rope: rotation of queries and keys; None for no rotation.
+        scores: the scale of the scores, their soft cap and sinks.
+        head_dim: E.
+        n_kv_heads: G.
+        window: number of latest tokens that a token attends to, itself included; None for all tokens.
+    """
+
+    q: Linear
+    k: Linear
+    v: Linear
+    gate: Linear | None = None
+    norms: HeadNorms | RowNorms = None
+    v_norm: RMSNorm | None = None
+    rope: Rope | None = None
+    scores: Scores
+    head_dim: int
+    n_kv_heads: int
+    window: int | None = None
+
+    @classmethod
+    def read(
+        cls, t: LayerTensors, config: Any, rope: Rope | None, scores: Scores | None = None, window: int | None = None
+    ) -> Attention:
+        """Read the parameters of a layer; the usual scale of the scores is `head_dim ** -0.5`."""
+        q, k = t.linear("attn_q"), t.linear("attn_k")
+        v, gate = t.linear_or_none("attn_v"), t.linear_or_none("attn_gate")
+        has_norms = t.has("attn_q_norm")
+        norms = (t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm")) if has_norms else None
+        return cls(
+            q=q, k=k, v=v or k, gate=gate, norms=norms, rope=rope, scores=scores or Scores(config.head_dim**-0.5),
+            head_dim=config.head_dim, n_kv_heads=config.n_kv_heads, window=window,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedAttention:
+    """Attention to the keys and values of an earlier layer.
+
+    Attributes:
+        norm: of query heads.
+        layer: the index of the layer with keys and values. It must be the last one with the same window that has its
+            own, because layers may write to one store (`Stores.are_kept`).
+    """
+
+    q: Linear
+    norm: RMSNorm
+    rope: Rope | None
+    scores: Scores
+    head_dim: int
+    layer: int
+
+
+@dataclass(frozen=True, eq=False)
+class ShortConv:
+    """A gated short convolution.
+
+    Attributes:
+        projections: to the gate of the input, the gate of the output, and the input, (C, D) each.
+        conv: the convolution.
+        state: the shape of its last inputs, (W - 1, C).
+    """
+
+    projections: tuple[Linear, Linear, Linear]
+    conv: Convolution
+    state: tuple[tuple[int, ...]]
+
+
+Mixer: TypeAlias = Attention | SharedAttention | ShortConv | DeltaNet
+Views: TypeAlias = dict[int, KVView]
+
+
+def mix(be: Backend, w: Layer, i: int, x: Array, batch: Batch, want: Wanted, views: Views) -> Array | None:
+    """Write the layer's keys and values or its state; return (R, ...) of the wanted tokens, None if there are none."""
+    match w.mix:
+        case Attention() as of:
+            return attention(be, of, i, x, w.norm, batch, want, views)
+        case SharedAttention() as of:
+            return shared_attention(be, of, i, x, w.norm, batch, want, views)
+        case ShortConv() as of:
+            return wanted(be, short_conv(be, of, i, x, w.norm, batch), batch, want)
+        case DeltaNet() as of:
+            return wanted(be, delta_net(be, of, i, x, w.norm, batch), batch, want)
+
+
+def attention(
+    be: Backend, w: Attention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
+) -> Array | None:
+    """Write keys and values, and return attention (R, H*E) of the wanted tokens; None if there are none."""
+    if isinstance(w.norms, RowNorms):
+        q, k, v, *gate = row_normed_projections(be, w, w.norms, be.norm(x, norm))
+    else:
+        q, k, v, *gate = projections(be, w, norm, x)
+    normed = None if w.v_norm is None else be.norm_rope(v, w.head_dim, w.v_norm, None, batch.positions)
+    q, k, v = heads(be, w, i, q, k, v, batch.positions)
+    views[i] = be.kv_append(batch, i, k, v if normed is None else normed)
+    return attend(be, w.scores, q, gate, views[i], batch, want)
+
+
+def projections(be: Backend, w: Attention, norm: Norm | None, x: Array) -> Sequence[Array]:
+    """Return queries (T, H*E), keys (T, G*E), values (T, G*E), and the gate (T, H*E) if there is one."""
+    values, gates = [] if w.v is w.k else [w.v], [] if w.gate is None else [w.gate]
+    q, k, *rest = be.norm_project(x, norm, [w.q, w.k, *values, *gates])
+    return [q, k, *rest] if values else [q, k, k, *rest]
+
+
+def row_normed_projections(be: Backend, w: Attention, norms: RowNorms, x: Array) -> Sequence[Array]:
+    """Return what `projections` returns; the rows of queries and keys are normed."""
+    of_q, of_k = norms.columns or (None, None)
+    return (
+        row_normed(be, x, w.q, norms.q, of_q),
+        row_normed(be, x, w.k, norms.k, of_k),
+        *(be.note(linear.name, be.linear(x, linear)) for linear in (w.v, w.gate) if linear is not None),
+    )
+
+
+def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns | None) -> Array:
+    """Return a projection whose rows are normed whole; with `own`, this rank's columns of the rows of all ranks."""
+    if own is None:
+        return be.project_norm(x, linear, norm)
+    if own.are_all_here:
+        return be.columns(be.project_norm(x, linear, norm), own.first, own.last)
+    rows = be.note(linear.name, be.all_columns(be.linear(x, linear), own.of))
+    return be.columns(be.norm(rows, norm), own.first, own.last)
+
+
+def heads(
+    be: Backend, w: Attention, i: int, q: Array, k: Array, v: Array, positions: Sequence[int]
+) -> tuple[Array, Array, Array]:
+    """Return heads (T, H, E), (T, G, E) and (T, G, E); those of queries and keys are normed and rotated."""
+    norms = None if isinstance(w.norms, RowNorms) else w.norms
+    if norms is None and w.rope is None:
+        return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
+    q, k, v = be.head_norm_rope(q, k, v, w.head_dim, norms, w.rope or Rope.none(w.head_dim), positions)
+    return be.note(f"blk.{i}.q_rope", q), be.note(f"blk.{i}.k_rope", k), v
+
+
+def shared_attention(
+    be: Backend, w: SharedAttention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
+) -> Array | None:
+    """Return attention (R, H*E) of the wanted tokens to the keys and values of another layer."""
+    (q,) = be.norm_project(x, norm, [w.q])
+    q = be.note(f"blk.{i}.q_rope", be.norm_rope(q, w.head_dim, w.norm, w.rope, batch.positions))
+    return attend(be, w.scores, q, [], views[w.layer], batch, want)
+
+
+def attend(
+    be: Backend, scores: Scores, q: Array, gate: Sequence[Array], kv: KVView, batch: Batch, want: Wanted
+) -> Array | None:
+    """Return attention (R, H*E) of the wanted tokens, times the sigmoid of the gate; None if there are none."""
+    if want == "none":
+        return None
+    counts = batch.lengths
+    if want == "some":
+        q, gate, counts = be.take(q, batch.rows), [be.take(g, batch.rows) for g in gate], batch.wanted
+    y = be.merge(be.attention(q, kv, counts, scores))
+    return be.sigmoid_gate(y, gate[0]) if gate else y
+
+
+def short_conv(be: Backend, w: ShortConv, i: int, x: Array, norm: Norm | None, batch: Batch) -> Array:
+    """Return a gated short convolution (T, C) of every token, and write the state."""
+    b, c, h = be.norm_project(x, norm, w.projections)
+    return be.short_conv(batch, i, b, c, h, w.conv)
+
+
+def delta_net(be: Backend, w: DeltaNet, i: int, x: Array, norm: Norm | None, batch: Batch) -> Array:
+    """Return a gated delta net (T, H*P) of every token, and write the state."""
+    h, gate, beta, step = be.norm_project(x, norm, w.projections)
+    return be.delta_net(batch, i, h, gate, beta, step, w)
+
+
+def wanted(be: Backend, y: Array, batch: Batch, want: Wanted) -> Array | None:
+    """Return the rows of the wanted tokens; None if there are none."""
+    if want == "none":
+        return None
+    return be.take(y, batch.rows) if want == "some" else y
+
+
+# ---- feed-forward networks ----
+
+
+@dataclass(frozen=True, eq=False)
+class Gated:
+    """`down(activation(gate(h)) * up(h))`, where h is the normed x; the output may be normed too."""
+
+    norm: Norm | None
+    gate: Linear
+    up: Linear
+    down: Linear
+    post: Norm | None = None
+    activation: Activation = "silu"
+
+    @classmethod
+    def read(cls, t: LayerTensors, activation: Activation = "silu") -> Gated:
+        """Read the parameters of a layer."""
+        norm, gate, up, down = t.norm_or_none("ffn_norm"), *(t.linear(f"ffn_{part}") for part in ("gate", "up", "down"))
+        return cls(norm, gate, up, down, t.norm_or_none("post_ffw_norm"), activation)
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """`down(activation(up(h)))`, where h is the normed x."""
+
+    norm: Norm
+    up: Linear
+    down: Linear
+    activation: Activation
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A mixture of experts, which read the normed x."""
+
+    norm: Norm
+    experts: Experts
+
+
+@dataclass(frozen=True, eq=False)
+class GatedAndMixture:
+    """The sum of a gated network and a mixture of experts, both of x and each normed, and the sum normed again."""
+
+    gated: Gated
+    gated_post: Norm
+    mixture: Mixture
+    post: Norm
+
+
+FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
+
+
+def feed_forward(be: Backend, w: FeedForward, x: Array) -> Array:
+    """Return x plus the layer's feed-forward network of x."""
+    match w:
+        case Gated():
+            return project_add(be, gated(be, w, x), w.down, w.post, x)
+        case Plain():
+            return project_add(be, be.norm_up(x, w.norm, w.up, w.activation), w.down, None, x)
+        case Mixture():
+            return mixture_add(be, w, x, x)
+        case GatedAndMixture():
+            y = project_norm(be, gated(be, w.gated, x), w.gated.down, w.gated_post)
+            return be.norm_add(mixture_add(be, w.mixture, x, y), w.post, x)
+
+
+def gated(be: Backend, w: Gated, x: Array) -> Array:
+    """Return the inner activations (T, F) of a gated network."""
+    return be.norm_gate_up(x, w.norm, w.gate, w.up, w.activation)
+
+
+def mixture_add(be: Backend, w: Mixture, x: Array, residual: Array) -> Array:
+    """Return the residual plus a mixture of experts of x, of which each rank may have a part."""
+    if not w.experts.down.is_partial:
+        return be.norm_experts_add(x, w.norm, w.experts, None if residual is x else residual)
+    return be.norm_add(be.all_sum(be.norm_experts(x, w.norm, w.experts)), w.experts.post_norm, residual)
+
+
+# ---- layers ----
+
+
+@dataclass(frozen=True, eq=False)
+class PerLayer:
+    """A layer's own input h (T, I): the layer adds `norm(projection(gelu(gate(x)) * h))`, as in Gemma 4.
+
+    Attributes:
+        hidden_size: D. The definition of the layers reads (T, D + L*I): the hidden states, and then the inputs of all
+            layers.
+        columns: the first column of h, and the column after its last, in the inputs of all layers.
+        gate: (P, D).
+        projection: (D, I).
+        norm: the norm after the projection.
+    """
+
+    hidden_size: int
+    columns: tuple[int, int]
+    gate: Linear
+    projection: Linear
+    norm: RMSNorm
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """The parameters of a layer.
+
+    Attributes:
+        norm: of the mixer's input.
+        mix: the mixer of tokens.
+        out: the projection of the mixer's output.
+        post: the norm after that projection.
+        ffn: the feed-forward network.
+        input: the input of this layer alone, added after the FFN.
+        scale: factor of the hidden states after the layer.
+    """
+
+    norm: Norm | None = None
+    mix: Mixer
+    out: Linear
+    post: Norm | None = None
+    ffn: FeedForward
+    input: PerLayer | None = None
+    scale: float = 1.0
+
+    def counted_from(self, first: int) -> Layer:
+        """Return the layer in a stage that begins with layer `first`: indices and columns are counted from there.
+
+        `distributed/split.py` makes no stage that shares the keys and values of a layer of another one.
+        """
+        if not first:
+            return self
+        changed: dict[str, Any] = {}
+        if isinstance(self.mix, SharedAttention):
+            changed["mix"] = replace(self.mix, layer=self.mix.layer - first)
+        if self.input is not None:
+            start, end = self.input.columns
+            skipped = first * (end - start)
+            changed["input"] = replace(self.input, columns=(start - skipped, end - skipped))
+        return replace(self, **changed)
+
+
+def decoder_layer(
+    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, want: Wanted, views: Views, inputs: Array
+) -> Array:
+    """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
+
+    If no token is wanted, keys and values (or the state) are written and x is returned unchanged.
+
+    Args:
+        be: the backend, which runs the operations.
+        w: the layer's parameters.
+        i: the layer's index.
+        x: hidden states (T, D) before the layer.
+        batch: the new tokens, and the slots of their keys and values.
+        want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
+            are computed for all tokens, attention and the FFN for wanted tokens only.
+        views: the keys and values of earlier layers, by layer; this layer adds its own.
+        inputs: (T, L*I), the layers' own inputs; other models do not read it.
+    """
+    y = mix(be, w, i, x, batch, want, views)
+    if y is None:
+        return x
+    if want == "some":
+        x = be.take(x, batch.rows)
+    be.note(f"blk.{i}.attn_out", y)
+    x = be.note(f"blk.{i}.attn_residual", project_add(be, y, w.out, w.post, x))
+    x = feed_forward(be, w.ffn, x)
+    if w.input is not None:
+        own = be.columns(inputs, *w.input.columns)
+        x = add_input(be, w.input, x, be.take(own, batch.rows) if want == "some" else own)
+    if w.scale != 1:
+        x = be.scale(x, w.scale)
+    return be.note(f"blk.{i}.layer_out", x)
+
+
+def add_input(be: Backend, w: PerLayer, x: Array, own: Array) -> Array:
+    """Return x plus the layer's own input, gated by x, projected and normed."""
+    y = be.multiply(be.norm_up(x, None, w.gate, "gelu"), own)
+    return be.project_norm_add(y, w.projection, w.norm, x)
+
+
+def project_norm(be: Backend, x: Array, projection: Linear, norm: Norm) -> Array:
+    """Return `norm(projection(x))`."""
+    if projection.is_partial:
+        return be.norm(whole_product(be, x, projection), norm)
+    return be.project_norm(x, projection, norm)
+
+
+def project_add(be: Backend, x: Array, projection: Linear, norm: Norm | None, residual: Array) -> Array:
+    """Return `residual + norm(projection(x))`."""
+    if projection.is_partial:
+        return be.norm_add(whole_product(be, x, projection), norm, residual)
+    if norm is None:
+        return be.project_add(x, projection, residual)
+    return be.project_norm_add(x, projection, norm, residual)
+
+
+def whole_product(be: Backend, x: Array, projection: Linear) -> Array:
+    """Return the sum of the products of all ranks, each with its columns of a projection."""
+    return be.note(projection.name, be.all_sum(be.linear(x, projection)))

@@ -1,0 +1,472 @@
+"""The bugs, at the seams of the engine. The default tests must catch each of them."""
+
+from tests.mutants.plant import Mutant
+
+MUTANTS = [
+    # ---- The definition of models: configs, tensors, layers, rotary embedding ----
+    Mutant("query norm used for keys", "Layer.head_norms", "(q, k)", "(q, q)"),
+    Mutant("what was rolled back stays", "KVSequence.roll_back", "self.pending -= n", "pass"),
+    Mutant("windows forgotten in the size of a cache", "pool_nbytes", "layer.window", "None"),
+    Mutant("a scale without a key is lost", "Stored.put", "(v - plus) * times", "v - plus"),
+    Mutant("the narrowest side counts", "Conversion.type_of", "max(shape) < least", "min(shape) < least"),
+    Mutant("the last layer for all tokens", "decoder_layers", 'want if i == len(layers) - 1 else "every"', '"every"'),
+    Mutant("growth without steps", "Growth.at", "position // self.length", "position / self.length"),
+    Mutant(
+        "LongRoPE's divisors exchanged",
+        "longrope",
+        "r.long if r.is_long else r.short",
+        "r.short if r.is_long else r.long",
+    ),
+    Mutant("query and key norm forgotten", "_queries_and_keys", "w.head_norms", "None"),
+    Mutant("gelu for silu", "feed_forward", "w.activation", '"gelu"'),
+    Mutant(
+        "norm weights without their 1",
+        "gemma3",
+        'Row("model.layers.*.input_layernorm.weight", "D", plus=1.0)',
+        'Row("model.layers.*.input_layernorm.weight", "D")',
+    ),
+    Mutant(
+        "a window is lost", "llama.Model.__init__", "enumerate(config.windows)", "enumerate([None] * config.n_layers)"
+    ),
+    Mutant("embedding not scaled", "ScaledEmbeddings.embed", "self.config.hidden_size**0.5", "1.0"),
+    Mutant(
+        "heads are not dealt for GGUF",
+        "Stored.in_file_order",
+        "np.argsort(self._order(head_dim))",
+        "self._order(head_dim)",
+    ),
+    Mutant("the lookup table is expanded", "Parameters.table", "not self._backend.embeds_stored(weight)", "True"),
+    Mutant("attention scale forgotten", "llama.Model.__init__", "config.head_dim**-0.5", "1.0"),
+    Mutant("the 27B model's scale for all sizes", "usual_scale", "cfg.n_layers == layers_of_27b", "True"),
+    Mutant(
+        "an allowed setting is ignored although it is implemented",
+        "allow",
+        'f"{refused}.".startswith(_dotted(paths[n]))',
+        "True",
+    ),
+    # ---- Backends: operations and their references ----
+    Mutant(
+        "BLAS limit lifted too early",
+        "one_blas_thread",
+        "if _held == 0:\n    _limit.restore_original_limits()",
+        "if True:\n    _limit.restore_original_limits()",
+    ),
+    Mutant(
+        "table of rotations does not grow",
+        "CompiledBackend.rope_table",
+        "found is None or len(found[0]) < length",
+        "found is None",
+    ),
+    Mutant("helpers are never woken", "CompiledBackend.run_entry", "self.pool.shared.wake()", "pass"),
+    Mutant(
+        "rotations of the first layer for all",
+        "_Steps._bind_rope",
+        "[self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]",
+        "[self._backend.rope_table(list(self._of.ropes.values())[0], length) for _ in self._of.ropes]",
+    ),
+    Mutant("the norm of what is added forgotten by the program", "Lowering.project_norm_add", "norm", "None"),
+    Mutant(
+        "a gate in another format read as that of what it gates",
+        "Block.__init__",
+        "self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)",
+        "self.n_inputs % layout.LANES == 0",
+    ),
+    Mutant("no soft cap in programs", "Lowering.attention", "scores.softcap", "0.0"),
+    Mutant("a sink in the maximum alone", "softmax", "divisor + np.exp(sinks - most)", "divisor"),
+    Mutant(
+        "rope interleaved",
+        "SimdBackend.rope",
+        "a, b = x[..., :half], x[..., half:]",
+        "a, b = x[..., ::2], x[..., 1::2]",
+    ),
+    Mutant(
+        "a sequence attends to the first one's keys",
+        "SimdBackend.attention",
+        "span.slots(first, span.length, kv.page)",
+        "kv.spans[0].slots(first, span.length, kv.page)",
+    ),
+    # ---- Compiled kernels: attention, states, the thread pool, machine code ----
+    Mutant("the last logits are left out of the softmax", "sum_exp.sum_exp", "whole < n", "False"),
+    Mutant(
+        "window one too wide", "first_visible", "max(0, position + 1 - job[WINDOW])", "max(0, position - job[WINDOW])"
+    ),
+    Mutant("first block of keys alone", "_join_blocks", "range(1, n_blocks)", "range(1, 1)"),
+    Mutant("a block that no query of a tile sees counts", "attend_decode", "not seen", "False"),
+    Mutant("scores are not capped", "attend_block", "inner_scale != 0", "False"),
+    Mutant("tanh ends at 0.96", "tanh", "splat(20.0)", "splat(4.0)"),
+    Mutant("heads at the first position", "norm_rope", "positions[t] * (width // 2)", "positions[0] * (width // 2)"),
+    Mutant(
+        "two threads share scratch memory",
+        "scratch_of",
+        "control[SCRATCH] + thread * SCRATCH_BYTES",
+        "control[SCRATCH]",
+    ),
+    Mutant(
+        "machine code of another processor is run", "code_file", 'f"{processor}-{target}-{part}.code"', 'f"{part}.code"'
+    ),
+    Mutant(
+        "code for a processor that is too old is run",
+        "_widens",
+        "return not any(name in code for name in _CALLED)",
+        "return True",
+    ),
+    Mutant("a bundled application starts itself", "build", 'getattr(sys, "frozen", False)', "False"),
+    Mutant(
+        "the tail of a layer norm not centred",
+        "layer_norm",
+        "put(out, to + i, get(x, at + i) - mean)",
+        "put(out, to + i, get(x, at + i))",
+    ),
+    # ---- Compiled kernels: products and formats ----
+    Mutant("bias of the first rows for all", "add_bias", "floats(job[m + BIAS] + 4 * first)", "floats(job[m + BIAS])"),
+    Mutant("totals of another vector", "fold_all", "i", "n - 1 - i"),
+    Mutant(
+        "the last vectors of a span lost",
+        "_add_products",
+        "(g + 1) * n_tokens // groups",
+        "n_tokens // groups * (g + 1)",
+    ),
+    Mutant(
+        "a piece of the columns forgotten",
+        "multiply_stored",
+        "min(depth, n_columns - column)",
+        "min(depth, n_columns - column) // 512 * 256",
+    ),
+    Mutant("a gate gates itself", "multiply_stored", "m + WIDTH", "m"),
+    Mutant("quants counted from 0", "weights", "splat(8.0)", "splat(0.0)"),
+    Mutant("high bits of the first half for both", "part", "at + HIGH + 32 * half", "at + HIGH"),
+    Mutant("third bits of the first part for all", "part", "right(third, 2 * p)", "third"),
+    Mutant("a row behind the last one read", "_for_panels.choose.multiply", "min(rows[3] + i, last[3])", "rows[3] + i"),
+    Mutant(
+        "the last stretch of columns alone counts",
+        "_dots.tile.generate",
+        "builder.fadd(_load(builder, place, 0, four.type), four) if expanded else four",
+        "four",
+    ),
+    # ---- Mixtures of experts ----
+    Mutant(
+        "of equal logits the last expert",
+        "choose",
+        "not value > get(logits, at + ids[to + n - 1])",
+        "not value >= get(logits, at + ids[to + n - 1])",
+    ),
+    Mutant("gate and up of gpt-oss exchanged", "_interleaved", "int(part == 'up')", "int(part == 'gate')"),
+    Mutant(
+        "the weight of the first row's shared expert for all",
+        "run_experts",
+        "words(pairs)[t] = t",
+        "words(pairs)[t] = 0",
+    ),
+    Mutant("experts without their factors", "SimdBackend.route", "weights * routing.scales[ids]", "weights"),
+    Mutant(
+        "of equal logits any expert on a GPU",
+        "route",
+        "mx.cumsum(equal, axis=-1) <= n_left",
+        "mx.cumsum(equal, axis=-1) <= n_left + 1",
+    ),
+    # ---- The scheduler: slots, order, budgets, memory, faults ----
+    Mutant(
+        "parallel samples take no slots until they are made",
+        "Scheduler._admit",
+        "sum(1 + len(one.parallel) for one in (first, *self.running))",
+        "1 + len(first.parallel) + len(self.running)",
+    ),
+    Mutant("the last request is admitted first", "Scheduler._admit", "self.waiting[0]", "self.waiting[-1]"),
+    Mutant("the oldest is preempted", "Scheduler._schedule", "self.running[-1]", "self.running[0]"),
+    Mutant(
+        "prompts fill the pass while others are answered",
+        "Scheduler._chunks",
+        "self._shared_budget if chunks else self._budget",
+        "self._budget",
+    ),
+    Mutant(
+        "a pass beyond the last token",
+        "Scheduler._is_ready",
+        "len(sequence.output.token_ids) + n_pending < most",
+        "len(sequence.output.token_ids) < most",
+    ),
+    Mutant("a cancelled answer keeps its pages", "Scheduler._remove", "sequence.kv.close()", "pass"),
+    Mutant("a fault ends all requests", "Scheduler._run", "not self._runner.is_idle", "True"),
+    Mutant("everybody pays the whole pass", "Scheduler._record", "done.seconds * chunk.n / n_rows", "done.seconds"),
+    Mutant("parallel samples draw the same numbers", "Sequence.of", "sampler.fork(choice)", "sampler.fork(0)"),
+    Mutant(
+        "an answer that is computed again forgets its tokens",
+        "Sequence.rewind",
+        "list(self.ids)",
+        "list(self.request.prompt_ids)",
+    ),
+    Mutant("a refused answer waits for all others", "Scheduler._remove", "self._refused = None", "pass"),
+    Mutant("an interrupted scheduler continues", "Scheduler.step", "self._is_broken = True", "pass"),
+    # ---- Pages and the prefix cache ----
+    Mutant(
+        "a page is shared without a reference",
+        "KVPool.retain",
+        "self._references[group][pages // self.page] += 1",
+        "pass",
+    ),
+    Mutant(
+        "a page is free while others hold it",
+        "KVPool.give_back",
+        "freed = pages if not left.any() else pages[left == 0]",
+        "freed = pages",
+    ),
+    Mutant(
+        "one token of a page is not copied",
+        "KVSequence._replace_last",
+        "(self.length + self.pending) % self.pool.page",
+        "(self.length + self.pending) % self.pool.page - 1",
+    ),
+    Mutant(
+        "whole pages of others are taken for its own",
+        "KVSequence.adopt",
+        "self._lent = length - length % self.pool.page",
+        "pass",
+    ),
+    Mutant(
+        "the keys are copied without the values",
+        "SimdBackend.kv_copy",
+        "store[:, :, target : target + n] = store[:, :, source : source + n]",
+        "store[:1, :, target : target + n] = store[:1, :, source : source + n]",
+    ),
+    Mutant(
+        "a page in use is freed",
+        "HeldPages.drop",
+        "self.pool.give_back(group, pages)",
+        "self.pool._references[group][pages // self.pool.page] = 1\nself.pool.give_back(group, pages)",
+    ),
+    Mutant("a match is one token too long", "_agreeing", "int(differing[0])", "int(differing[0]) + 1"),
+    Mutant("both sides of a split page have one reference", "RadixTree._split", "at % self._page", "False"),
+    Mutant("a page of a window is filled with other tokens", "RadixTree._fill", "node.end <= n", "True"),
+    Mutant("a use is not marked", "PrefixCache.attach", "self._use(path)", "pass"),
+    # ---- States ----
+    Mutant("a pass writes over the state that it reads", "SequenceState.begin", "self._pool.take()", "source.slot"),
+    Mutant(
+        "a committed state keeps its slot for ever",
+        "SequenceState.commit",
+        "self._pool.give_back(self.committed.slot)",
+        "pass",
+    ),
+    Mutant(
+        "a prefix is reused with the state of another length",
+        "RadixTree.usable",
+        "snapshot.length <= n",
+        "snapshot.length <= n + 1",
+    ),
+    Mutant(
+        "states that a sequence holds are dropped from the cache",
+        "PrefixCache._reclaim_states",
+        "states.references(node.states[length]) == 1",
+        "True",
+    ),
+    Mutant(
+        "the delta rule forgets the state before the pass",
+        "SimdStates.delta_rule",
+        "state.store[source]",
+        "state.store[0]",
+    ),
+    Mutant("a convolution reads one token too few", "_channels", "t + w - taps + 1", "t + w - taps + 2"),
+    # ---- Several ranks share a layer ----
+    Mutant(
+        "parts of a product are not added",
+        "whole_product",
+        "be.all_sum(be.linear(x, projection))",
+        "be.linear(x, projection)",
+    ),
+    Mutant(
+        "a norm of whole rows reads one rank's columns",
+        "_normed_row",
+        "be.all_columns(be.linear(x, linear), own.of)",
+        "be.linear(x, linear)",
+    ),
+    Mutant("sections are not cut alike", "Pieces.ranges", "self.n * width", "width"),
+    Mutant("a compiled program leaves exchanges out", "_Steps.run", "last in self._exchanges", "False"),
+    # ---- Several machines ----
+    Mutant("ranks are added in the reverse order", "Group.sum", "gathered[rank]", "gathered[self.size - rank]"),
+    Mutant("the other ranks are not told who is gone", "Heartbeat._stop", 'self._tell_all(f"end {FAILED}\\n")', "pass"),
+    # ---- Checkpoints and damaged files ----
+    Mutant("sign bits without the eighth", "with_parity", "bits | folded << np.uint8(7)", "bits"),
+    Mutant(
+        "columns of GPTQ in equal groups",
+        "_layer.read",
+        'part(files, f"{prefix}.g_idx", "I32").astype(np.int64)',
+        "groups",
+    ),
+    Mutant("dimensions not reversed", "_read_shape", "tuple(reversed(dims))", "tuple(dims)"),
+    Mutant("positions are quantised too", "kind_of", "return kind if kind in LAYER_TYPES else None", "return kind"),
+    Mutant("the least urgent merge is last", "last_step", "rank, i = min(steps)", "rank, i = max(steps)"),
+    Mutant("parts of a split file in any order", "_check", "found != expected", "False"),
+    Mutant(
+        "Q4_0 halves exchanged",
+        "pack_halves",
+        "quants[:, :16] | quants[:, 16:] << np.uint8(4)",
+        "quants[:, 16:] | quants[:, :16] << np.uint8(4)",
+    ),
+    Mutant(
+        "trial scales compared by the difference to zeros",
+        "_symmetric_fit",
+        "_weighted_error(quants, found, ZERO, turned, weights)",
+        "-(found * wqx)",
+    ),
+    # ---- Weights and their conversion ----
+    Mutant(
+        "chat finds out after loading that no answer fits the context",
+        "chat.chat",
+        "check(opened.prompts, options, list(messages) or shortest(system), variables)",
+        "None",
+    ),
+    Mutant("a mapped file must fit into the memory", "Need.least", "self.total - self.mapped", "self.total"),
+    Mutant("cutting groups joins the bytes of all rows", "Parameters._own", "type(stored) is Weight", "True"),
+    # ---- Paths and drafts ----
+    Mutant("drafts without a lock", "_created", "_locked(lock)", "lock"),
+    # ---- Tokenizers, stop strings, sampling ----
+    Mutant("tokens of the prompt are penalised as generated ones", "adjust", "recent[draw.n_prompt :]", "recent"),
+    Mutant("log-sum-exp without the maximum", "token_logprobs", "float(logits.max())", "0.0"),
+    Mutant("penalty divides negative logits too", "backends.sampling.penalize", "hit * penalty", "hit / penalty"),
+    Mutant("the last pass is settled first", "ModelRunner.step", "self._flight[0]", "self._flight[-1]"),
+    Mutant(
+        "a slow caller is charged to the device",
+        "PassTimer.interval",
+        "max(inside, min(whole, self._waited_for))",
+        "whole",
+    ),
+    Mutant("eos ignored", "Output.append", "ended = token in self._end_ids", "ended = False"),
+    Mutant(
+        "a run that has ended keeps its scheduler",
+        "Stream.__next__",
+        "if output.finish_reason is not None:\n    self.close()",
+        "pass",
+    ),
+    Mutant("BOS written twice", "_with_bos", "bos_id is None or ids[:1] == [bos_id]", "bos_id is None"),
+    # ---- Conversations ----
+    Mutant("tools make markers", "TemplateInput.map_texts", "map_values(self.tools, change)", "self.tools"),
+    Mutant("names are trusted", "map_texts", 'key == "role"', 'key in ("role", "name")'),
+    # ---- The server ----
+    Mutant(
+        "a stream without its end",
+        "_events",
+        'yield b"".join(map(event, chunks)) + DONE',
+        'yield b"".join(map(event, chunks))',
+    ),
+    Mutant("the end-of-text token has a log-probability", "Reply._tokens", "n -= 1", "pass"),
+    Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", job)', "pass"),
+    Mutant("a body without a bound", "read_body", "len(body) > limit", "False"),
+    Mutant("the document has another number of choices than the server", "_limit", "service.worker.slots", "100"),
+    Mutant("a dead engine is healthy", "Worker._die", "self.fault = fault", "pass"),
+    Mutant(
+        "a slow reader is waited for", "Connection.check", "lingers or now - self._moved_at > patience.read", "lingers"
+    ),
+    # ---- The life of an engine ----
+    Mutant(
+        "a sum that overflows is a fault",
+        "FiniteCheck.bad_rows",
+        "{r: row for r, row in rows.items() if not np.isfinite(row).all()}",
+        "rows",
+    ),
+    Mutant(
+        "the error is that of a longer prompt",
+        "ModelRunner._settle",
+        "chunk.sequence.sampler.ids[: first.position]",
+        "chunk.sequence.sampler.ids",
+    ),
+    Mutant(
+        "each backend has a new stream of MLX", "_take", "stream.device == device and process == os.getpid()", "False"
+    ),
+    # ---- Metal kernels and their backend ----
+    Mutant(
+        "emulated metal chosen by itself",
+        "auto",
+        'not (name == "metal" and _emulated()) and unavailable(name) is None',
+        "unavailable(name) is None",
+    ),
+    Mutant(
+        "a bias forgotten on metal",
+        "_are_split",
+        "isinstance(linear.weight, SplitMatrix) and linear.bias is None",
+        "isinstance(linear.weight, SplitMatrix)",
+    ),
+    Mutant("every kernel silently replaced", "Kernels._run", "name in self.refused", "True"),
+    Mutant("tuning by noise", "fastest", "medians[default] * (1 - MARGIN)", "medians[default]"),
+    Mutant(
+        "a kernel of one stored type taken for another's",
+        "SplitMatrix.instance",
+        "self.shape, self.matrix.layout",
+        "self.shape",
+    ),
+    Mutant("the type of queries for values", "norm_qkv.norm_qkv", "('V_W', v.layout.code)", "('V_W', q.layout.code)"),
+    Mutant("sinks not passed to the kernel", "Kernels.attention", "scores.sinks", "None"),
+    Mutant(
+        "a choice is looked at before it is asked for",
+        "MlxBackend.argmax",
+        "return mx.argmax(logits.squeeze(0))",
+        "return mx.array(mx.argmax(logits.squeeze(0)).item(), mx.uint32)",
+    ),
+    # ---- The emulator ----
+    Mutant("the default device of emulate is a CPU", "PretendedGPU.type", "mx.DeviceType.gpu", "mx.DeviceType.cpu"),
+    Mutant(
+        "unwritten threadgroup memory has the same values in every order",
+        "MetalKernel.__call__",
+        "POISONS[(seed + 2 * (build == 'races')) % len(POISONS)]",
+        "POISONS[0]",
+    ),
+    Mutant("warnings bury an error", "errors_only", "found['kind'].endswith('error')", "True"),
+    Mutant("compiled functions call kernels with nothing", "_uncompiled", "mx.disable_compile()", "pass"),
+    Mutant(
+        "a write beside an output is not traced",
+        "MetalKernel._located",
+        "late = fault.seen == 'afterwards'",
+        "late = False",
+    ),
+    # ---- MLX's folders ----
+    Mutant(
+        "settings of single matrices forgotten",
+        "Quantization.of",
+        "return self.by_name.get(name, self.default)",
+        "return self.default",
+    ),
+    Mutant(
+        "quants of a pair exchanged",
+        "in_pairs",
+        "even & _LOW | (odd & _LOW) << _FOUR",
+        "odd & _LOW | (even & _LOW) << _FOUR",
+    ),
+    Mutant(
+        "a text model inside of another without its prefix",
+        "forms_of",
+        '"text_config" in config or model_type in INNER.values()',
+        "False",
+    ),
+    # ---- Receipts and the journal ----
+    Mutant("an evicted token counts as new", "PrefixCache._was_evicted", "node.evicted == token", "False"),
+    Mutant(
+        "a step counts for each answer of a request",
+        "Scheduler._record",
+        "dict.fromkeys(chunk.sequence.request for chunk in done.chunks)",
+        "[chunk.sequence.request for chunk in done.chunks]",
+    ),
+    Mutant(
+        "a line is appended to a part of another", "Journal._write", 'b"\\n" + line if self._is_torn else line', "line"
+    ),
+    # ---- Connections ----
+    Mutant("half a head is waited for without an end", "Connection.check", "patience.head", "float('inf')"),
+    Mutant(
+        "a refused connection is closed before its reply is read", "refuse", '"connection" in response.headers', "False"
+    ),
+    # ---- Whole answers ----
+    Mutant("functions are kept once per address space", "without_twins", "key in seen", "False"),
+    Mutant("function constants have no values", "MetalText.with_constants", "one.index not in values", "True"),
+    # ---- Gemma 4 ----
+    Mutant("shares the first layer of its kind", "Config.shares", "max", "min"),
+    Mutant(
+        "the last layer with keys and values is skipped in a chunk",
+        "decoder_layers",
+        "1 + max(i for i, w in enumerate(layers) if w.shares is None)",
+        "max(i for i, w in enumerate(layers) if w.shares is None)",
+    ),
+    # ---- Plans ----
+    Mutant(
+        "a shared array counts twice",
+        "held",
+        "sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())",
+        "sum([array.nbytes for part in parts for array in part.arrays])",
+    ),
+]
