@@ -20,7 +20,6 @@ import mlx_engine
 from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.model_memory import matrices
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
@@ -29,6 +28,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
+from mlx_engine.options import Sampling
 
 RESULTS = Path(__file__).parent / "results" / "batch.jsonl"
 

@@ -30,10 +30,10 @@ SEQUENCES, TOKENS, PROMPT = 8, 48, 16
 def rank(model: str, quant: str, split: str | None, prompt: int) -> dict[str, Any]:
     """Generate as one rank, or alone; return the rate of decode, the peak memory and the CPU time of the passes."""
     from mlx_engine.cache.size import CacheSize
-    from mlx_engine.decode.options import Options
     from mlx_engine.distributed.shard import join
     from mlx_engine.distributed.split import parsed
     from mlx_engine.engine import Engine, open_source
+    from mlx_engine.options import Options
 
     shard = None if split is None else join("pipeline", parsed(split) if split != "auto" else None)
     opened = open_source(model, "parallel", quant, threads=1, shard=shard)

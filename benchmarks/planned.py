@@ -90,10 +90,10 @@ def passes(kind: ShardKind, n: int) -> int:
 def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times | None:
     """Be a rank, or a process alone that begins at a time of the clock. Return the times on rank 0."""
     from mlx_engine.cache import New
-    from mlx_engine.decode.options import Options
     from mlx_engine.decode.step import forward
     from mlx_engine.distributed.shard import join
     from mlx_engine.engine import Engine, open_source
+    from mlx_engine.options import Options
 
     pinned()
     shard = join(kind, split if kind == "pipeline" else None) if len(split) > 1 else None

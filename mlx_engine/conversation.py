@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.decode.options import Options, names_options
 from mlx_engine.errors import Words, require
+from mlx_engine.options import Options, names_options
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine

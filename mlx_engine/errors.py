@@ -170,11 +170,20 @@ class BackendUnavailableError(EngineError, RuntimeError):
 
 
 class OptionError(EngineError, ValueError):
-    """An option's value is invalid."""
+    """An option's value is invalid, or options exclude each other.
 
-    def __init__(self, *, option: str, expected: str, found: object) -> None:
+    Attributes:
+        option: the option by its name in Python, such as "top_p", which the command line prints as its flag; or the
+            place of the value, such as "messages[0].role".
+        expected: what would be valid, as far as the message says so.
+        found: the invalid value.
+    """
+
+    def __init__(
+        self, message: str | None = None, *, option: str, expected: str | None = None, found: object = None
+    ) -> None:
         self.option, self.expected, self.found = option, expected, found
-        super().__init__(f"{option}: expected {expected}, found {shown(found)}")
+        super().__init__(message or f"{option}: expected {expected}, found {shown(found)}")
 
 
 def is_whole(value: object) -> bool:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
 from mlx_engine.decode.output import Output
 from mlx_engine.errors import ContextLengthError, OptionError, Words, require
 from mlx_engine.machine.forks import kept_over_forks
+from mlx_engine.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
 from mlx_engine.schedule.request import Request
 
 if TYPE_CHECKING:
@@ -146,13 +146,16 @@ class Prompts:
         """
         whole: int = self.config.context_length
         length = whole if context_len is None else min(whole, context_len)
-        whose = "context_len" if length < whole else "the model's context"
         room, least = length - n_prompt, 1 if max_tokens is None or max_tokens == UNTIL_FULL else max_tokens
         if room < least:
+            prompt = f"{n_prompt:,} token{'' if n_prompt == 1 else 's'}"
+            asked = f" and max_tokens is {least:,}" if least > 1 else ""
+            whose = "context_len allows" if length < whole else "the model's context has"
             raise ContextLengthError(
-                option="prompt and max_tokens",
-                expected=f"at most {length:,} tokens, {whose}",
-                found=Words(f"a prompt of {n_prompt:,} and {least:,} more"),
+                f"the prompt has {prompt}{asked}; {whose} {length:,} for prompt and answer",
+                option="max_tokens" if least > 1 else "context_len" if length < whole else "prompt",
+                expected=f"at most {length:,} tokens",
+                found=n_prompt + least,
             )
         if max_tokens is not None and max_tokens != UNTIL_FULL:
             return max_tokens

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx_engine
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from mlx_engine.schedule import Report, Request, Scheduler
 
 MICRO = Path(__file__).parent / "data" / "qwen3-micro" / "model-q8_0.gguf"

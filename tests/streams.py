@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
 from mlx_engine.decode.output import Output
+from mlx_engine.options import Options
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.scheduler import Scheduler
 from mlx_engine.schedule.stream import Stream

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 import mlx_engine
 from mlx_engine.conversation import Conversation
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from tools.corpus import subjects
 from tools.corpus.stories import with_articles
 from tools.dataset import rows

@@ -12,7 +12,6 @@ import numpy as np
 
 import mlx_engine
 from benchmarks.peers.loop import Answer, Peer, Request
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.model_memory import matrices
 from mlx_engine.bench.origin import versions
 from mlx_engine.bench.roofline import Limits
@@ -21,6 +20,7 @@ from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.options import Sampling
 from mlx_engine.weights.conversion import Conversion
 
 # Samples of the memory bandwidth per request.

@@ -17,7 +17,7 @@ from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import CacheSize
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 
 
 def open_peer(request: Request) -> BatchPeer:

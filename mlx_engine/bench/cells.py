@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from itertools import islice
 
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.estimate import rest
 from mlx_engine.bench.samples import Result, Test
 from mlx_engine.cache import New
@@ -24,6 +23,7 @@ from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
 from mlx_engine.errors import Words, require
 from mlx_engine.opened import Opened
+from mlx_engine.options import Sampling
 
 # Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
 PROBES = (4, 64)

@@ -8,12 +8,12 @@ import statistics
 from typing import Any
 
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.samples import Result, Test
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.engine import Engine
 from mlx_engine.observe.profiler import Profiler
+from mlx_engine.options import Sampling
 
 # The number of passes to profile; the one of median duration is kept.
 PASSES = 5

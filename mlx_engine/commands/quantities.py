@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from mlx_engine.commands.serve_options import POWERS, bytes_of
+from mlx_engine.commands.serve import POWERS, bytes_of
 from mlx_engine.errors import OptionError, require
 
 RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)([a-zA-Z]+)/s")

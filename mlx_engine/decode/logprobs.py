@@ -16,9 +16,6 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.sampling import largest
 
-# The largest number of alternatives per token, as in the OpenAI API.
-MOST_ALTERNATIVES = 20
-
 _LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
 # Terms of the series of the logarithm; the first one that is left out is below 2**-53 of the sum.
 _TERMS = 12

@@ -7,10 +7,10 @@ from logging import INFO
 from typing import Literal, Protocol
 
 from mlx_engine.decode.logprobs import TokenLogprobs
-from mlx_engine.decode.options import Options
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.stops import StopStrings
 from mlx_engine.observe.log import enabled, event
+from mlx_engine.options import Options
 
 FinishReason = Literal["stop", "length", "timeout"]
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-MOST_STOPS, LONGEST_STOP = 16, 1000
-"""Bounds on the number of stop strings and on the characters of each: they are matched between two forward passes."""
-
 
 class StopStrings:
     """Ends a stream of text before the first complete stop string, which may span several pieces.

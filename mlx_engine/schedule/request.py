@@ -10,8 +10,8 @@ import numpy as np
 
 from mlx_engine.cache.prefix import Match
 from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
 from mlx_engine.decode.output import Output
+from mlx_engine.options import Options
 
 _numbers = itertools.count()
 

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import digest
-from mlx_engine.decode.options import Options
 from mlx_engine.decode.output import Output
 from mlx_engine.errors import FormatError
+from mlx_engine.options import Options, Sampling
 from mlx_engine.schedule import Request
 from mlx_engine.serve.job import Mark
 

@@ -99,7 +99,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
     if isinstance(error, ContextLengthError):
         return ApiError(400, TOO_LONG + text, param=prompt, code="context_length_exceeded")
     if isinstance(error, OptionError):
-        place = PLACE.match(error.expected)
+        place = PLACE.match(error.expected or "")
         param = place[1] if place else prompt if error.option == "prompt" else error.option
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 from starlette.responses import Response
 
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from mlx_engine.schedule import Request
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.job import Job

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 import mlx_engine
-from mlx_engine.backends.sampling import MOST_BIAS, MOST_PENALTY
-from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
-from mlx_engine.decode.stops import LONGEST_STOP, MOST_STOPS
+from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_BIAS, MOST_PENALTY, MOST_STOPS
 from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
 from mlx_engine.serve.parameters import (

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
+from mlx_engine.options import MOST_ALTERNATIVES
 from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, decode_without_cache
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
+from mlx_engine.options import Sampling
 from tests.contract.check import BACKENDS as KNOWN
 from tests.contract.check import EMULATED, load
 

@@ -14,13 +14,13 @@ from kernels import emulator
 from kernels.launch import counted
 from mlx_engine.backends.metal.weights import SplitMatrix
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.dispatches import dispatches
 from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
+from mlx_engine.options import Sampling
 from tests.contract.check import EMULATED
 from tests.golden.goldens import check_close, engine, in_chunks
 from tests.golden.test_table import for_mlx, mixed

@@ -19,7 +19,6 @@ pytest.importorskip("numba")
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.cpu.program import CompiledProgram
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.decode.loop import decode
@@ -29,6 +28,7 @@ from mlx_engine.decode.step import forward
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.local import run_ranks
 from mlx_engine.distributed.tensor import sliced
+from mlx_engine.options import Sampling
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, plan_model
 from tests.contract.check import EMULATED, named

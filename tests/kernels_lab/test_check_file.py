@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import kernels
 from kernels.emulator import Unwritten, unavailable
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx_engine
 from mlx_engine.decode.logprobs import digest
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from mlx_engine.schedule import Scheduler
 
 # Parameters of the API that are no options of the engine.

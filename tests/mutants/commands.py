@@ -26,7 +26,7 @@ MUTANTS = [
     ),
     Mutant(
         "no note without --verbose",
-        "mlx_engine/commands/diagnostics.py",
+        "mlx_engine/commands/generate.py",
         "notes",
         "[note for note in engine.notes if note not in fused]",
         "[]",

@@ -5,10 +5,10 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant("drafts without a lock", "kernels/drafts.py", "_created", "_locked(lock)", "lock"),
     Mutant("drafts of living processes are removed", "kernels/drafts.py", "remove_dead", "_locked(lock)", "True"),
-    Mutant("SIGTERM ends with 1", "mlx_engine/commands/signals.py", "EndedBySignal.__init__", "128 + number", "1"),
+    Mutant("SIGTERM ends with 1", "mlx_engine/commands/console.py", "EndedBySignal.__init__", "128 + number", "1"),
     Mutant(
         "signals that are ignored end the process",
-        "mlx_engine/commands/signals.py",
+        "mlx_engine/commands/console.py",
         "exit_on_signals",
         "signal.getsignal(number) == signal.SIG_DFL",
         "True",

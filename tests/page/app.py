@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import mlx_engine
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from mlx_engine.schedule import Request as Run
 from mlx_engine.schedule import Scheduler
 from mlx_engine.serve.page import routes

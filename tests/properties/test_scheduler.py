@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mlx_engine.backends import create_backend
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.logprobs import digest
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from mlx_engine.schedule import Request, Scheduler
 from mlx_engine.weights.model import Model
 from tests.random_models import random_model

@@ -22,10 +22,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from mlx_engine.commands import serve
-from mlx_engine.commands.app import app
-from mlx_engine.commands.serve import served_name
-from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, bytes_of
+from mlx_engine.commands import app, serve
+from mlx_engine.commands.serve import AddressOptions, CapacityOptions, bytes_of, served_name
 from mlx_engine.errors import OptionError
 from tests.builtin import LONGEST
 from tests.patience import PATIENCE

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.batch import Batch
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.serve.app import refuse
 from mlx_engine.serve.connection import Patience
 from mlx_engine.serve.errors import ApiError

@@ -18,7 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mlx_engine.checkpoint.identity import identity
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.errors import OptionError
 from mlx_engine.serve.entry import Entry, ModelId, parse_entry

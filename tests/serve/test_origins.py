@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from mlx_engine.commands.serve_options import AddressOptions
+from mlx_engine.commands.serve import AddressOptions
 from mlx_engine.errors import OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.origins import check_host, check_origin, host_names

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, events, served
 

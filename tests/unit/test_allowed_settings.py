@@ -11,7 +11,7 @@ import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.errors import OptionError, UnsupportedConfigError
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro"

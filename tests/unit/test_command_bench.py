@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from mlx_engine import backends
 from mlx_engine.backends import Entry, backend_names, create_backend, unavailable
 from mlx_engine.bench import roofline
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.commands.console import still_bar
 
 MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"

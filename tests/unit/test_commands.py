@@ -5,7 +5,7 @@ import json
 import typer
 
 from mlx_engine.backends import auto, backend_names
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from tests.unit.test_command_generate import NO_METAL, cli
 
 

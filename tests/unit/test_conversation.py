@@ -4,8 +4,8 @@ import pytest
 
 import mlx_engine
 from mlx_engine.conversation import Conversation, plain_text
-from mlx_engine.decode.options import Options
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError
+from mlx_engine.options import Options
 from tests.unit.test_chat import MICRO
 
 QUESTION = "What is the capital of France?"

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import KVLayer, KVPool, New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import decode, decode_without_cache, prefill
 from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
+from mlx_engine.options import Options, Sampling
 from mlx_engine.weights.model import load_model
 from tests.streams import stream_of
 

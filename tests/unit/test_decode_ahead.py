@@ -15,7 +15,6 @@ from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -25,6 +24,7 @@ from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
 from mlx_engine.observe.profiler import Profiler
+from mlx_engine.options import Sampling
 from mlx_engine.weights.model import Model, load_model
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"

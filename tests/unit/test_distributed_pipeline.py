@@ -19,7 +19,6 @@ from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.local import LocalGroup, run_ranks
@@ -28,6 +27,7 @@ from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import latest_cut, stages_of
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError, NotFiniteError, OptionError
+from mlx_engine.options import Options
 from mlx_engine.prompts import Prompts
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight

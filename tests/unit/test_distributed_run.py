@@ -426,7 +426,7 @@ def test_processes_generate_what_one_process_does(tmp_path):
 
 
 def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
-    from mlx_engine.commands.app import app
+    from mlx_engine.commands import app
 
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     for options, expected in (

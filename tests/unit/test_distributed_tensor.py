@@ -13,7 +13,7 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.sampling import Sampling, largest
+from mlx_engine.backends.sampling import largest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.distributed.group import Group
@@ -23,6 +23,7 @@ from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError
+from mlx_engine.options import Sampling
 from mlx_engine.schedule.stream import Generation
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, Planned, plan_model

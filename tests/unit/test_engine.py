@@ -13,12 +13,12 @@ import pytest
 
 import mlx_engine
 from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
 from mlx_engine.engine import open_source
 from mlx_engine.errors import (
     EngineError,
     OptionError,
 )
+from mlx_engine.options import Options
 from mlx_engine.schedule.stream import Generation
 from tests.patience import PATIENCE
 
@@ -225,7 +225,7 @@ def test_only_a_plot_waits_for_matplotlib():
     arguments = ["bench", "-m", str(F32), "-b", "simd", "--no-jit", "-p", "2", "-n", "1", "-r", "1"]
     run_benchmark = f"""
 from typer.testing import CliRunner
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 assert CliRunner().invoke(app, {arguments}).exit_code == 0
 """
     assert "matplotlib" not in modules_after(run_benchmark)

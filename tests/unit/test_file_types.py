@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.convert.file_types import MIXES, FileConversion, types_of
 from mlx_engine.convert.gguf_form import Part
 from mlx_engine.convert.mlx_folder import to_mlx_folder

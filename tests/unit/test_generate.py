@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import mlx_engine
-from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.errors import ContextLengthError, OptionError
+from mlx_engine.options import DEFAULT_MAX_TOKENS, Options
 from tests.unit.test_decode import DATA
 
 

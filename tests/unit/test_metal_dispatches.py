@@ -19,7 +19,7 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.dispatches import dispatches
 from mlx_engine.bench.stock_dispatches import TWO_PASSES
 from mlx_engine.cache import New, begin
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from tests.contract.check import EMULATED, load
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"

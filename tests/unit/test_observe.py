@@ -154,7 +154,7 @@ def test_one_event_for_each_token(caplog: pytest.LogCaptureFixture):
 def test_an_event_at_the_end_token(caplog: pytest.LogCaptureFixture):
     engine = mlx_engine.load(MODEL)
     last = engine.generate([1, 2, 3], max_tokens=1, ignore_eos=True).token_ids[0]
-    from mlx_engine.decode.options import Options
+    from mlx_engine.options import Options
     from tests.streams import stream_of
 
     stream = stream_of(engine.model, [1, 2, 3], Options(), max_tokens=5, text=engine.tokenizer.stream(), end_ids=[last])

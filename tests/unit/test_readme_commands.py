@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/kernels.md", "docs/plan.md", "kernels/emulator/README.md")

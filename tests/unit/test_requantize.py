@@ -11,7 +11,7 @@ import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.sources import BUILTIN
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.convert.requantize import kind_of, requantize, total
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import FormatError, OptionError

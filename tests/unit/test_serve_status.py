@@ -10,7 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from mlx_engine.schedule import Report, Request, Scheduler
 from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.serve.status import N_NODES, N_STEPS, N_WAITING, Monitor, Status

@@ -10,7 +10,7 @@ import mlx_engine
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.work import pass_work
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.decode.options import Options
+from mlx_engine.options import Options
 from mlx_engine.schedule import Request
 from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.serve.timings import timings

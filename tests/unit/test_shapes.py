@@ -18,7 +18,7 @@ from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape
 from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import SourceError, size
 from mlx_engine.quant.types import F32

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import New, begin
 from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler, random_number
 from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.errors import CacheFullError
+from mlx_engine.options import Sampling
 from mlx_engine.weights.model import Model
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"

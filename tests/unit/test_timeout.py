@@ -8,8 +8,8 @@ import pytest
 import mlx_engine
 from mlx_engine.decode.loop import CHUNK
 from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import Options
 from mlx_engine.errors import OptionError
+from mlx_engine.options import Options
 from tests.streams import stream_of
 from tests.unit.test_decode import DATA, EOS, Bytes, Letters, Script
 

@@ -19,7 +19,8 @@ from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.numpy.scalar_states import ScalarStates, sigmoid
 from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
-from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
+from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw
+from mlx_engine.options import Sampling
 from mlx_engine.quant.weight import Weight
 
 

@@ -16,7 +16,6 @@ from functools import partial
 from itertools import islice
 
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.samples import Test
 from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, prefill
@@ -26,6 +25,7 @@ from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.observe.spans import Span
+from mlx_engine.options import Sampling
 
 Clock = Callable[[], float]
 

@@ -13,8 +13,8 @@ from mlx_engine.bench.sizes import Sizes
 from mlx_engine.bench.work import pass_work
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import CacheSize
-from mlx_engine.decode.options import Options
 from mlx_engine.engine import Engine
+from mlx_engine.options import Options
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.scheduler import Report, Scheduler
 
