@@ -1,5 +1,7 @@
 """The requests of the API: their parameters and types, and how they become options of the engine.
 
+`mlx_engine.options` declares which options of a run are parameters, with their types.
+
 A parameter that nobody knows is refused by its name. `noops.py` has the parameters that are known and not implemented.
 """
 
@@ -7,12 +9,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from mlx_engine.options import MOST_ALTERNATIVES
+from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
@@ -39,25 +41,28 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The parameters that both kinds of requests have. None is the default of each."""
+# The options of a run that requests have, by their names.
+DECLARED = {f.name: about for f, about in declared() if about.parameter is not None}
+
+if TYPE_CHECKING:
+    RunParameters = msgspec.Struct
+else:
+    RunParameters = msgspec.defstruct(
+        "RunParameters",
+        [(name, about.parameter | None, None) for name, about in DECLARED.items()],
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+
+
+class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
+    """The parameters that both kinds of requests have, with the options of `DECLARED`. None is the default of each."""
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
 
     @property
     def n_choices(self) -> int:
@@ -92,20 +97,12 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ApiError: a value is outside of what the API allows.
         """
-        _require(self.seed is None or self.seed in SEEDS, "seed", "a 64-bit integer", self.seed)
-        # OpenAI's seeds may be negative. Other servers write "no limit" as 0 or -1.
-        given = {
-            "seed": secrets.randbits(63) if self.seed is None else self.seed % (1 << 64),
-            "temperature": self.temperature,
-            "top_k": None if self.top_k in (0, -1) else self.top_k,
-            "logit_bias": _bias(self.logit_bias),
-            "stop": self.stop,
-        }
-        same = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
-        given |= {name: getattr(self, name) for name in same}
-        given = {name: value for name, value in given.items() if value is not None}
-        others = {name: value for name, value in (defaults or {}).items() if getattr(self, name) is None}
-        return {"temperature": 1.0, **others, **given}
+        given: dict[str, Any] = {"temperature": 1.0, **(defaults or {}), "seed": secrets.randbits(63)}
+        for name in DECLARED:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = READ[name](value) if name in READ else value
+        return given
 
     def check(self, slots: int) -> None:
         """Check what depends on several parameters or on the server's slots.
@@ -288,12 +285,26 @@ def _explained(text: str) -> ApiError:
     return ApiError(400, message, param=name, code="unknown_parameter")
 
 
-def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    if given is None:
-        return None
+def _top_k(given: int) -> int | None:
+    """Return None for 0 and -1, which other servers write for "no limit"."""
+    return None if given in (0, -1) else given
+
+
+def _seed(given: int) -> int:
+    """Return a seed >= 0: those of OpenAI may be negative."""
+    _require(given in SEEDS, "seed", "a 64-bit integer", given)
+    return given % (1 << 64)
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    """Return the biases by token id: keys in JSON are strings."""
     wrong = next((key for key in given if re.fullmatch(TOKEN_ID, key) is None), None)
     _require(wrong is None, "logit_bias", "token ids as keys, such as 17", wrong)
     return {int(key): value for key, value in given.items()}
+
+
+# How a parameter becomes an option, where they differ.
+READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "logit_bias": _bias}
 
 
 def _require_alternatives(param: str, n: int | None) -> None:

@@ -127,7 +127,7 @@ def test_the_address_of_the_page_is_printed(host: str, bound: tuple[Any, ...], u
 
 def test_wrong_options_are_refused_before_anything_is_loaded():
     for arguments, text in [
-        (["--kv-memory", "much"], "--kv-memory: expected a size such as 2GiB, 500MB or 1000000, found 'much'"),
+        (["--kv-memory", "much"], "--kv-memory must be a size such as 2GiB, 500MB or 1000000, not 'much'"),
         (["--max-body", "-1"], "--max-body"),
         (["--api-key", ""], "--api-key: expected at least one character"),
         (["--api-key", " secret"], "all printable ASCII, without spaces at its ends, found '7 characters"),
@@ -159,7 +159,7 @@ def test_sizes(text: str, nbytes: int):
 
 
 def test_a_size_has_a_number():
-    with pytest.raises(OptionError, match="--x: expected a size"):
+    with pytest.raises(OptionError, match="--x must be a size"):
         bytes_of("--x", "GiB")
 
 
