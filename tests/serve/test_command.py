@@ -129,11 +129,11 @@ def test_wrong_options_are_refused_before_anything_is_loaded():
     for arguments, text in [
         (["--kv-memory", "much"], "--kv-memory must be a size such as 2GiB, 500MB or 1000000, not 'much'"),
         (["--max-body", "-1"], "--max-body"),
-        (["--api-key", ""], "--api-key: expected at least one character"),
-        (["--api-key", " secret"], "all printable ASCII, without spaces at its ends, found '7 characters"),
-        (["--api-key", "secret "], "--api-key: expected at least one character"),
-        (["--allow-host", "http://box"], "--allow-host: expected a host name or an IP address"),
-        (["--api-key", "schlüssel"], "--api-key: expected at least one character, all printable ASCII"),
+        (["--api-key", ""], "--api-key must be printable ASCII"),
+        (["--api-key", " secret"], "not empty and without spaces at its ends"),
+        (["--api-key", "secret "], "--api-key must be printable ASCII"),
+        (["--allow-host", "http://box"], "--allow-host must be a host name or an IP address"),
+        (["--api-key", "schlüssel"], "--api-key must be printable ASCII"),
         (["--host", "256.0.0.1", "--port", "0"], "--host and --port: expected a free address of this machine"),
     ]:
         result = invoke(*arguments)

@@ -206,7 +206,7 @@ def test_another_model_is_an_error(journal: Path, tmp_path: Path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     assert replay(empty).exit_code == 2
-    assert "expected the lines of requests, as serve --journal writes, found an empty file" in replay(empty).output
+    assert "has no requests, as serve --journal writes them: it is empty" in replay(empty).output
     assert replay(tmp_path / "none.jsonl").exit_code == 1
 
 
