@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.errors import Words, require
+from mlx_engine.errors import OptionError
 from mlx_engine.options import Options, names_options
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ class Conversation:
             EngineError: as for `ask`.
         """
         asked = self.messages[:-1] if self._role(-1) == ASSISTANT else self.messages
-        is_question = bool(asked) and asked[-1]["role"] != SYSTEM
-        require(is_question, option="retry", expected="a question before it", found=Words("none"))
+        if not asked or asked[-1]["role"] == SYSTEM:
+            raise OptionError("there is no question to answer again", option="retry")
         return self._answer(asked, progress)
 
     def undo(self) -> str:
@@ -164,7 +164,8 @@ class Conversation:
             EngineError: the template cannot render the messages; the conversation is unchanged.
         """
         asked = [i for i, message in enumerate(self.messages) if message["role"] == USER]
-        require(bool(asked), option="undo", expected="a question before it", found=Words("none"))
+        if not asked:
+            raise OptionError("there is no question to undo", option="undo")
         question, kept = self.messages[asked[-1]], self.messages[: asked[-1]]
         history = self._remembered(kept)
         self._replace(kept)

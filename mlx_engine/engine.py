@@ -18,7 +18,7 @@ from mlx_engine.config.context import context_notes
 from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.distributed.shard import Shard
-from mlx_engine.errors import OptionError, require
+from mlx_engine.errors import OptionError, listed, shown
 from mlx_engine.loaded import LoadedModel
 from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.observe import log
@@ -244,7 +244,8 @@ class Engine(LoadedModel):
     def _steps(self, requests: Sequence[Request]) -> Steps:
         """Return a scheduler with memory for these requests."""
         kv = {request.options.kv for request in requests}
-        require(len(kv) == 1, option="kv", expected="the same value for all prompts", found=sorted(kv))
+        if len(kv) != 1:
+            raise OptionError("kv must be the same for all prompts", option="kv", found=sorted(kv))
         if not kv.pop():
             return Uncached(self.model)
         n_answers = [len(request.outputs) for request in requests]
@@ -346,8 +347,9 @@ def open_source(
 
     `Engine` loads the weights of what this returns; before, `prompts` of it can check prompts.
     """
-    sound = isinstance(source, str | Path)
-    require(sound, option="source", expected="a path, a hub id or 'builtin'", found=source)
+    if not isinstance(source, str | Path):
+        message = f"source must be a path, a hub id or 'builtin', not {shown(source)}"
+        raise OptionError(message, option="source", found=source)
     conversion = check_load_options(quant, threads, quant_min_dim, quant_layers)
     check_allowed(allow_settings)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
@@ -369,6 +371,7 @@ def configure_log(level: str | None = None) -> None:
         OptionError: the level does not exist.
     """
     chosen = level or os.environ.get(log.VARIABLE) or "off"
-    option = "log level" if level else log.VARIABLE
-    require(chosen in log.LEVELS, option=option, expected=" or ".join(log.LEVELS), found=chosen)
+    option = "log_level" if level else log.VARIABLE
+    if chosen not in log.LEVELS:
+        raise OptionError(f"{option}: no level {chosen!r}; choose {listed(log.LEVELS)}", option=option, found=chosen)
     log.configure(chosen)

@@ -28,7 +28,7 @@ A message names the place, what was expected, what was found, and what to do; th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 # The largest number of names in a message; the attributes have all of them.
@@ -49,6 +49,12 @@ def shown(value: object) -> str:
     except RecursionError:
         text = f"a {type(value).__name__} of too many levels"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return names as text: "a, b or c"."""
+    *first, last = map(str, names)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def size(n_bytes: int | None) -> str:

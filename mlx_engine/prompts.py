@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.output import Output
-from mlx_engine.errors import ContextLengthError, OptionError, Words, require
+from mlx_engine.errors import ContextLengthError, OptionError, shown
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
 from mlx_engine.schedule.request import Request
@@ -130,10 +130,14 @@ class Prompts:
                 raise TypeError("bytes and truth values are no ids")
             checked = [operator.index(value) for value in values]
         except (TypeError, ValueError) as error:
-            raise OptionError(option="prompt", expected=expected, found=ids) from error
-        require(len(checked) > 0, option="prompt", expected="at least one token", found=Words("nothing"))
+            message = f"the prompt must be {expected}, not {shown(ids)}"
+            raise OptionError(message, option="prompt", expected=expected, found=ids) from error
+        if not checked:
+            raise OptionError("the prompt is empty", option="prompt", expected="at least one token")
         wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
-        require(wrong is None, option="prompt", expected=expected, found=wrong)
+        if wrong is not None:
+            message = f"the prompt must be {expected}, but has {wrong}"
+            raise OptionError(message, option="prompt", expected=expected, found=wrong)
         return checked
 
     def fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:

@@ -91,7 +91,8 @@ def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
     A name of one word is replaced at the beginning alone: elsewhere it may be an ordinary word.
     """
     hints, text = typing.get_type_hints(command, include_extras=True), str(error)
-    if getattr(error, "option", None) not in hints:
+    option = str(getattr(error, "option", ""))
+    if not hints.keys() & {option, option.removesuffix("s")}:  # a list in Python has the plural
         return text
     for name, hint in hints.items():
         for about in getattr(hint, "__metadata__", ()):
@@ -100,7 +101,7 @@ def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
                 flags = [str(about.default), *(about.param_decls or ())]
                 flag = next((one for one in flags if one.startswith("--")), flags[0]).partition("/")[0]
                 start = "" if "_" in name else "^"
-                text = re.sub(rf"{start}(?<![\w.-]){re.escape(name)}(?!\w)", flag, text)
+                text = re.sub(rf"{start}(?<![\w.-]){re.escape(name)}s?(?!\w)", flag, text)
     return text
 
 

@@ -14,7 +14,7 @@ import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, listed
 
 if TYPE_CHECKING:
     from kernels.lab.catalog import Entry
@@ -250,7 +250,7 @@ def chosen(names: list[str] | None) -> list[Entry]:
     every = {entry.name: entry for entry in entries()}
     for name in names or ():
         if name not in every:
-            message = f"--kernel: no kernel {name!r}; choose {', '.join(every)}"
+            message = f"--kernel: no kernel {name!r}; choose {listed(every)}"
             raise OptionError(message, option="--kernel", found=name)
     return [every[name] for name in names] if names else list(every.values())
 
@@ -264,7 +264,7 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     from kernels.launch import EXECUTORS, executors
 
     if given is not None and given not in EXECUTORS:
-        message = f"--executor: no executor {given!r}; choose {' or '.join(EXECUTORS)}"
+        message = f"--executor: no executor {given!r}; choose {listed(EXECUTORS)}"
         raise OptionError(message, option="executor", found=given)
     reasons = executors()
     have = [name for name, reason in reasons.items() if reason is None]
@@ -308,7 +308,7 @@ def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions
     if reason is not None:
         raise OptionError(f"FILE needs the emulator: {reason}", option="FILE", found=reason)
     if options.lanes not in LANES:
-        message = f"--lanes must be {' or '.join(LANES)}, not {options.lanes!r}"
+        message = f"--lanes must be {listed(LANES)}, not {options.lanes!r}"
         raise OptionError(message, option="--lanes", found=options.lanes)
     if not file.is_file():
         raise OptionError(f"{file}: no such Python file or .metal file", option="FILE", found=str(file))

@@ -10,7 +10,7 @@ import typer
 
 from mlx_engine.commands.console import reports_errors
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, listed
 
 if TYPE_CHECKING:
     from mlx_engine.config.catalog import Keys
@@ -32,7 +32,7 @@ def models(
         of = keys_of(keys)
         names = sorted({name for each in found for name in each.names})
         if of is None:
-            message = f"--keys: no architecture {keys!r}; choose {', '.join(names)}"
+            message = f"--keys: no architecture {keys!r}; choose {listed(names)}"
             raise OptionError(message, option="--keys", found=keys)
         print_json(of.summary()) if json else print_keys(of)
         return

@@ -10,7 +10,7 @@ import typer
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.options.model import AllowSetting, layers_of, min_dim_of
 from mlx_engine.commands.values import columns
-from mlx_engine.errors import OptionError, size
+from mlx_engine.errors import OptionError, listed, size
 
 if TYPE_CHECKING:
     from mlx_engine.convert.requantize import Line
@@ -68,7 +68,7 @@ def quantize(
 
     to = to.lower()
     if to not in (*TARGETS, *MLX_TARGETS):
-        message = f"--to: unknown type {to!r}; choose {', '.join((*TARGETS, *MLX_TARGETS))}"
+        message = f"--to: unknown type {to!r}; choose {listed((*TARGETS, *MLX_TARGETS))}"
         raise OptionError(message, option="--to", found=to)
     layers = {name: type_.lower() for name, type_ in layers_of(layer).items()}
     if preserve_output:

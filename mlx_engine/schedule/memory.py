@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlx_engine.cache import KVPool, New
 from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.errors import require
+from mlx_engine.errors import OptionError
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.weights.model import Model, Staged
 
@@ -33,13 +33,16 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
     nbytes = spare_bytes(model) if kv_memory is None else kv_memory
     if isinstance(model, Staged):
         free, rank = model.room()
-        expected = f"at most {free:,} bytes, for which the memory of rank {rank} suffices"
-        require(nbytes <= free, option="kv_memory", expected=expected, found=nbytes)
+        if nbytes > free:
+            message = f"kv_memory is {nbytes:,} bytes; the memory of rank {rank} suffices for {free:,}"
+            raise OptionError(message, option="kv_memory", expected=f"at most {free:,}", found=nbytes)
     most = slots * int(model.config.context_length)
     n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
     least = pool_nbytes(model.kv_layers, 1, slots)
-    expected = f"at least {least:,} bytes, for a page of tokens in each of {slots} slots"
-    require(n_tokens > 0, option="kv_memory", expected=expected, found=nbytes)
+    if n_tokens < 1:
+        pages = f"a page of tokens in {'one slot' if slots == 1 else f'each of {slots} slots'}"
+        message = f"kv_memory is {nbytes:,} bytes; {pages} takes {least:,}"
+        raise OptionError(message, option="kv_memory", expected=f"at least {least:,}", found=nbytes)
     return model.new_pool(n_tokens, n_sequences=slots)
 
 

@@ -23,7 +23,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
-from mlx_engine.errors import CacheFullError, ContextLengthError, DistributedError, Words
+from mlx_engine.errors import CacheFullError, ContextLengthError, DistributedError
 from mlx_engine.schedule.accounting import account
 from mlx_engine.schedule.answer import Answer, answer_of
 from mlx_engine.schedule.request import Request
@@ -132,11 +132,12 @@ class Scheduler:
         if n > self.slots:
             raise ValueError(f"expected at most {self.slots} answers to a request, one per slot, found {n}")
         if request.longest > self.pool.n_tokens // n:
-            raise ContextLengthError(
-                option="prompt and max_tokens",
-                expected=f"at most {self.pool.n_tokens // n:,} tokens, which the memory for keys and values can hold",
-                found=Words(f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more"),
+            most, n_prompt, n_new = self.pool.n_tokens // n, len(request.prompt_ids), request.output.max_tokens
+            message = (
+                f"the prompt has {n_prompt:,} tokens and max_tokens is {n_new:,}; "
+                f"the memory for keys and values has room for {most:,}"
             )
+            raise ContextLengthError(message, option="max_tokens", expected=f"at most {most:,}", found=n_prompt + n_new)
         request.times.submitted = self._clock()
         self.waiting.append(Answer.of(request, self.pool, self._model.backend))
 

@@ -84,7 +84,7 @@ def test_check_fails_with_1_and_says_where(few, monkeypatch):
 
 def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "no kernel 'nothing'; choose thread_per_output" in mistake("check", "-k", "nothing")
-    assert "no executor 'vulkan'; choose metal or cuda or emulator" in mistake("check", "-e", "vulkan")
+    assert "no executor 'vulkan'; choose metal, cuda or emulator" in mistake("check", "-e", "vulkan")
     assert "--body cannot be combined with --cuda" in mistake("source", "matvec", "--body", "--cuda")
     assert "FILE needs --report" in mistake("bench", tmp_path / "report.md")
 

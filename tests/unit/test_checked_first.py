@@ -54,7 +54,7 @@ def broken(tmp_path_factory):
 
 
 WRONG = {
-    "no prompt": (["generate", ""], "prompt: expected at least one token"),
+    "no prompt": (["generate", ""], "the prompt is empty"),
     "a long answer": (["generate", "a", "-n", "40000"], BEYOND),
     "a short context": (["generate", "a", "--context-len", "1"], BEYOND),
     "a token": (["generate", "a", "--temp", "1", "--logit-bias", "99999=1"], "--logit-bias"),

@@ -106,7 +106,7 @@ def test_words_with_a_slash_that_are_no_commands_are_not_sent_to_the_model():
     errors = [line for line in result.err.splitlines() if line.startswith("error")]
     names = ["no command /hlep", "no command /", "no command /etc/hosts"]
     assert [line.partition(";")[0] for line in errors[:3]] == [f"error: {name}" for name in names]
-    assert errors[3].startswith("error: retry")
+    assert errors[3] == "error: there is no question to answer again"
     assert "; did you mean /help?; a space before the slash" in errors[0]
     assert result.out == ""
     usages = (
@@ -174,7 +174,7 @@ def test_undo_forgets_a_turn(tmp_path):
     path, messages = saved(tmp_path, "Hello\nWho are you?\n/undo\n")
     assert [message["role"] for message in messages] == ["user", "assistant"]
     result = chat(f"/load {path}\nWho are you?\n/undo\n/undo\n/undo\n/stats\n", "-q")
-    assert "forgotten: 'Who are you?'\nforgotten: 'Hello'\nerror: undo: expected a question before it" in result.err
+    assert "forgotten: 'Who are you?'\nforgotten: 'Hello'\nerror: there is no question to undo" in result.err
     assert result.err.endswith("sampling: greedy\n")
 
 

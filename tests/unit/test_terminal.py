@@ -172,7 +172,7 @@ def test_the_rate_of_a_run_is_that_of_decode(terminal):
 
 
 def test_what_was_found_is_quoted_only_if_it_is_a_value(terminal):
-    assert terminal("generate", "", "-m", MODEL).endswith("expected at least one token, found nothing\n")
+    assert terminal("generate", "", "-m", MODEL).endswith("error: the prompt is empty\n")
     assert terminal("bench", "-m", MODEL, "-o", "nothing").endswith("found 'nothing'\n")
 
 
