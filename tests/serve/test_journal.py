@@ -291,7 +291,7 @@ def test_a_journal_goes_on_after_a_line_that_was_cut_off(tmp_path: Path):
 
 
 def test_files_that_cannot_be_a_journal_are_refused(tmp_path: Path):
-    with pytest.raises(OptionError, match="--journal: .* cannot be written"):
+    with pytest.raises(OptionError, match=r"--journal: .* cannot be written"):
         Journal(tmp_path, warn=lambda text: None)
     result = CliRunner().invoke(app, ["serve", "--port", "0", "--journal", "-"])
     assert result.exit_code == 2

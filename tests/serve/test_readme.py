@@ -37,7 +37,7 @@ def blocks(language: str, server: Served) -> list[str]:
 
 
 def test_the_options_exist():
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).stdout
+    shown = CliRunner().invoke(app, ["serve", "--help-all"], env={"COLUMNS": "200"}).stdout
     flags = set(re.findall(r"--[a-z-]+", SECTION))
     assert len(flags) > 5
     assert [flag for flag in flags if flag not in shown] == []

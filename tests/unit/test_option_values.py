@@ -1,12 +1,15 @@
 """The options of a run as keyword arguments: listed once, the same wherever they are given."""
 
 import inspect
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 import typer
 
+import mlx_engine
 from mlx_engine.commands import app
 from mlx_engine.commands.options.groups import parameters_of
 from mlx_engine.commands.options.model import ComputeOptions
@@ -17,6 +20,7 @@ from mlx_engine.options import Options, OptionValues, Sampling, aliases, declare
 from mlx_engine.serve.parameters import ChatRequest
 from tests.unit.test_command_generate import cli
 
+PACKAGE = Path(mlx_engine.__file__).parent
 FIELDS = {f.name: f.default for kind in (Sampling, Options) for f in fields(kind)}
 
 
@@ -127,3 +131,13 @@ def test_an_error_names_the_option_as_its_place_spells_it():
         (("--temperature", "-1"), "error: --temp must be a number of at least 0, not -1.0\n"),
     ):
         assert cli("generate", "a", *words).err == message
+
+
+def test_an_option_of_sampling_is_named_by_its_declaration_and_its_arithmetic_alone():
+    naming = [path for path in PACKAGE.rglob("*.py") if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))]
+    assert {str(path.relative_to(PACKAGE)) for path in naming} == {
+        "options.py",
+        "backends/sampling.py",
+        "backends/numpy/scalar.py",
+        "backends/mlx/sampling.py",
+    }

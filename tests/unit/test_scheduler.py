@@ -176,7 +176,7 @@ def test_requests_are_admitted_in_their_order(engine: mlx_engine.Engine):
 
 def test_a_request_that_can_never_run_is_refused_with_both_numbers(simd: mlx_engine.Engine):
     scheduler = scheduler_of(simd, 16)
-    with pytest.raises(ContextLengthError, match="the prompt has 12 tokens and max_tokens is 12; .* room for 16"):
+    with pytest.raises(ContextLengthError, match=r"the prompt has 12 tokens and max_tokens is 12; .* room for 16"):
         scheduler.submit(requests(simd)[4])
     assert not scheduler.has_work
 
