@@ -202,10 +202,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def require(holds: bool, *, option: str, expected: str, found: object) -> None:
+def require(
+    holds: bool, message: str | None = None, *, option: str, expected: str | None = None, found: object = None
+) -> None:
     """Raise OptionError unless `holds`."""
     if not holds:
-        raise OptionError(option=option, expected=expected, found=found)
+        raise OptionError(message, option=option, expected=expected, found=found)
 
 
 class ContextLengthError(OptionError):
