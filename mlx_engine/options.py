@@ -55,7 +55,7 @@ class About:
         aliases: names in other projects, such as "n_predict".
         metavar: the word for a value in help.
         parameter: the type of the server's parameter of this name; None if the server has none.
-        gguf: the GGUF key under which a model suggests a value; generation_config.json has it by the option's name.
+        gguf: the GGUF key of a suggested value, below "general.sampling."; generation_config.json has our names.
         needs_draw: whether the option does nothing in greedy decoding.
         is_rare: whether only `--help-all` lists the option.
     """
@@ -104,9 +104,9 @@ class About:
         return (within and above) or (self.also is not None and value == self.also)
 
 
-def option(default: T, /, **about: Any) -> T:
-    """Return a dataclass field with this default, declared by the arguments of `About`."""
-    return field(default=default, metadata={"about": About(**about)})
+def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
+    """Return a dataclass field with this default, declared by `About`; a parameter of the server unless it is None."""
+    return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
 
 
 def declared(*kinds: Any) -> Iterator[tuple[Field[Any], About]]:
@@ -176,103 +176,42 @@ class Sampling:
     """
 
     temperature: float = option(
-        0.0,
-        kind=float,
-        least=0,
-        help="Divide the logits by T; 0 is greedy: always the most likely token.",
-        flags=("--temp",),
-        aliases=("temp",),
-        metavar="T",
-        parameter=float,
-        gguf="general.sampling.temp",
-    )
+        0.0, "Divide the logits by T; 0 is greedy: always the most likely token.", float, least=0,
+        flags=("--temp",), aliases=("temp",), metavar="T", gguf="temp",
+    )  # fmt: skip
     top_k: int | None = option(
-        None,
-        kind=int,
-        least=1,
-        help="Sample from the K most likely tokens.",
-        unset="off",
-        metavar="K",
-        parameter=int,
-        gguf="general.sampling.top_k",
-        needs_draw=True,
-    )
+        None, "Sample from the K most likely tokens.", int, least=1,
+        unset="off", metavar="K", gguf="top_k", needs_draw=True,
+    )  # fmt: skip
     top_p: float = option(
-        1.0,
-        kind=float,
-        least=0,
-        most=1,
-        help="Sample from the most likely tokens whose probabilities sum to P.",
-        unset="off",
-        metavar="P",
-        parameter=float,
-        gguf="general.sampling.top_p",
-        needs_draw=True,
-    )
+        1.0, "Sample from the most likely tokens whose probabilities sum to P.", float, least=0, most=1,
+        unset="off", metavar="P", gguf="top_p", needs_draw=True,
+    )  # fmt: skip
     min_p: float = option(
-        0.0,
-        kind=float,
-        least=0,
-        most=1,
-        help="Drop tokens less than P times as likely as the most likely one.",
-        unset="off",
-        metavar="P",
-        parameter=float,
-        gguf="general.sampling.min_p",
-        needs_draw=True,
-    )
+        0.0, "Drop tokens less than P times as likely as the most likely one.", float, least=0, most=1,
+        unset="off", metavar="P", gguf="min_p", needs_draw=True,
+    )  # fmt: skip
     repetition_penalty: float = option(
-        1.0,
-        kind=float,
-        above=0,
-        help="Above 1, tokens that occurred before become less likely.",
-        unset="off",
-        aliases=("repeat_penalty",),
-        metavar="R",
-        parameter=float,
-        gguf="general.sampling.penalty_repeat",
-    )
+        1.0, "Above 1, tokens that occurred before become less likely.", float, above=0,
+        unset="off", aliases=("repeat_penalty",), metavar="R", gguf="penalty_repeat",
+    )  # fmt: skip
     presence_penalty: float = option(
-        0.0,
-        kind=float,
-        least=-MOST_PENALTY,
-        most=MOST_PENALTY,
-        help="Above 0, generated tokens become less likely; from -2 to 2.",
-        unset="off",
-        metavar="X",
-        parameter=float,
-        is_rare=True,
-    )
+        0.0, "Above 0, generated tokens become less likely; from -2 to 2.", float, least=-MOST_PENALTY,
+        most=MOST_PENALTY, unset="off", metavar="X", is_rare=True,
+    )  # fmt: skip
     frequency_penalty: float = option(
-        0.0,
-        kind=float,
-        least=-MOST_PENALTY,
-        most=MOST_PENALTY,
-        help="Above 0, tokens become less likely each time they are generated; from -2 to 2.",
-        unset="off",
-        metavar="X",
-        parameter=float,
-        is_rare=True,
-    )
+        0.0, "Above 0, tokens become less likely each time they are generated; from -2 to 2.", float,
+        least=-MOST_PENALTY, most=MOST_PENALTY, unset="off", metavar="X", is_rare=True,
+    )  # fmt: skip
     # Pairs by id; a mapping and pairs written as "ID=VALUE" are accepted, too.
     logit_bias: tuple[tuple[int, float], ...] = option(
-        (),
-        help="Add a number from -100 (ban) to 100 (force) to the logits of tokens, by their ids.",
-        unset="none",
-        metavar="ID=VALUE",
-        parameter=dict[str, float],
-        is_rare=True,
-    )
+        (), "Add a number from -100 (ban) to 100 (force) to the logits of tokens, by their ids.",
+        unset="none", metavar="ID=VALUE", parameter=dict[str, float], is_rare=True,
+    )  # fmt: skip
     seed: int | None = option(
-        None,
-        kind=int,
-        least=0,
-        help="Random seed; the same seed gives the same text.",
-        unset="random",
-        metavar="N",
-        parameter=int,
-        needs_draw=True,
-    )
+        None, "Random seed; the same seed gives the same text.", int, least=0,
+        unset="random", metavar="N", needs_draw=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check the options before any model is loaded; raise OptionError if a value is outside of its bounds."""
@@ -346,63 +285,33 @@ class Options:
     """Limits of a run."""
 
     max_tokens: int | None = option(
-        None,
-        kind=int,
-        least=0,
-        also=UNTIL_FULL,
-        help="Generate at most N tokens; -1 generates until the context is full.",
-        unset="256, or what the context leaves",
-        flags=("--max-tokens", "-n"),
-        aliases=("n_predict", "max_new_tokens"),
-        metavar="N",
-    )
+        None, "Generate at most N tokens; -1 generates until the context is full.", int, least=0, also=UNTIL_FULL,
+        unset="256, or what the context leaves", flags=("--max-tokens", "-n"),
+        aliases=("n_predict", "max_new_tokens"), metavar="N", parameter=None,
+    )  # fmt: skip
     sampling: Sampling = field(default_factory=Sampling)
     kv: bool = option(
-        True,
-        kind=bool,
-        help="Use a KV cache, or recompute the whole sequence for every token.",
-        flags=("--kv/--no-kv",),
-        is_rare=True,
-    )
+        True, "Use a KV cache, or recompute the whole sequence for every token.", bool,
+        flags=("--kv/--no-kv",), parameter=None, is_rare=True,
+    )  # fmt: skip
     # In Python, one string or several.
     stop: tuple[str, ...] = option(
-        (),
-        help="Stop before this string; up to 16 may be given.",
-        unset="none",
-        aliases=("stop_strings",),
-        metavar="TEXT",
-        parameter=str | list[str],
-    )
-    ignore_eos: bool = option(False, kind=bool, help="Continue past end-of-text tokens.", parameter=bool, is_rare=True)
+        (), "Stop before this string; up to 16 may be given.",
+        unset="none", aliases=("stop_strings",), metavar="TEXT", parameter=str | list[str],
+    )  # fmt: skip
+    ignore_eos: bool = option(False, "Continue past end-of-text tokens.", bool, is_rare=True)
     timeout: float | None = option(
-        None,
-        kind=float,
-        above=0,
-        help="Stop after S seconds and keep the text so far; in a batch, S seconds for each prompt.",
-        unset="none",
-        metavar="S",
-        is_rare=True,
-    )
+        None, "Stop after S seconds and keep the text so far; in a batch, S seconds for each prompt.", float, above=0,
+        unset="none", metavar="S", parameter=None, is_rare=True,
+    )  # fmt: skip
     context_len: int | None = option(
-        None,
-        kind=int,
-        least=1,
-        help="Limit the prompt and the new tokens together to N.",
-        unset="the model's",
-        flags=("--context-len", "-c"),
-        aliases=("ctx_size", "context"),
-        metavar="N",
-    )
+        None, "Limit the prompt and the new tokens together to N.", int, least=1, unset="the model's",
+        flags=("--context-len", "-c"), aliases=("ctx_size", "context"), metavar="N", parameter=None,
+    )  # fmt: skip
     logprobs: int | None = option(
-        None,
-        kind=int,
-        least=0,
-        most=MOST_ALTERNATIVES,
-        help="Compute the log-probability of every new token, and list the N most likely tokens at its place, 0 to 20.",
-        unset="off",
-        metavar="N",
-        is_rare=True,
-    )
+        None, "Compute the log-probability of every new token, and list the N most likely at its place, 0 to 20.",
+        int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid."""

@@ -19,7 +19,7 @@ from mlx_engine.options import declared
 GENERATION_CONFIG = "generation_config.json"
 
 # Our name of an option, by the file's: generation_config.json has the same names.
-GGUF_KEYS = {about.gguf: f.name for f, about in declared() if about.gguf is not None}
+GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
 HF_KEYS = {name: name for name in GGUF_KEYS.values()}
 # Settings that would change the choice of tokens and are not implemented, with their values that are off.
 UNUSED: dict[str, tuple[object, ...]] = {
