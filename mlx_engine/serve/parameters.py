@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError, cut
@@ -110,14 +111,13 @@ class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ApiError: a value is invalid.
         """
-        expected = f"1 to {slots}, the number of slots of this server"
-        _require(1 <= self.n_choices <= slots, "n", expected, self.n)
+        _require(1 <= self.n_choices <= slots, "n", f"must be from 1 to {slots}, the slots of this server", self.n)
         # -1 has a meaning in `Options` alone: here None is "as many as fit".
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
-            _require(n is None or n >= 0, name, "a whole number >= 0, or none at all", n)
+            _require(n is None or n >= 0, name, "must be at least 0", n)
         without_stream = self.stream_options is not None and not self.stream
-        _require(not without_stream, "stream_options", "stream to be true if stream_options are given", self.stream)
+        _require(not without_stream, "stream_options", "needs stream: true")
 
 
 class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
@@ -153,14 +153,14 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         super().check(slots)
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         is_one = not both or self.max_tokens == self.max_completion_tokens
-        _require(is_one, "max_tokens", "the value of max_completion_tokens, or none", self.max_tokens)
+        _require(is_one, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
         _require_alternatives("top_logprobs", self.top_logprobs)
         alone = bool(self.top_logprobs) and not self.logprobs
-        _require(not alone, "top_logprobs", "logprobs to be true if top_logprobs is given", self.logprobs)
-        _require(len(self.messages) > 0, "messages", "at least one message", "none")
+        _require(not alone, "top_logprobs", "needs logprobs: true")
+        _require(len(self.messages) > 0, "messages", "must have at least one message")
         for i, message in enumerate(self.messages):
             role = message.get("role")
-            _require(role in ROLES, f"messages[{i}].role", " or ".join(ROLES), role)
+            _require(role in ROLES, f"messages[{i}].role", f"must be {listed(ROLES)}", role)
 
 
 class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
@@ -195,10 +195,10 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         super().check(slots)
         _require_alternatives("logprobs", self.logprobs)
         scored = bool(self.echo) and self.logprobs is not None
-        _require(not scored, "logprobs", "no echo: log-probabilities of a prompt are not implemented", "echo: true")
+        _require(not scored, "logprobs", "of a prompt are not implemented: leave out echo")
         kinds = {type(item) for item in self.prompt} if isinstance(self.prompt, list) else {str}
-        expected = "a text, a list of texts, a list of token ids, or a list of such lists"
-        _require(len(kinds) == 1, "prompt", expected, "an empty list" if not kinds else "a list of different things")
+        rule = "must be a text, a list of texts, a list of token ids, or a list of such lists"
+        _require(len(kinds) == 1, "prompt", f"{rule}, and is {'a mixture' if kinds else 'an empty list'}")
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -244,10 +244,10 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, noops.Schema] | None =
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body: expected a JSON object, found {error or 'nothing'}; send JSON in UTF-8"
+        message = f"the body is no JSON: {error or 'it is empty'}; send a JSON object in UTF-8"
         raise ApiError(400, message, code="invalid_json") from None
     if not isinstance(data, dict):
-        message = f"the body: expected a JSON object, found {type(data).__name__}; send an object with the parameters"
+        message = f"the body must be a JSON object with the parameters, not {type(data).__name__}"
         raise ApiError(400, message, code="invalid_json")
     try:
         given = noops.without_noops(data, known or {})
@@ -278,10 +278,8 @@ def _explained(text: str) -> ApiError:
         return ApiError(400, f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")
     name = cut(f"{place}.{field[2]}" if place else field[2])
     if field[1].startswith("missing"):
-        return ApiError(
-            400, f"{name}: missing; this parameter is required", param=name, code="missing_required_parameter"
-        )
-    message = f"{name}: this server has no such parameter; leave it out, or check its spelling"
+        return ApiError(400, f"the parameter {name} is missing", param=name, code="missing_required_parameter")
+    message = f"this server has no parameter {name}; leave it out, or check its spelling"
     return ApiError(400, message, param=name, code="unknown_parameter")
 
 
@@ -292,14 +290,14 @@ def _top_k(given: int) -> int | None:
 
 def _seed(given: int) -> int:
     """Return a seed >= 0: those of OpenAI may be negative."""
-    _require(given in SEEDS, "seed", "a 64-bit integer", given)
+    _require(given in SEEDS, "seed", "must be a 64-bit integer", given)
     return given % (1 << 64)
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     """Return the biases by token id: keys in JSON are strings."""
     wrong = next((key for key in given if re.fullmatch(TOKEN_ID, key) is None), None)
-    _require(wrong is None, "logit_bias", "token ids as keys, such as 17", wrong)
+    _require(wrong is None, "logit_bias", "must have token ids as keys, such as 17", wrong)
     return {int(key): value for key, value in given.items()}
 
 
@@ -308,9 +306,11 @@ READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "log
 
 
 def _require_alternatives(param: str, n: int | None) -> None:
-    _require(n is None or 0 <= n <= MOST_ALTERNATIVES, param, f"0 to {MOST_ALTERNATIVES}", n)
+    _require(n is None or 0 <= n <= MOST_ALTERNATIVES, param, f"must be from 0 to {MOST_ALTERNATIVES}", n)
 
 
-def _require(holds: bool, param: str, expected: str, found: object) -> None:
+def _require(holds: bool, param: str, rule: str, found: object = None) -> None:
+    """Raise ApiError unless `holds`: the parameter, what it must be, and the value that was found, if given."""
     if not holds:
-        raise ApiError(400, f"{param}: expected {expected}, found {found!r:.80}", param=param, code="invalid_value")
+        instead = "" if found is None else f", not {found!r:.80}"
+        raise ApiError(400, f"{param} {rule}{instead}", param=param, code="invalid_value")

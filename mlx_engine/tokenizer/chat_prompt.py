@@ -147,7 +147,7 @@ def _check_variables(variables: Mapping[str, Any], template: str) -> None:
         if name in RESERVED:
             raise OptionError(f"{option} cannot set {name}", option=option, found=name)
         if NAME.fullmatch(name) is None or not reads(template, name):
-            message = f"{option} has {name!r}, which the model's chat template does not read"
+            message = f"{option} has {shown(name)}, which the model's chat template does not read"
             raise OptionError(message, option=option, found=name)
         _check_data(f"{option}.{name}", [value], is_mapping=False)
 
