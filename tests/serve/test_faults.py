@@ -335,4 +335,4 @@ def test_a_port_in_use_is_named(server: Served, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as found:
         app(["serve", "--port", str(server.address[1])])
     assert found.value.code == 1
-    assert f"127.0.0.1:{server.address[1]}: expected a free port" in capsys.readouterr().err
+    assert f"127.0.0.1:{server.address[1]} is in use by another program" in capsys.readouterr().err

@@ -177,7 +177,7 @@ def test_a_refused_batch_keeps_no_pages(model: Model):
     pool = model.new_pool(12, n_sequences=2, page=4)  # four pages
     a, b = pool.sequence(), pool.sequence()
     with model.backend.session():
-        with pytest.raises(CacheFullError, match="free pages of the pool; close another sequence"):
+        with pytest.raises(CacheFullError, match="in its free pages; close another sequence"):
             forward(model, New([1] * 12, a), New([1] * 8, b))
         assert (a.n_pages, b.n_pages, pool.free_pages(0)) == (0, 0, 4)
         forward(model, New([1] * 12, b))
