@@ -57,7 +57,7 @@ class Commands(MutableMapping[str, Any]):
                 alone.command(name, cls=Command)(found)
                 found = alone
             found = self._made[name] = typer.main.get_command(found)
-            found.name = name
+            found.name, found.help = name, found.help or f"{SUMMARIES[name]}."
         return found
 
     def __setitem__(self, name: str, command: Any) -> None:

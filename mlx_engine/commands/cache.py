@@ -9,17 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import notice, reports_errors
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, exact, plain, print_json
 from mlx_engine.errors import OptionError, size
 
 if TYPE_CHECKING:
     from mlx_engine.checkpoint.on_disk import Kept
 
-cache = typer.Typer(no_args_is_help=True, help="List and remove what is kept on disk: models and compiled kernels.")
+cache = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    help="List and remove what is kept on disk: models and compiled kernels.",
+)
 
 
-@cache.command("list")
+@cache.command("list", cls=Command)
 @reports_errors
+@takes_groups
 def list_(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List downloaded models, models with random weights, and compiled kernels, with sizes and paths."""
     from mlx_engine.checkpoint.on_disk import kept
@@ -35,8 +43,9 @@ def list_(json: Annotated[bool, typer.Option("--json", help="Print one JSON obje
     print(f"{len(items):,} {'item' if len(items) == 1 else 'items'}, {size(total)} ({exact(total)} bytes)")
 
 
-@cache.command()
+@cache.command(cls=Command)
 @reports_errors
+@takes_groups
 def remove(
     names: Annotated[list[str] | None, typer.Argument(help="Names as `cache list` prints them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove everything that `cache list` prints.")] = False,

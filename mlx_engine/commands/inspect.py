@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors, safe_for
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting
 from mlx_engine.commands.values import columns, exact, plain, print_json, shown
 from mlx_engine.errors import EngineError, OptionError, UnsupportedTypeError, size
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @reports_errors
+@takes_groups
 def inspect(
     model: Annotated[
         str | None,

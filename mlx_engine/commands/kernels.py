@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError, listed
 
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
     from kernels.lab.verdict import Verdict
     from kernels.launch import ExecutorName
 
-kernels = typer.Typer(no_args_is_help=True, help="List, check and measure the GPU kernels, or print their source.")
+kernels = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    help="List, check and measure the GPU kernels, or print their source.",
+)
 
 Executor = Annotated[
     str | None,
@@ -32,8 +39,9 @@ Executor = Annotated[
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@kernels.command("list")
+@kernels.command("list", cls=Command)
 @reports_errors
+@takes_groups
 def list_(json: AsJSON = False) -> None:
     """List the kernels: purpose, inputs and outputs, and the rung of matrix products on the ladder."""
     from kernels.lab.catalog import entries
@@ -65,8 +73,9 @@ def described(entry: Entry) -> dict[str, Any]:
     }
 
 
-@kernels.command()
+@kernels.command(cls=Command)
 @reports_errors
+@takes_groups
 def check(
     file: Annotated[
         Path | None,
@@ -169,8 +178,9 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
             print(f"\n{verdict}")
 
 
-@kernels.command()
+@kernels.command(cls=Command)
 @reports_errors
+@takes_groups
 def bench(
     report: Annotated[
         bool,
@@ -222,8 +232,9 @@ def bench(
         notice(f"the report is in {path}; the only file name in it is that of the model")
 
 
-@kernels.command()
+@kernels.command(cls=Command)
 @reports_errors
+@takes_groups
 def source(
     name: Annotated[str, typer.Argument(help="Name of a kernel, as in `kernels list`.")],
     body: Annotated[bool, typer.Option("--body", help="Print only the body, as in the kernel's file.")] = False,

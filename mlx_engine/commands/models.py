@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import reports_errors
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError, listed
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @reports_errors
+@takes_groups
 def models(
     keys: Annotated[
         str | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting, layers_of, min_dim_of
 from mlx_engine.commands.values import columns
 from mlx_engine.errors import OptionError, listed, size
@@ -19,6 +20,7 @@ TARGETS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_1", "q4_0", "f16", "bf16")
 
 
 @reports_errors
+@takes_groups
 def quantize(
     model: Annotated[
         str, typer.Argument(metavar="IN", help="GGUF file, Hugging Face folder, hub id org/repo[:file], or builtin.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, choose_backend
 from mlx_engine.errors import EngineError, OptionError
 
@@ -34,6 +35,7 @@ class Journal(NamedTuple):
 
 
 @reports_errors
+@takes_groups
 def replay(
     file: Annotated[Path, typer.Argument(help="A journal that `serve --journal` has written.")],
     model: Annotated[

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, read_text, reports_errors, safe_for
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, plain, print_json
 from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer import Tokenizer
 
-tokenize = typer.Typer(no_args_is_help=True, help="Convert text to token ids and back, or show the vocabulary.")
+tokenize = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Convert text to token ids and back, or show the vocabulary.",
+)
 
 Model = Annotated[
     str,
@@ -28,8 +35,9 @@ File = Annotated[Path | None, typer.Option("--file", "-f", help="Read the input 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@tokenize.command()
+@tokenize.command(cls=Command)
 @reports_errors
+@takes_groups
 def encode(
     text: Annotated[
         str | None, typer.Argument(help="The text; - or no argument reads all of stdin, including the last newline.")
@@ -60,8 +68,9 @@ def encode(
         raise typer.Exit(FAILED)
 
 
-@tokenize.command()
+@tokenize.command(cls=Command)
 @reports_errors
+@takes_groups
 def decode(
     ids: Annotated[
         list[str] | None, typer.Argument(help="Token ids, separated by spaces or commas; - or no argument reads stdin.")
@@ -82,8 +91,9 @@ def decode(
         print(safe_for(sys.stdout, text))
 
 
-@tokenize.command()
+@tokenize.command(cls=Command)
 @reports_errors
+@takes_groups
 def info(
     model: Model = "builtin",
     lookup: Annotated[

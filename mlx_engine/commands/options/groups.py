@@ -83,9 +83,10 @@ def _named(hint: Any, title: str | None = None) -> Any:
     """Return the annotation of an option, with a word for its value and the title of its panel where it has none."""
     for info in getattr(hint, "__metadata__", ()):
         if isinstance(info, typer.models.ParameterInfo):
+            info.rich_help_panel = info.rich_help_panel or title
+        if isinstance(info, typer.models.OptionInfo):
             kinds = {hint.__origin__, *get_args(hint.__origin__)}
             info.metavar = info.metavar or next((word for kind, word in METAVARS.items() if kind in kinds), None)
-            info.rich_help_panel = info.rich_help_panel or title
     return hint
 
 

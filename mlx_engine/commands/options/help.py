@@ -40,8 +40,7 @@ class Command(TyperCommand):
         panels: dict[str, list[Row]] = {}
         for parameter in self.get_params(ctx):
             if parameter.name not in rare and not getattr(parameter, "hidden", False):
-                is_argument = parameter.param_type_name == "argument"
-                title = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Help")
+                title = getattr(parameter, "rich_help_panel", None) or title_of(parameter)
                 panels.setdefault(title, []).append((name_of(parameter), text_of(parameter, ctx)))
         formatter.write("\n")
         for title, rows in panels.items():
@@ -61,6 +60,13 @@ class Group(TyperGroup):
         write_panel(formatter, "Options", [(name_of(p), text_of(p, ctx)) for p in self.get_params(ctx)])
         summaries = self.summaries or {name: first_sentence(self.commands[name].help) for name in self.commands}
         write_panel(formatter, "Commands", list(summaries.items()))
+
+
+def title_of(parameter: Any) -> str:
+    """Return the title of the panel of a parameter that is in no group."""
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return "Help" if parameter.name in ("help", HELP_ALL) else "Options"
 
 
 def first_sentence(text: str | None) -> str:
