@@ -23,20 +23,21 @@ except KeyboardInterrupt:
 # Typer's options of shell completion.
 COMPLETION = ("--install-completion", "--show-completion")
 
-# The commands, in the order of help, each a module of this package with a function or an application of its name.
+# The commands, in the order of help, each a module of this package with a function or an application of its name. The
+# summary is the beginning of the command's own help.
 SUMMARIES = {
     "generate": "Generate text from a prompt",
     "chat": "Talk with a model",
     "serve": "Answer HTTP requests in the form of OpenAI's API",
     "replay": "Run the requests of a journal again, and check every token and log-probability",
     "bench": "Measure prefill and decode in tokens per second",
-    "report": "Profile a model's forward passes, and estimate what limits each operation",
+    "report": "Profile a model's forward passes and rank the bottlenecks",
     "quantize": "Quantise a model and write it as a GGUF file or a folder",
     "inspect": "Show the header, metadata and tensors of a model without loading it",
-    "models": "List the supported architectures and types of weights",
+    "models": "List the supported architectures",
     "plan": "Print what would lie where on several machines",
     "tokenize": "Convert text to token ids and back, or show the vocabulary",
-    "backends": "List the backends, and say why this machine cannot run some of them",
+    "backends": "List the backends, slowest first, and say why this machine cannot run some of them",
     "cache": "List and remove what is kept on disk: models and compiled kernels",
     "kernels": "List, check and measure the GPU kernels, or print their source",
 }
