@@ -128,7 +128,14 @@ def load(
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
     options |= {"allow_too_large": allow_too_large}
-    return Engine(open_source(source, backend, quant, threads, **options), progress)
+    opened = open_source(source, backend, quant, threads, **options)
+    longest: int = opened.config.context_length
+    if context is not None and context > longest:
+        expected = f"at most the model's {longest:,}"
+        raise OptionError(
+            f"context must be {expected}, not {context:,}", option="context", expected=expected, found=context
+        )
+    return Engine(opened, progress)
 
 
 class Engine:
@@ -251,22 +258,8 @@ class Engine:
             prompt: text, token ids, or messages for the model's chat template.
             max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0
                 reads the prompt alone.
-            temperature: 0 takes the most likely token; otherwise logits are divided by it.
-            top_k: choose among the k most likely tokens.
-            top_p: choose among the most likely tokens that together reach this probability; 0 takes the most likely.
-            min_p: drop tokens less than this times as likely as the most likely one.
-            repetition_penalty: above 1, tokens that are in the text already become less likely.
-            presence_penalty: above 0, tokens that have been generated become less likely; -2 to 2.
-            frequency_penalty: above 0, tokens become less likely each time they are generated; -2 to 2.
-            logit_bias: numbers from -100 to 100 by token id, which are added to the logits.
-            seed: seed of the random numbers; None takes a new one.
-            kv: use a KV cache; without it each pass runs the whole sequence again.
-            stop: a string or several; the text ends before the first to appear.
-            ignore_eos: continue after end-of-text tokens.
-            timeout: seconds, from when the first piece is asked for, after which the text ends; a pass that is running
-                is not interrupted.
-            context_len: limit of prompt and new tokens in total, if lower than the model's context.
-            logprobs: compute the log-probability of every new token, and list that many alternatives, 0 to 20.
+            options: the options of a run, which `mlx_engine.options` declares and `help` lists. `stop` may be one
+                string or several, and `logit_bias` a mapping; `timeout` counts from when the first piece is asked for.
             progress: called with (tokens done, tokens in total) during prefill.
 
         Raises:

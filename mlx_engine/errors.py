@@ -22,7 +22,7 @@ EngineError                        the root of all errors that a user's input ca
 ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
-A message names the place, what was expected, what was found, and what to do; these are attributes, too.
+A message says what is wrong and what to do. What was expected and what was found are attributes, too.
 """
 
 from __future__ import annotations
@@ -228,11 +228,9 @@ class CacheFullError(EngineError, RuntimeError):
         """
         self.length, self.wanted, self.capacity = length, wanted, capacity
         remedy = "close another sequence" if pool_is_full else "truncate the sequence"
-        found = "in the free pages of the pool" if pool_is_full else f"({length:,} of {capacity:,} used)"
-        super().__init__(
-            f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} {found}; {remedy}, "
-            "or make a larger pool"
-        )
+        room = f"{capacity - length:,} {'in its free pages' if pool_is_full else f'({length:,} of {capacity:,} used)'}"
+        message = f"the KV cache has no room for {wanted:,} more tokens, only for {room}"
+        super().__init__(f"{message}; {remedy}, or make a larger pool")
 
 
 class DistributedError(EngineError, RuntimeError):
@@ -292,14 +290,14 @@ class ClosedError(EngineError, RuntimeError):
     """The engine has been closed."""
 
     def __init__(self) -> None:
-        super().__init__("engine: expected an open one, found one that has been closed; load the model again")
+        super().__init__("the engine has been closed; load the model again")
 
 
 class NotCopyableError(EngineError, TypeError):
     """An object that holds a loaded model or a run cannot be pickled or copied."""
 
     def __init__(self, *, name: str, hint: str) -> None:
-        super().__init__(f"{name}: expected to stay in its process, found pickle or a copy; {hint}")
+        super().__init__(f"{name}s cannot be pickled or copied; {hint}")
 
 
 class AddressInUseError(EngineError, OSError):
@@ -307,10 +305,7 @@ class AddressInUseError(EngineError, OSError):
 
     def __init__(self, *, host: str, port: int) -> None:
         self.host, self.port = host, port
-        super().__init__(
-            f"{host}:{port}: expected a free port, found another program that listens there; "
-            "stop it, or choose another port with --port"
-        )
+        super().__init__(f"{host}:{port} is in use by another program; stop it, or choose another port with --port")
 
 
 class SourceError(EngineError, OSError):

@@ -1,17 +1,20 @@
-"""The options of one run, checked before any model is loaded, and as keyword arguments of `Engine.generate`."""
+"""The options of a run, declared once: defaults, bounds, help and names.
+
+`Sampling` and `Options` are the declarations. The command line, the keywords of `Engine.generate`, the parameters of
+the server and its OpenAPI document follow from their fields. To add an option, add a field, and its keyword to
+`OptionValues` for type checkers. This module imports neither NumPy nor a backend: `--help` needs it.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, get_type_hints
 
-from mlx_engine.backends.sampling import Sampling
-from mlx_engine.errors import Words, is_number, is_whole, require
-from mlx_engine.tokenizer.messages import HALF
+from mlx_engine.errors import OptionError, is_number, is_whole, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -19,24 +22,119 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
-# Bounds on the number of stop strings and on the characters of each: they are matched between two forward passes.
+# Below this temperature only logits that differ in their last float32 digit could both be chosen: sampling is greedy.
+COLDEST = 1e-7
+
+# The bounds of the OpenAI API. A bias of -100 in effect bans a token, a bias of 100 in effect forces it.
+MOST_PENALTY, MOST_BIAS = 2, 100
+
+# Stop strings are matched between two forward passes. The OpenAI API lists as many alternatives of a token.
 MOST_STOPS, LONGEST_STOP = 16, 1000
-# The largest number of alternatives per token, as in the OpenAI API.
 MOST_ALTERNATIVES = 20
 
-# Names of options in other projects, and on the command line where they differ from those in Python.
-ALIASES = {
-    "max_new_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "temp": "temperature",
-    "repeat_penalty": "repetition_penalty",
-    "ctx_size": "context_len",
-    "stop_strings": "stop",
-    "model": "source",
-    "no_jit": "jit",
-}
+# Names of arguments of `load` on the command line. `About.aliases` has those of the options of a run.
+LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
 
+T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is declared of an option in addition to its type and its default.
+
+    Attributes:
+        help: the help of the command line, of Python and of the OpenAPI document.
+        kind: the type of a value: float, int or bool. None: the class that has the option checks it.
+        least: the smallest value.
+        most: the largest value.
+        above: a bound that is itself too small.
+        also: a value outside of the bounds that has its own meaning.
+        unset: what the default stands for, as help shows it; None shows the default itself.
+        flags: names on the command line; without any, "--min-p" for min_p.
+        aliases: names in other projects, such as "n_predict".
+        metavar: the word for a value in help.
+        parameter: the type of the server's parameter of this name; None if the server has none.
+        gguf: the GGUF key of a suggested value, below "general.sampling."; generation_config.json has our names.
+        needs_draw: whether the option does nothing in greedy decoding.
+        is_rare: whether only `--help-all` lists the option.
+    """
+
+    help: str
+    kind: type | None = None
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    also: float | None = None
+    unset: str | None = None
+    flags: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    metavar: str | None = None
+    parameter: Any = None
+    gguf: str | None = None
+    needs_draw: bool = False
+    is_rare: bool = False
+
+    @property
+    def rule(self) -> str:
+        """What a value must be, in words: "a number from 0 to 1"."""
+        if self.kind is bool:
+            return "True or False"
+        number = "a whole number" if self.kind is int else "a number"
+        if self.most is not None:
+            bounds = f"from {self.least} to {self.most}"
+        else:
+            bounds = f"above {self.above}" if self.above is not None else f"of at least {self.least}"
+        return f"{number} {bounds}" + (f", or {self.also}" if self.also is not None else "")
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The bounds as JSON Schema."""
+        bounds = {"minimum": self.least, "maximum": self.most, "exclusiveMinimum": self.above}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    def allows(self, value: Any) -> bool:
+        """Return whether a value is of the declared kind and within the bounds; NaN and infinity never are."""
+        if self.kind is bool:
+            return isinstance(value, bool)
+        if not (is_whole(value) if self.kind is int else is_number(value)):
+            return False
+        above = self.above is None or value > self.above
+        within = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        return (within and above) or (self.also is not None and value == self.also)
+
+
+def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
+    """Return a dataclass field with this default, declared by `About`; a parameter of the server unless it is None."""
+    return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
+
+
+def declared(*kinds: Any) -> Iterator[tuple[Field[Any], About]]:
+    """Yield the declared fields of classes, or of objects of them; by default of `Options`, then of `Sampling`."""
+    for kind in kinds or (Options, Sampling):
+        for f in fields(kind):
+            if "about" in f.metadata:
+                yield f, f.metadata["about"]
+
+
+def check(values: Any) -> None:
+    """Check the declared fields of an object; raise OptionError if a value is outside of its bounds."""
+    for f, about in declared(values):
+        value = getattr(values, f.name)
+        if about.kind is None or (value is None and f.default is None) or about.allows(value):
+            continue
+        message = f"{f.name} must be {about.rule}, not {shown(value)}"
+        raise OptionError(message, option=f.name, expected=about.rule, found=value)
+
+
+def aliases() -> dict[str, str]:
+    """Return the options by their names in other projects, and those of `load` by their names on the command line."""
+    return {alias: f.name for f, about in declared() for alias in about.aliases} | LOAD_ALIASES
+
+
+def run_options() -> list[str]:
+    """Return the names of the options of a run: the fields of `Sampling` and of `Options`."""
+    return [f.name for f, _ in declared(Sampling, Options)]
 
 
 def names_options(function: Function) -> Function:
@@ -60,53 +158,170 @@ def names_options(function: Function) -> Function:
     return cast("Function", checked)
 
 
-def run_options() -> list[str]:
-    """Return the names of the options of a run: the fields of `Options` and of `Sampling`."""
-    return [f.name for kind in (Sampling, Options) for f in fields(kind) if f.name != "sampling"]
-
-
 def _meant(wrong: str, known: Sequence[str]) -> str:
     """Return a hint: the option that a wrong name resembles, or all names."""
     if "options" in known and wrong in run_options():
         return f"pass options=Options.of({wrong}=...)"
-    if ALIASES.get(wrong) in known:
-        return f"the option is {ALIASES[wrong]}"
+    if aliases().get(wrong) in known:
+        return f"the option is {aliases()[wrong]}"
     close = difflib.get_close_matches(wrong, known, n=1)
     return f"did you mean {close[0]}?" if close else f"it has {', '.join(n for n in known if n not in ('self', 'cls'))}"
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of one run.
+class Sampling:
+    """Sampling of each token. The defaults choose the most likely token.
 
-    Attributes:
-        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0
-            reads the prompt alone, into the prefix cache if there is one.
-        sampling: the sampling options.
-        kv: use a KV cache. Without it each pass runs the whole sequence again.
-        stop: the text ends before the first of these strings to appear; at most 16, each of at most 1,000 characters.
-        ignore_eos: continue after end-of-text tokens.
-        timeout: seconds after which the run ends with the text so far; None for no limit.
-        context_len: limit of prompt and new tokens in total, if lower than the model's context.
-        logprobs: compute the log-probability of every new token, and list that many of the most likely tokens at its
-            position, 0 to 20; None computes none.
+    `backends/sampling.py` defines the meaning of every field, and the order in which they apply.
     """
 
-    max_tokens: int | None = None
+    temperature: float = option(
+        0.0, "Divide the logits by T; 0 is greedy: always the most likely token.", float, least=0,
+        flags=("--temp",), aliases=("temp",), metavar="T", gguf="temp",
+    )  # fmt: skip
+    top_k: int | None = option(
+        None, "Sample from the K most likely tokens.", int, least=1,
+        unset="off", metavar="K", gguf="top_k", needs_draw=True,
+    )  # fmt: skip
+    top_p: float = option(
+        1.0, "Sample from the most likely tokens whose probabilities sum to P.", float, least=0, most=1,
+        unset="off", metavar="P", gguf="top_p", needs_draw=True,
+    )  # fmt: skip
+    min_p: float = option(
+        0.0, "Drop tokens less than P times as likely as the most likely one.", float, least=0, most=1,
+        unset="off", metavar="P", gguf="min_p", needs_draw=True,
+    )  # fmt: skip
+    repetition_penalty: float = option(
+        1.0, "Above 1, tokens that occurred before become less likely.", float, above=0,
+        unset="off", aliases=("repeat_penalty",), metavar="R", gguf="penalty_repeat",
+    )  # fmt: skip
+    presence_penalty: float = option(
+        0.0, "Above 0, generated tokens become less likely; from -2 to 2.", float, least=-MOST_PENALTY,
+        most=MOST_PENALTY, unset="off", metavar="X", is_rare=True,
+    )  # fmt: skip
+    frequency_penalty: float = option(
+        0.0, "Above 0, tokens become less likely each time they are generated; from -2 to 2.", float,
+        least=-MOST_PENALTY, most=MOST_PENALTY, unset="off", metavar="X", is_rare=True,
+    )  # fmt: skip
+    # Pairs by id; a mapping and pairs written as "ID=VALUE" are accepted, too.
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        (), "Add a number from -100 (ban) to 100 (force) to the logits of tokens, by their ids.",
+        unset="none", metavar="ID=VALUE", parameter=dict[str, float], is_rare=True,
+    )  # fmt: skip
+    seed: int | None = option(
+        None, "Random seed; the same seed gives the same text.", int, least=0,
+        unset="random", metavar="N", needs_draw=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Check the options before any model is loaded; raise OptionError if a value is outside of its bounds."""
+        check(self)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def check_vocabulary(self, n_tokens: int) -> None:
+        """Check that a vocabulary of `n_tokens` has the ids of the logit bias; raise OptionError if it has not."""
+        for token_id, _ in self.logit_bias:
+            if token_id >= n_tokens:
+                expected = f"token ids from 0 to {n_tokens - 1}"
+                message = f"logit_bias must have {expected}, not {token_id}"
+                raise OptionError(message, option="logit_bias", expected=expected, found=token_id)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, after bias and penalties."""
+        return self.temperature < COLDEST
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the logits change with the tokens that have been generated, beyond the repetition penalty."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the choice is the largest logit: greedy, without a bias and penalties."""
+        return self.is_greedy and self.repetition_penalty == 1 and not self.has_penalties and not self.logit_bias
+
+
+def _biases(given: object) -> tuple[tuple[int, float], ...]:
+    """Return a mapping, pairs, or texts such as "17=-100" as pairs, sorted by id.
+
+    Raises:
+        OptionError: an id is no whole number >= 0 or stands twice, or a bias is out of its range.
+    """
+    pairs = list(given.items()) if isinstance(given, Mapping) else given
+    if isinstance(pairs, list | tuple):
+        pairs = [_bias_of(pair) if isinstance(pair, str) else pair for pair in pairs]
+    if not (
+        isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
+    ):
+        raise _wrong_bias(f"must map token ids to numbers, not be {shown(given)}", given)
+    checked: dict[int, float] = {}
+    for token_id, bias in pairs:
+        if not (is_whole(token_id) and token_id >= 0):
+            raise _wrong_bias(f"must have token ids of at least 0, not {shown(token_id)}", token_id)
+        if not (is_number(bias) and abs(bias) <= MOST_BIAS):
+            bounds = f"from -{MOST_BIAS} to {MOST_BIAS}"
+            raise _wrong_bias(f"must be a number {bounds} for token {token_id}, not {shown(bias)}", bias)
+        if token_id in checked:
+            raise _wrong_bias(f"must have each token id once, but has {token_id} twice", token_id)
+        checked[int(token_id)] = float(bias)
+    return tuple(sorted(checked.items()))
+
+
+def _bias_of(text: str) -> tuple[int, float]:
+    token_id, _, value = text.partition("=")
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise _wrong_bias(f"must be ID=VALUE, such as 1234=-100, not {shown(text)}", text) from None
+
+
+def _wrong_bias(rule: str, found: object) -> OptionError:
+    return OptionError(f"logit_bias {rule}", option="logit_bias", expected=rule.removeprefix("must "), found=found)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Limits of a run."""
+
+    max_tokens: int | None = option(
+        None, "Generate at most N tokens; -1 generates until the context is full.", int, least=0, also=UNTIL_FULL,
+        unset="256, or what the context leaves", flags=("--max-tokens", "-n"),
+        aliases=("n_predict", "max_new_tokens"), metavar="N", parameter=None,
+    )  # fmt: skip
     sampling: Sampling = field(default_factory=Sampling)
-    kv: bool = True
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    timeout: float | None = None
-    context_len: int | None = None
-    logprobs: int | None = None
+    kv: bool = option(
+        True, "Use a KV cache, or recompute the whole sequence for every token.", bool,
+        flags=("--kv/--no-kv",), parameter=None, is_rare=True,
+    )  # fmt: skip
+    # In Python, one string or several.
+    stop: tuple[str, ...] = option(
+        (), "Stop before this string; up to 16 may be given.",
+        unset="none", aliases=("stop_strings",), metavar="TEXT", parameter=str | list[str],
+    )  # fmt: skip
+    ignore_eos: bool = option(False, "Continue past end-of-text tokens.", bool, is_rare=True)
+    timeout: float | None = option(
+        None, "Stop after S seconds and keep the text so far; in a batch, S seconds for each prompt.", float, above=0,
+        unset="none", metavar="S", parameter=None, is_rare=True,
+    )  # fmt: skip
+    context_len: int | None = option(
+        None, "Limit the prompt and the new tokens together to N.", int, least=1, unset="the model's",
+        flags=("--context-len", "-c"), aliases=("ctx_size", "context"), metavar="N", parameter=None,
+    )  # fmt: skip
+    logprobs: int | None = option(
+        None, "Compute the log-probability of every new token, and list the N most likely at its place, 0 to 20.",
+        int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Check the values; raise OptionError if one is invalid."""
+        check(self)
+        object.__setattr__(self, "stop", _stops(self.stop))
 
     @classmethod
     @names_options
     def of(cls, max_tokens: int | None = None, **values: Unpack[OptionValues]) -> Options:
         """Make options from keyword arguments: the fields of this class and of `Sampling`.
-
-        `stop` may be one string, several or None.
 
         Raises:
             OptionError: a value is invalid.
@@ -114,44 +329,39 @@ class Options:
         """
         given: dict[str, Any] = {**values}
         sampling = Sampling(**{f.name: given.pop(f.name) for f in fields(Sampling) if f.name in given})
-        return cls(max_tokens, sampling, **given | {"stop": _stops(given.get("stop"))})
-
-    def __post_init__(self) -> None:
-        """Check the values; raise OptionError if one is invalid."""
-        for option, least, unbounded in (("max_tokens", 0, [UNTIL_FULL]), ("context_len", 1, list[int]())):
-            n = getattr(self, option)
-            sound = n is None or (is_whole(n) and (n >= least or n in unbounded))
-            expected = ", ".join([f"a whole number >= {least}", *map(str, unbounded), "or none at all"])
-            require(sound, option=option, expected=expected, found=n)
-        sound = self.timeout is None or (is_number(self.timeout) and self.timeout > 0)
-        require(sound, option="timeout", expected="a finite number of seconds > 0, or none at all", found=self.timeout)
-        for option in ("kv", "ignore_eos"):
-            value = getattr(self, option)
-            require(isinstance(value, bool), option=option, expected="True or False", found=value)
-        n = self.logprobs
-        sound = n is None or (is_whole(n) and 0 <= n <= MOST_ALTERNATIVES)
-        expected = f"a whole number from 0 to {MOST_ALTERNATIVES}, or none at all"
-        require(sound, option="logprobs", expected=expected, found=n)
-        _check_stops(self.stop)
+        return cls(max_tokens, sampling, **given)
 
 
-def _check_stops(stops: tuple[str, ...]) -> None:
-    n = len(stops)
-    require(n <= MOST_STOPS, option="stop", expected=f"at most {MOST_STOPS} strings", found=Words(f"{n:,} strings"))
-    sound = all(isinstance(stop, str) and stop and not HALF.search(stop) for stop in stops)
-    require(sound, option="stop", expected="strings of at least one character, in valid Unicode", found=stops)
-    n = max(map(len, stops), default=0)
-    expected = f"strings of at most {LONGEST_STOP:,} characters"
-    require(n <= LONGEST_STOP, option="stop", expected=expected, found=Words(f"one of {n:,}"))
+def _stops(given: object) -> tuple[str, ...]:
+    """Return one string, several or None as a tuple.
+
+    Raises:
+        OptionError: there are too many, or one is no string, empty, too long, or no valid Unicode.
+    """
+    if given is not None and not isinstance(given, Iterable):
+        raise _wrong_stop("a string or several", given)
+    stops = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(stops) > MOST_STOPS:
+        raise _wrong_stop(f"at most {MOST_STOPS} strings", f"{len(stops):,}")
+    if not all(isinstance(stop, str) and stop and _is_unicode(stop) for stop in stops):
+        raise _wrong_stop("strings of at least one character, in valid Unicode", stops)
+    longest = max(map(len, stops), default=0)
+    if longest > LONGEST_STOP:
+        raise _wrong_stop(f"strings of at most {LONGEST_STOP:,} characters", f"{longest:,}")
+    return stops
 
 
-def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    require(stop is None or isinstance(stop, Iterable), option="stop", expected="a string or several", found=stop)
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _wrong_stop(rule: str, found: object) -> OptionError:
+    value = found if isinstance(found, str) else shown(found)
+    return OptionError(f"stop must be {rule}, not {value}", option="stop", expected=rule, found=found)
 
 
 class OptionValues(TypedDict, total=False):
-    """The keyword arguments that `Options.of` takes; `Options` and `Sampling` define their meaning and defaults."""
+    """The keywords that `Options.of` takes, for type checkers: a test compares them with the declarations."""
 
     temperature: float
     top_k: int | None
@@ -182,18 +392,22 @@ def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     if "stop" in lists and all(isinstance(text, str) for text in lists["stop"]):
         del lists["stop"]
     for name, values in lists.items():
-        require(len(values) == n, option=name, expected=f"one value for all, or {n}, one per prompt", found=values)
+        if len(values) != n:
+            message = f"{name} must be one value for all {n} prompts, or {n} values, not {len(values)}"
+            raise OptionError(message, option=name, expected=f"one value, or {n}", found=values)
     return [{**options, **{name: values[i] for name, values in lists.items()}} for i in range(n)]
 
 
 def shows_options(method: Function) -> Function:
-    """Make `help` and `inspect.signature` list the options and their defaults in place of `**options`."""
-    defaults = {field.name: field.default for kind in (Sampling, Options) for field in fields(kind)}
+    """Make `help` and `inspect.signature` list the options, their help and their defaults in place of `**options`."""
+    about = {f.name: (f.default, about.help) for f, about in declared()}
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=about[name][0], annotation=annotation)
         for name, annotation in get_type_hints(OptionValues).items()
     ]
     signature = inspect.signature(method)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    lines = [f"    {p.name}: {about[p.name][1]}" for p in options]
+    method.__doc__ = "\n".join([inspect.cleandoc(method.__doc__ or ""), "", "Options:", *lines])
     return method

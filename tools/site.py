@@ -22,7 +22,7 @@ LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 
 def commands() -> str:
     """Return the reference of all commands and options, in Markdown."""
-    from mlx_engine.commands.app import app
+    from mlx_engine.commands import app
 
     lines = list[str]()
 

@@ -12,7 +12,6 @@ import numpy as np
 
 import mlx_engine
 from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, prompts
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.origin import versions
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
@@ -23,7 +22,7 @@ from mlx_engine.cache.size import CacheSize
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.forward import forward, forward_logits
 from mlx_engine.loop.sampler import Sampler
-from mlx_engine.options import Options
+from mlx_engine.options import Options, Sampling
 from mlx_engine.weights.conversion import Conversion
 
 # Samples of the memory bandwidth per request.

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_engine.checkpoint.gguf_types import CODES, DTYPES, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_DEPTH, shown
-from mlx_engine.errors import OptionError, Words
+from mlx_engine.errors import OptionError
 
 _KIND_OF = {dtype: kind for kind, dtype in DTYPES.items()}
 # An int without an explicit type gets the first of these types that holds it.
@@ -45,7 +45,8 @@ def _common_kind(values: Sequence[object], option: str) -> ValueType:
                 return kind
     elif len(integers) + sum(isinstance(value, float) for value in values) == len(values):
         return ValueType.FLOAT32
-    raise OptionError(option=option, expected="numbers of one type, of at most 64 bits", found=Words(shown(values)))
+    message = f"{option} must be numbers of one type, of at most 64 bits, not {shown(values)}"
+    raise OptionError(message, option=option, found=values)
 
 
 def encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
@@ -66,7 +67,7 @@ def encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
 
 def _encode_array(value: object, option: str, depth: int) -> bytes:
     if depth > MAX_DEPTH:
-        raise OptionError(option=option, expected=f"at most {MAX_DEPTH} nested arrays", found=Words("more"))
+        raise OptionError(f"{option} has more than {MAX_DEPTH} nested arrays", option=option)
     if isinstance(value, np.ndarray):
         kind = _KIND_OF.get(value.dtype)
         if kind is None or value.ndim != 1:
@@ -97,7 +98,9 @@ def string(text: object, option: str, max_bytes: int = 1 << 30) -> bytes:
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise OptionError(option=option, expected="text that UTF-8 can encode", found=Words(shown(text))) from None
+        message = f"{option} must be text that UTF-8 can encode, not {shown(text)}"
+        raise OptionError(message, option=option, found=text) from None
     if len(data) > max_bytes:
-        raise OptionError(option=option, expected=f"at most {max_bytes:,} bytes", found=Words(f"{len(data):,}"))
+        message = f"{option} must have at most {max_bytes:,} bytes, not {len(data):,}"
+        raise OptionError(message, option=option, found=len(data))
     return struct.pack("<Q", len(data)) + data

@@ -24,7 +24,7 @@ from mlx_engine.checkpoint.gguf_encoding import encoded, kind_of, string
 from mlx_engine.checkpoint.gguf_tensors import MAX_DIMS, MAX_NAME_BYTES, padded
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, shown
-from mlx_engine.errors import OptionError, SourceError, Words
+from mlx_engine.errors import OptionError, SourceError
 from mlx_engine.quant.types import GGMLType
 
 
@@ -110,7 +110,7 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
     for weight in weights:
         option = f"tensor {shown(weight.name)}"
         if weight.name in seen:
-            raise OptionError(option=option, expected="a unique name", found=Words("a second tensor of this name"))
+            raise OptionError(f"{option}: there is a second tensor of this name", option=option)
         seen.add(weight.name)
         if len(weight.shape) > MAX_DIMS:
             raise OptionError(option=option, expected=f"at most {MAX_DIMS} dimensions", found=weight.shape)
@@ -124,6 +124,6 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
 def _pair(key: str, value: object) -> bytes:
     option = f"metadata {shown(key)}"
     if not key:
-        raise OptionError(option=option, expected="a non-empty key", found=Words("an empty key"))
+        raise OptionError(f"{option}: the key is empty", option=option)
     kind, inner = (value.kind, value.value) if isinstance(value, Value) else (kind_of(value, option), value)
     return string(key, option, MAX_KEY_BYTES) + struct.pack("<I", kind) + encoded(kind, inner, option, 0)

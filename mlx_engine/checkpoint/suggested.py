@@ -14,18 +14,13 @@ from typing import Any
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.errors import FormatError
+from mlx_engine.options import declared
 
 GENERATION_CONFIG = "generation_config.json"
 
-# Our name of an option, by the file's. GGUF: gguf-py constants.py, `Keys.General.SAMPLING_*`.
-HF_KEYS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
-GGUF_KEYS = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repetition_penalty",
-}
+# Our name of an option, by the file's: generation_config.json has the same names.
+GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
+HF_KEYS = {name: name for name in GGUF_KEYS.values()}
 # Settings that would change the choice of tokens and are not implemented, with their values that are off.
 UNUSED: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0,),

@@ -1,12 +1,111 @@
-"""The command line: one module per command, with its options and its output."""
+"""The command line: one module per command, with its options and its output.
+
+A command's module is imported when the command is called: `--version` and `--help` take as long as typer.
+"""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
+from collections.abc import Iterator, MutableMapping
+from typing import Annotated, Any
+
+try:
+    import typer
+
+    import mlx_engine
+    from mlx_engine.commands import console
+    from mlx_engine.commands.options.help import Command, Group
+except KeyboardInterrupt:
+    sys.exit(130)
 
 # Typer's options of shell completion.
 COMPLETION = ("--install-completion", "--show-completion")
+
+# The commands, in the order of help, each a module of this package with a function or an application of its name. The
+# summary is the beginning of the command's own help.
+SUMMARIES = {
+    "generate": "Generate text from a prompt",
+    "chat": "Talk with a model",
+    "serve": "Answer HTTP requests in the form of OpenAI's API",
+    "replay": "Run the requests of a journal again, and check every token and log-probability",
+    "bench": "Measure prefill and decode in tokens per second",
+    "report": "Profile a model's forward passes and rank the bottlenecks",
+    "quantize": "Quantise a model and write it as a GGUF file or a folder",
+    "inspect": "Show the header, metadata and tensors of a model without loading it",
+    "models": "List the supported architectures",
+    "plan": "Print what would lie where on several machines",
+    "tokenize": "Convert text to token ids and back, or show the vocabulary",
+    "backends": "List the backends, slowest first, and say why this machine cannot run some of them",
+    "cache": "List and remove what is kept on disk: models and compiled kernels",
+    "kernels": "List, check and measure the GPU kernels, or print their source",
+}
+
+
+class Commands(MutableMapping[str, Any]):
+    """The commands by name. A command is imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._made = dict[str, Any].fromkeys(SUMMARIES)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._made[name]
+        if found is None:
+            found = getattr(importlib.import_module(f"mlx_engine.commands.{name}"), name)
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(add_completion=False)
+                alone.command(name, cls=Command)(found)
+                found = alone
+            found = self._made[name] = typer.main.get_command(found)
+            found.name, found.help = name, found.help or f"{SUMMARIES[name]}."
+        return found
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+class Application(Group):
+    """The group of all commands."""
+
+    summaries = SUMMARIES
+
+    def __init__(self, **about: Any) -> None:
+        super().__init__(**about | {"commands": Commands()})
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mlx-engine {mlx_engine.__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="mlx-engine",
+    cls=Application,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Run language models from GGUF files and Hugging Face folders, and measure where the time goes."""
 
 
 def main() -> None:
@@ -14,19 +113,21 @@ def main() -> None:
     # A vocabulary is some hundred thousand permanent objects. Garbage collection while they are created would take a
     # tenth of the time to the first token.
     gc.set_threshold(1_000_000)
+    console.before_work = _prepare
     try:
-        # Imported here, so that Ctrl-C during the import is handled as later.
-        from mlx_engine.checkpoint import mapping
-        from mlx_engine.commands.app import app
-        from mlx_engine.commands.cut_files import say_when_cut
-        from mlx_engine.commands.signals import exit_on_signals
-
-        exit_on_signals()
-        mapping.before_first_view = say_when_cut
+        console.exit_on_signals()
         # A shell completes the words after the installed command, not those after `python cli.py`.
         app(prog_name="mlx-engine" if {*COMPLETION} & {*sys.argv[1:]} else None)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(console.INTERRUPTED)
     finally:
         # Exit without a final garbage collection, which would take 0.2 s.
         gc.freeze()
+
+
+def _prepare() -> None:
+    """Install what only the work of a command needs: imported with NumPy."""
+    from mlx_engine.checkpoint import mapping
+    from mlx_engine.commands.cut_files import say_when_cut
+
+    mapping.before_first_view = say_when_cut

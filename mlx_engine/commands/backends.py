@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mlx_engine.commands.console import reports_errors
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting
 
 # Backends whose dispatches are counted.
@@ -15,6 +16,7 @@ ON_GPU = ("mlx", "metal", "cuda")
 
 
 @reports_errors
+@takes_groups
 def backends(
     model: Annotated[
         str | None,

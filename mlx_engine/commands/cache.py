@@ -9,17 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import notice, reports_errors
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, exact, plain, print_json
-from mlx_engine.errors import OptionError, Words, require, size
+from mlx_engine.errors import OptionError, size
 
 if TYPE_CHECKING:
     from mlx_engine.checkpoint.on_disk import Kept
 
-cache = typer.Typer(no_args_is_help=True, help="List and remove what is kept on disk: models and compiled kernels.")
+cache = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    help="List and remove what is kept on disk: models and compiled kernels.",
+)
 
 
-@cache.command("list")
+@cache.command("list", cls=Command)
 @reports_errors
+@takes_groups
 def list_(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List downloaded models, models with random weights, and compiled kernels, with sizes and paths."""
     from mlx_engine.checkpoint.on_disk import kept
@@ -35,8 +43,9 @@ def list_(json: Annotated[bool, typer.Option("--json", help="Print one JSON obje
     print(f"{len(items):,} {'item' if len(items) == 1 else 'items'}, {size(total)} ({exact(total)} bytes)")
 
 
-@cache.command()
+@cache.command(cls=Command)
 @reports_errors
+@takes_groups
 def remove(
     names: Annotated[list[str] | None, typer.Argument(help="Names as `cache list` prints them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove everything that `cache list` prints.")] = False,
@@ -45,7 +54,9 @@ def remove(
     """Remove models or compiled kernels from disk. Other programs that use the hub share its downloads."""
     from mlx_engine.checkpoint import on_disk
 
-    require(bool(names) != everything, option="cache remove", expected="names or --all", found=Words(both(names)))
+    if bool(names) == everything:
+        message = "cache remove: give either names or --all, not both" if names else "cache remove needs names or --all"
+        raise OptionError(message, option="cache remove")
     items = on_disk.kept()
     chosen = items if everything else [named(items, name) for name in dict.fromkeys(names or ())]
     for line in lines_of(chosen):
@@ -58,11 +69,6 @@ def remove(
     notice(f"removed {size(sum(item.nbytes for item in chosen))}")
 
 
-def both(names: Sequence[str] | None) -> str:
-    """Return what was found in place of either names or --all."""
-    return "both" if names else "neither"
-
-
 def named(items: Sequence[Kept], name: str) -> Kept:
     """Return the item of this name.
 
@@ -72,7 +78,8 @@ def named(items: Sequence[Kept], name: str) -> Kept:
     item = next((item for item in items if item.name == name), None)
     if item is None:
         known = ", ".join(item.name for item in items) or "nothing"
-        raise OptionError(option="cache remove", expected=f"a name of `cache list`, which has {known}", found=name)
+        message = f"cache remove: no cache entry {name!r}; cache list shows: {known}"
+        raise OptionError(message, option="cache remove", found=name)
     return item
 
 
@@ -82,8 +89,8 @@ def confirmed(items: Sequence[Kept]) -> bool:
     Raises:
         OptionError: stdin is no terminal.
     """
-    is_terminal = sys.stdin is not None and sys.stdin.isatty()
-    require(is_terminal, option="--yes", expected="it, or a terminal to ask on", found=Words("neither"))
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise OptionError("cache remove needs --yes where there is no terminal to ask on", option="--yes")
     total = size(sum(item.nbytes for item in items))
     return typer.confirm(f"Remove {'it' if len(items) == 1 else 'these'}, {total} in all?", err=True)
 

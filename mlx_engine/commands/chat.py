@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import functools
+import json
+import os
+import re
 import signal
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from mlx_engine.commands import chat_commands, chat_input
-from mlx_engine.commands.answer_printer import AnswerPrinter
-from mlx_engine.commands.console import notice, progress_bar, reports_errors
-from mlx_engine.commands.diagnostics import rates
-from mlx_engine.commands.generate import choose_backend
+from mlx_engine.commands.console import BOM, TextWriter, notice, progress_bar, read_text, reports_errors, safe_for
+from mlx_engine.commands.generate import NO_TEMPLATE, rates
 from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
     Backend,
-    EngineOptions,
+    ComputeOptions,
     Model,
     Strict,
     Think,
+    choose_backend,
 )
-from mlx_engine.commands.options.run import RunOptions, SamplingOptions, options_of
-from mlx_engine.commands.prompts import NO_TEMPLATE
-from mlx_engine.errors import ContextLengthError, EngineError
+from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
+from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
+from mlx_engine.options import Options, Sampling, aliases, declared
 
 if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import Completer
+    from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyPressEvent
+    from prompt_toolkit.output import Output
+
     from mlx_engine.commands.options.suggested import Chosen
     from mlx_engine.conversation import Conversation
     from mlx_engine.engine import RequestBuilder
-    from mlx_engine.options import Options
-    from mlx_engine.tokenizer.thinking import Reasoning
+    from mlx_engine.tokenizer.thinking import Piece, Reasoning
 
 BUILTIN = (
     "This is the small built-in model. It tells short stories for children, and answers greetings and a few simple "
@@ -49,23 +62,32 @@ BUILTIN = (
 def chat(
     *,
     invocation: typer.Context,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.", rich_help_panel="Prompt")] = None,
     load: Annotated[
-        Path | None, typer.Option("--load", help="Continue the conversation of a file that /save wrote.")
+        Path | None,
+        typer.Option("--load", help="Continue the conversation of a file that /save wrote.", rich_help_panel="Prompt"),
     ] = None,
     model: Model = "builtin",
     backend: Backend = "auto",
-    run: RunOptions,
-    sampling: SamplingOptions,
-    compute: EngineOptions,
-    suggested: Annotated[bool, typer.Option("--suggested/--no-suggested", help=SUGGESTED)] = True,
+    run: Options,
+    compute: ComputeOptions,
+    suggested: Annotated[
+        bool,
+        typer.Option("--suggested/--no-suggested", help=SUGGESTED, rich_help_panel=first_sentence(Sampling.__doc__)),
+    ] = True,
     think: Think = None,
     strict: Strict = False,
     no_history: Annotated[
         bool,
-        typer.Option("--no-history", help="Do not keep the typed messages for later runs, nor offer earlier ones."),
+        typer.Option(
+            "--no-history",
+            help="Do not keep the typed messages for later runs, nor offer earlier ones.",
+            rich_help_panel="Prompt",
+        ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.", rich_help_panel="Output")
+    ] = False,
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
@@ -73,16 +95,15 @@ def chat(
     from mlx_engine.conversation import Conversation
     from mlx_engine.tokenizer.chat_prompt import thinking
 
-    how = {**compute.machine(), **compute.changes()}
-    options_of(run, sampling)  # checked before the model is opened
+    how = {**compute.machine(), **compute.changes(run.context_len)}
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
 
     def begin(name: str, messages: Sequence[Any]) -> Conversation:
         with progress_bar("opening", quiet=quiet) as progress:
             opened = engine.open_source(name, used, progress=progress, **how)
-        chosen = choose_sampling(invocation, sampling, opened, suggested=suggested)
-        options = options_of(run, chosen.sampling)
+        chosen = choose_sampling(invocation, run.sampling, opened, suggested=suggested)
+        options = replace(run, sampling=chosen.sampling)
         variables = thinking(opened.prompts.tokenizer.chat_template, think)
         check(opened.prompts, options, list(messages) or shortest(system), variables)
         with progress_bar("loading", quiet=quiet) as progress:
@@ -91,12 +112,12 @@ def chat(
         greet(name, conversation, chosen, quiet=quiet)
         return conversation
 
-    messages = [] if load is None else chat_commands.read_messages(str(load))
+    messages = [] if load is None else read_messages(str(load))
     conversation = begin(model, messages)
     if load is not None:
-        chat_commands.continue_from(conversation, messages, str(load))
-    typed = chat_input.messages(chat_commands.completer, keeps_history=not no_history)
-    talk(chat_commands.Chat(conversation, begin), typed, quiet=quiet)
+        continue_from(conversation, messages, str(load))
+    typed = typed_messages(completer, keeps_history=not no_history)
+    talk(Chat(conversation, begin), typed, quiet=quiet)
 
 
 def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool) -> None:
@@ -136,17 +157,17 @@ def check(prompts: RequestBuilder, options: Options, messages: list[Any], variab
     prompts.request("a", options)
 
 
-def talk(chat: chat_commands.Chat, messages: Iterable[str], *, quiet: bool) -> None:
+def talk(chat: Chat, messages: Iterable[str], *, quiet: bool) -> None:
     """Answer messages and run commands until there are no more. An error ends a turn, not the conversation."""
     for text in messages:
-        if chat_commands.is_end(text):
+        if is_end(text):
             return
         if not text.strip():
             continue
         try:
-            ask = chat_commands.perform(chat, text)
+            ask = perform(chat, text)
             if ask is not None:
-                with chat_input.without_echo():
+                with without_echo():
                     answer(chat.conversation, ask, quiet=quiet)
         except KeyboardInterrupt:  # while /model loads; an answer handles its own
             notice("(stopped)")
@@ -156,7 +177,7 @@ def talk(chat: chat_commands.Chat, messages: Iterable[str], *, quiet: bool) -> N
             notice(f"error: {error}")
 
 
-def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -> None:
+def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
     """Print an answer as it is generated. Ctrl-C stops it, and what was generated is kept."""
     before = conversation.generation
     with stopped_by_ctrl_c() as stop:
@@ -197,6 +218,28 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, reasoning: Reason
     print(flush=True)
 
 
+class AnswerPrinter(TextWriter):
+    """Prints the pieces of one answer: reasoning dimmed in a terminal, else on stderr, or nowhere with `quiet`."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(sys.stdout)
+        self._quiet, self._is_reasoning = quiet, False
+
+    def print(self, pieces: Iterable[Piece]) -> None:
+        """Print more pieces."""
+        for text, is_reasoning in pieces:
+            if self._is_reasoning and not is_reasoning:
+                self._print("\n\n", is_reasoning=True)
+            self._is_reasoning = is_reasoning
+            self._print(text, is_reasoning=is_reasoning)
+
+    def _print(self, text: str, *, is_reasoning: bool) -> None:
+        if self._has_colors or not is_reasoning:
+            self.write(text, dim=is_reasoning)
+        elif not self._quiet and sys.stderr is not None:
+            print(safe_for(sys.stderr, text), end="", file=sys.stderr, flush=True)
+
+
 def limits_reached(conversation: Conversation) -> Iterator[str]:
     """Yield what the user must know about the end of the last answer, if the model did not end it."""
     generation = conversation.generation
@@ -222,3 +265,471 @@ def stopped_by_ctrl_c() -> Iterator[threading.Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+Ask: TypeAlias = Callable[..., Iterator[str]]
+"""Starts an answer and returns its pieces; the argument `progress` is that of `Conversation.ask`."""
+
+QUIT, SLASHED_QUIT = ("quit", "exit"), ("/quit", "/exit", "/bye")
+
+COMMAND = re.compile(r"(/\S*)(?:\s+(.*))?", re.DOTALL)
+
+# Options that /set changes, beside those of sampling.
+LIMITS = ("max_tokens", "timeout")
+
+
+@dataclass
+class Chat:
+    """What the commands change.
+
+    Attributes:
+        conversation: the conversation.
+        begin: returns an empty conversation with the model of this name, which can answer these messages.
+        changed: the options that /set has changed.
+    """
+
+    conversation: Conversation
+    begin: Callable[[str, Sequence[Any]], Conversation]
+    changed: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: how it is written, its line of help, and what it does with the text after its name."""
+
+    usage: str
+    help: str
+    run: Callable[[Chat, str], Ask | None]
+
+
+def is_end(text: str) -> bool:
+    """Return whether the user ends the conversation; a space before the slash makes it a message, as in `perform`."""
+    return text.strip() in QUIT or text.rstrip() in SLASHED_QUIT
+
+
+def perform(chat: Chat, text: str) -> Ask | None:
+    """Do what the user typed. Return how to start the answer; None if a command has no answer.
+
+    A text that begins with a slash is a command. A space before the slash makes it a message; the space is left out.
+
+    Raises:
+        OptionError: there is no such command, or its argument is invalid.
+        EngineError: the command failed.
+    """
+    match = COMMAND.fullmatch(text.rstrip())
+    if match is None:
+        is_escaped = text.startswith(" /")
+        return functools.partial(chat.conversation.ask, text[1:] if is_escaped else text)
+    name, argument = match[1], (match[2] or "").strip()
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, all_names(), n=1)
+        meant = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(all_names())}"
+        message = f"no command {name[:40]}; {meant}; a space before the slash makes it a message"
+        raise OptionError(message, option=name[:40])
+    return COMMANDS[name].run(chat, argument)
+
+
+def all_names() -> list[str]:
+    """Return the names of all commands."""
+    return [*COMMANDS, *SLASHED_QUIT]
+
+
+def completer() -> Completer:
+    """Return what completes commands, paths after /load, /save and /model, and options after /set."""
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+    from prompt_toolkit.document import Document
+
+    files = PathCompleter(expanduser=True)
+
+    class Commands(Completer):
+        def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+            name, space, argument = document.text_before_cursor.partition(" ")
+            if space and name in ("/load", "/save", "/model"):
+                return files.get_completions(Document(argument), complete_event)
+            if space:
+                words, begun = settings() if name == "/set" else [], argument
+            else:
+                words, begun = all_names() if name.startswith("/") else [], name
+            return [Completion(word, -len(begun)) for word in words if word.startswith(begun)]
+
+    return Commands()
+
+
+def load_file(chat: Chat, path: str) -> None:
+    """Replace the conversation with the messages of a file. Errors are those of the two functions below."""
+    continue_from(chat.conversation, read_messages(path), path)
+
+
+def read_messages(path: str) -> list[Any]:
+    """Return the list in a file.
+
+    Raises:
+        SourceError: the file cannot be read.
+        FormatError: it is not JSON.
+        OptionError: it is not a list.
+    """
+    if not path:
+        raise OptionError("/load needs the name of a file", option="/load")
+    from mlx_engine.checkpoint.hf_folder import parse_json
+
+    messages: Any = parse_json(read_text(None, _path(path), path), path, "name a file that /save wrote")
+    if not isinstance(messages, list):
+        raise OptionError(f"{path} has no list of messages, but {shown(messages)}", option=path, found=messages)
+    return list(messages)
+
+
+def continue_from(conversation: Conversation, messages: list[Any], path: str) -> None:
+    """Replace the conversation with the messages of a file.
+
+    Raises:
+        OptionError: they are no messages.
+        EngineError: the template cannot render them.
+    """
+    conversation.load(messages)
+    notice(f"{len(messages)} messages loaded from {path}")
+
+
+def _path(text: str) -> Path:
+    """Return a path; a leading ~ is the user's home, which no shell has replaced."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # no such user
+        return Path(text)
+
+
+def _save(chat: Chat, path: str) -> None:
+    conversation = chat.conversation
+    if not path:
+        raise OptionError("/save needs the name of a file", option="/save")
+    text = json.dumps(conversation.messages, ensure_ascii=False, indent=2)
+    try:
+        _path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be written: {error.strerror or error}; choose another file") from error
+    notice(f"{len(conversation.messages)} messages saved to {path}")
+
+
+def _system(chat: Chat, text: str) -> None:
+    chat.conversation.system = text or None
+    notice("system message set" if text else "system message removed")
+
+
+def _clear(chat: Chat, _: str) -> None:
+    chat.conversation.clear()
+    notice("a new conversation begins")
+
+
+def _retry(chat: Chat, _: str) -> Ask:
+    return chat.conversation.retry
+
+
+def _undo(chat: Chat, _: str) -> None:
+    question = chat.conversation.undo()
+    notice(f"forgotten: {question if len(question) <= 60 else question[:59] + '…'!r}")
+
+
+def settings() -> list[str]:
+    """Return the names of the options that /set changes."""
+    return [*(f.name for f, _ in declared(Sampling)), *LIMITS]
+
+
+def _set(chat: Chat, text: str) -> None:
+    if not text:
+        for name in settings():
+            notice(f"{name:18}  {_shown(name, _value(chat.conversation.options, name))}")
+        return
+    given, *rest = re.split(r"[\s=]+", text, maxsplit=1)
+    name = given.lstrip("-").replace("-", "_")
+    name = aliases().get(name, name)
+    if name not in settings():
+        close = difflib.get_close_matches(name, settings(), n=1)
+        meant = f"did you mean {close[0]}?" if close else f"the options are {', '.join(settings())}"
+        raise OptionError(f"/set has no option {given}; {meant}", option="/set", found=given)
+    if not rest:
+        raise OptionError(f"/set {name} needs a value, or off for the default", option=name)
+    changed = chat.changed | {name: _parsed(name, rest[0])}
+    _use(chat.conversation, changed)
+    chat.changed = changed
+    notice(f"{name} {_shown(name, _value(chat.conversation.options, name))}")
+    if name in IDLE_IF_GREEDY and described(chat.conversation.options.sampling).startswith("greedy"):
+        notice(f"warning: {name} has no effect at temperature 0; /set temperature T samples")
+
+
+def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
+    """Set some options of all further answers.
+
+    Raises:
+        OptionError: a value is invalid, or the model's vocabulary lacks a token; no option is set.
+    """
+    options = conversation.options
+    sampling = {f.name for f, _ in declared(Sampling)} & changed.keys()
+    limits = {name: value for name, value in changed.items() if name not in sampling}
+    new = replace(options, sampling=replace(options.sampling, **{name: changed[name] for name in sampling}), **limits)
+    conversation.engine.request("a", new)
+    conversation.options = new
+
+
+def _parsed(name: str, text: str) -> Any:
+    """Return the value of an option; its range is checked later.
+
+    Raises:
+        OptionError: the text is not of the option's type.
+    """
+    default, about = next((f.default, about) for f, about in declared() if f.name == name)
+    if text == "off":
+        return default
+    if about.kind is None:  # logit_bias
+        return tuple(text.split())
+    try:
+        return int(text) if about.kind is int else float(text)
+    except ValueError:
+        expected = f"{'a whole number' if about.kind is int else 'a number'}, or off"
+        raise OptionError(
+            f"/set {name} needs {expected}, not {text!r}", option=name, expected=expected, found=text
+        ) from None
+
+
+def _value(options: Options, name: str) -> Any:
+    return getattr(options if name in LIMITS else options.sampling, name)
+
+
+def _shown(name: str, value: Any) -> str:
+    """Format the value of an option; what help says of its default if there is none."""
+    if value is None or value == ():
+        return next(about.unset or "off" for f, about in declared() if f.name == name)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _model(chat: Chat, name: str) -> None:
+    if not name:
+        raise OptionError("/model needs a path, a hub id or builtin", option="/model")
+    old = chat.conversation
+    new = chat.begin(str(_path(name)) if name.startswith("~") else name, old.messages)
+    try:
+        _use(new, chat.changed)
+        new.load(old.messages)
+    except EngineError:
+        new.engine.close()
+        raise
+    chat.conversation = new
+    old.engine.close()
+
+
+def _stats(chat: Chat, _: str) -> None:
+    conversation = chat.conversation
+    turns = conversation.turns
+    notice(f"context: {conversation.n_tokens:,} of {conversation.n_context:,} tokens used")
+    notice(f"sampling: {described(conversation.options.sampling)}")
+    if not turns:
+        return
+    last = turns[-1]
+    notice(f"turns: {len(turns)}, with {sum(turn.n_generated for turn in turns):,} generated tokens")
+    notice(
+        f"last turn: {last.n_prompt:,} prompt tokens ({last.n_cached:,} of them cached), "
+        f"{last.n_generated:,} generated tokens, ended by {last.generation.finish_reason or 'Ctrl-C'}"
+    )
+    notice(f"last turn: {rates(last.generation)}")
+
+
+def _help(_: Chat, __: str) -> None:
+    width = max(len(command.usage) for command in COMMANDS.values())
+    for name, command in COMMANDS.items():
+        if command.usage.startswith(name):  # not an alias
+            notice(f"{command.usage:{width}}  {command.help}")
+    notice(f"{'/bye, quit, exit':{width}}  End the conversation; so does Ctrl-D.")
+    notice("Tab completes commands. A space before the slash sends the text to the model.")
+    notice("Ctrl-C stops an answer and keeps what was said. For a message of several lines, end a line with \\,")
+    notice('press Alt-Enter, or write """ before the first line and after the last.')
+
+
+HELP = Command("/help", "List the commands; so does /?.", _help)
+
+COMMANDS = {
+    "/help": HELP,
+    "/?": HELP,
+    "/system": Command("/system [TEXT]", "Set the system message; without TEXT, remove it.", _system),
+    "/set": Command("/set [NAME VALUE]", "Set an option, such as temperature 0.7 or seed off; alone, list all.", _set),
+    "/model": Command("/model NAME", "Load another model, and continue the conversation with it.", _model),
+    "/clear": Command("/clear", "Begin a new conversation with the same system message.", _clear),
+    "/undo": Command("/undo", "Forget the last message and its answer.", _undo),
+    "/retry": Command("/retry", "Answer the last message again; at temperature 0 the answer is the same.", _retry),
+    "/save": Command("/save FILE", "Write the messages to a JSON file.", _save),
+    "/load": Command("/load FILE", "Continue the conversation of a file that /save wrote.", load_file),
+    "/stats": Command("/stats", "Show tokens, rates and the use of the context.", _stats),
+}
+
+
+QUOTES = '"""'
+
+
+def is_complete(text: str) -> bool:
+    """Return whether a message ends here, or another line follows."""
+    stripped = text.strip()
+    if stripped.startswith(QUOTES):
+        return stripped.endswith(QUOTES) and len(stripped) >= 2 * len(QUOTES)
+    return not text.endswith("\\")
+
+
+def unwrapped(text: str) -> str:
+    """Return a message without the quotes around it, or without the backslashes at the ends of its lines.
+
+    A message in quotes is no command: a space is put before a slash at its beginning.
+    """
+    stripped = text.strip()
+    if stripped.startswith(QUOTES):
+        quoted = stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+        return f" {quoted}" if quoted.startswith("/") else quoted
+    return text.replace("\\\n", "\n").removesuffix("\\")
+
+
+def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = True) -> Iterator[str]:
+    """Yield the messages of the user until the input ends.
+
+    Args:
+        completer: makes what completes a line in a terminal.
+        keeps_history: keep the messages typed in a terminal for later runs, and offer those of earlier ones.
+
+    Raises:
+        OptionError: there is no standard input, or it is not UTF-8.
+    """
+    if sys.stdin is None:
+        raise OptionError("chat needs a terminal or a pipe as stdin", option="stdin")
+    if not sys.stdin.isatty():
+        return from_lines(sys.stdin.buffer)
+    history = kept_history() if keeps_history else None
+    return from_terminal(session(history=history, completer=completer()).prompt)
+
+
+def history_file() -> Path:
+    """Return the file of the messages that were typed: in XDG_STATE_HOME, or ~/.local/state."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path's raises
+    return Path(home) / "mlx_engine" / "chat_history"
+
+
+def kept_history() -> History | None:
+    """Return the messages of earlier runs, to which new ones are added. Only this user can read their file.
+
+    Return None, with a notice, if the file cannot be written.
+    """
+    from prompt_toolkit.history import FileHistory
+
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk ends no conversation
+                super().store_string(string.encode(errors="replace").decode())
+
+    file = history_file()
+    try:
+        if not file.is_absolute():  # no HOME, and no such user: it would be in a folder "~" of the working directory
+            raise OSError("the user has no home")
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        if not file.is_file():  # a link to /dev/null, of which every user needs the permissions as they are
+            raise OSError("not a regular file")
+        file.chmod(0o600)  # it may be older
+        file.read_bytes()
+    except OSError as error:
+        notice(f"warning: {file}: {error.strerror or error}; messages are not kept for later runs")
+        return None
+    return Kept(str(file))
+
+
+@contextlib.contextmanager
+def without_echo() -> Iterator[None]:
+    """Do not show what is typed meanwhile: it would be in the middle of an answer. The next prompt shows it."""
+    try:
+        import termios
+
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+    except Exception:  # no terminal, or none as POSIX has them; `termios.error` is no OSError
+        yield
+        return
+    silent = list(before)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
+    """Yield the messages in the lines of a pipe. The end of the input ends a message. A byte order mark is left out.
+
+    Raises:
+        OptionError: a line is not UTF-8.
+    """
+    text = ""
+    for i, line in enumerate(lines):
+        try:
+            text += line.decode("utf-8").removeprefix("" if i else BOM).removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise OptionError(f"stdin is not UTF-8 text: {error}", option="stdin", found=str(error)) from error
+        if is_complete(text):
+            yield unwrapped(text)
+            text = ""
+        else:
+            text += "\n"
+    if text:
+        yield unwrapped(text.removesuffix("\n"))
+
+
+def from_terminal(prompt: Callable[[], str]) -> Iterator[str]:
+    """Yield what the user types, until Ctrl-D. Ctrl-C discards the line."""
+    while True:
+        try:
+            text = prompt()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            notice("(Ctrl-D or quit ends the conversation)")
+            continue
+        yield unwrapped(text)
+
+
+def session(
+    *,
+    history: History | None = None,
+    completer: Completer | None = None,
+    source: Input | None = None,
+    screen: Output | None = None,
+) -> PromptSession[str]:
+    """Return a line editor; on the process's terminal unless others are given.
+
+    Without a `history`, it has one of this run alone.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import create_output
+    from prompt_toolkit.shortcuts import CompleteStyle
+
+    bindings = KeyBindings()
+
+    def end_line(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_complete(buffer.text):
+            buffer.validate_and_handle()
+        else:
+            buffer.insert_text("\n")
+
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    bindings.add("enter")(end_line)
+    bindings.add("escape", "enter")(new_line)
+    # If stdout is a file, the line editor must draw on stderr.
+    screen = screen or create_output(always_prefer_tty=True)
+    return PromptSession(
+        "> ",
+        multiline=True,
+        prompt_continuation="  ",
+        key_bindings=bindings,
+        history=history,
+        completer=completer,
+        complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE,
+        input=source,
+        output=screen,
+        reserve_space_for_menu=0,
+    )

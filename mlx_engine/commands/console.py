@@ -7,19 +7,23 @@ import functools
 import io
 import os
 import re
+import signal
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar
 
 import typer
 
-from mlx_engine.commands.signals import EndedBySignal
-from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError, Words, out_of_memory
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError, out_of_memory
+from mlx_engine.observe import log
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +37,10 @@ BOM = "\ufeff"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
+# Called by the process's command before its work.
+before_work: Callable[[], None] | None = None
+
+
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Convert errors caused by user input to a message and an exit code. Other errors are bugs: keep the traceback."""
 
@@ -41,13 +49,15 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
         escape_what_stdout_cannot_write()
         try:
             try:
+                if before_work is not None:
+                    before_work()
                 return command(*args, **kwargs)
             finally:
                 # Flush here: a full disk would otherwise be detected only at exit, too late to report.
                 if sys.stdout is not None:
                     sys.stdout.flush()
         except EngineError as error:
-            notice(f"error: {error}")
+            notice(f"error: {with_flags(error, command)}")
             wrong_use = isinstance(error, OptionError | BackendUnavailableError)
             raise typer.Exit(WRONG_USE if wrong_use else FAILED) from None
         except MemoryError as error:
@@ -75,6 +85,26 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
+def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
+    """Return the message of an error, in which the options of a command have the names of their flags.
+
+    A name of one word is replaced at the beginning alone: elsewhere it may be an ordinary word.
+    """
+    hints, text = typing.get_type_hints(command, include_extras=True), str(error)
+    option = str(getattr(error, "option", ""))
+    if not hints.keys() & {option, option.removesuffix("s")}:  # a list in Python has the plural
+        return text
+    for name, hint in hints.items():
+        for about in getattr(hint, "__metadata__", ()):
+            if isinstance(about, typer.models.OptionInfo):
+                # With Annotated, typer stores an option's first flag in the attribute `default`.
+                flags = [str(about.default), *(about.param_decls or ())]
+                flag = next((one for one in flags if one.startswith("--")), flags[0]).partition("/")[0]
+                start = "" if "_" in name else "^"
+                text = re.sub(rf"{start}(?<![\w.-]){re.escape(name)}s?(?!\w)", flag, text)
+    return text
+
+
 def escape_what_stdout_cannot_write() -> None:
     """Escape characters that stdout cannot encode: text from a model or a file may be invalid Unicode."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -89,21 +119,22 @@ def read_text(text: str | None, file: Path | None, option: str) -> str:
         SourceError: the file cannot be read.
     """
     if text is not None and file is not None:
-        raise OptionError(option=option, expected="an argument or a file, not both", found=str(file))
+        raise OptionError(f"give the {option} either as an argument or as a file", option=option, found=str(file))
     wants_stdin = file is None and (text is None or text == "-")
     if wants_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
-        raise OptionError(option=option, expected="an argument, - for stdin, or a file", found=Words("nothing"))
+        raise OptionError(f"no {option}: give it as an argument, as - for stdin, or as a file", option=option)
     try:
         if file is not None:
             return file.read_bytes().decode("utf-8")
         if wants_stdin:
             return _from_stdin().decode("utf-8")
+    except FileNotFoundError:
+        raise SourceError(f"{file}: no such file") from None
     except OSError as error:
-        raise SourceError(
-            f"{file}: expected a readable file, found {error.strerror or error}; check the path"
-        ) from error
+        raise SourceError(f"{file}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise OptionError(option=option, expected="UTF-8 text", found=Words(str(error))) from error
+        where = "stdin" if file is None else file
+        raise OptionError(f"{option}: {where} is not UTF-8 text: {error}", option=option, found=str(error)) from error
     return checked_text(str(text), option)
 
 
@@ -120,8 +151,8 @@ def checked_text(text: str, option: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = Words(f"{text[error.start]!r} at index {error.start:,}, a byte that is not UTF-8")
-        raise OptionError(option=option, expected="UTF-8 text", found=found) from None
+        found = f"{text[error.start]!r} at index {error.start:,}"
+        raise OptionError(f"{option} is not UTF-8 text: a wrong byte {found}", option=option, found=found) from None
     return text
 
 
@@ -176,3 +207,148 @@ def _bar(title: str, *, auto_refresh: bool = True) -> Progress:
 
     columns = TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh)
+
+
+Self = TypeVar("Self", bound="TextWriter")
+
+DIM, NORMAL = "\x1b[2m", "\x1b[0m"
+
+# Line ends, spaces, printable ASCII between them, and any other character alone.
+PARTS = re.compile(r"\r?\n|\t| +|[!-~]+|.", re.DOTALL)
+TAB = 8
+
+
+class TextWriter:
+    """Writes text piece by piece. On a terminal, a word that grows past the end of its line moves to the next line.
+
+    A line also ends before or after a character of two columns: Chinese and Japanese have no spaces. The terminal
+    breaks words that are longer than a line. Elsewhere, text is written unchanged.
+
+    While the writer is entered, it ends its line before an event of the log is printed on the same terminal.
+    """
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out, self._has_colors = out, not is_plain(out)
+        self._width = self._column = 0
+        self._word: list[str] = []  # the parts of the last word, which may still grow
+        self._word_width = 0
+        self._is_in_line = False
+
+    def __enter__(self: Self) -> Self:
+        if all(stream is not None and stream.isatty() for stream in (self._out, sys.stderr)):
+            log.before_event = self.end_line
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        log.before_event = None
+
+    def write(self, text: str, *, dim: bool = False) -> None:
+        """Write more text, dimmed if the terminal has colours."""
+        text, dim = safe_for(self._out, text), dim and self._has_colors
+        if not text:
+            return
+        self._is_in_line = not text.endswith("\n")
+        if self._fit_to_terminal():
+            text = "".join(self._placed(part, dim=dim) for part in PARTS.findall(text))
+        elif dim:
+            text = f"{DIM}{text}{NORMAL}"
+        print(text, end="", file=self._out, flush=True)
+
+    def end_line(self) -> None:
+        """Begin a new line, unless the text is at the beginning of one."""
+        if self._is_in_line:
+            self.write("\n")
+
+    def _fit_to_terminal(self) -> bool:
+        """Return whether words are wrapped. The terminal may have another width than before, and has then reflowed."""
+        width = columns_of(self._out)
+        if width != self._width and width:
+            self._column %= width
+            if self._column < self._word_width:  # the terminal has broken the word
+                self._word, self._word_width = [], 0
+        self._width = width
+        return width > 0
+
+    def _placed(self, part: str, *, dim: bool) -> str:
+        """Return what to write for a part of the text, and move the position in the line.
+
+        The last column stays free: terminals differ in where the cursor is after a character in it.
+        """
+        if part.endswith("\n"):
+            self._column, self._word, self._word_width = 0, [], 0
+            return part
+        width = TAB - self._column % TAB if part == "\t" else width_of(part)
+        fits = self._column + width < self._width
+        if part[0] in " \t":
+            self._word, self._word_width = [], 0
+            self._column += width  # spaces at the end of a full line are left out, and the next word begins a line
+            return part if fits else ""
+        shown = f"{DIM}{part}{NORMAL}" if dim else part
+        if width == 2 and len(part) == 1:
+            self._word, self._word_width = [], 0
+            self._column = self._column + width if fits else width
+            return shown if fits else f"\n{shown}"
+        return self._grown(part, shown, width, fits=fits)
+
+    def _grown(self, part: str, shown: str, width: int, *, fits: bool) -> str:
+        """Return what to write for another part of the last word."""
+        grown, earlier = self._word_width + width, "".join(self._word)
+        self._word.append(shown)
+        before, self._word_width = self._word_width, grown
+        if fits:
+            self._column += width
+            return shown
+        if grown < self._width:
+            self._column = grown
+            return (f"\x1b[{before}D\x1b[K" if before else "") + f"\n{earlier}{shown}"
+        begins = not before and self._column > 0
+        self._column = 0 if begins else self._column
+        for character in part:
+            wide = width_of(character)
+            self._column = wide + (self._column if self._column + wide <= self._width else 0)
+        return f"\n{shown}" if begins else shown
+
+
+def columns_of(out: TextIO | None) -> int:
+    """Return the width of the terminal behind a stream; 0 if there is none, or it cannot move its cursor."""
+    if out is None or not out.isatty() or os.environ.get("TERM") == "dumb":
+        return 0
+    try:
+        return os.get_terminal_size(out.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def width_of(text: str) -> int:
+    """Return the number of columns of a text: two for a Chinese character, none for an accent over a letter."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+# SIGHUP comes when the terminal is closed; not every system has it.
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class EndedBySignal(SystemExit):
+    """Raised in the main thread by a signal that ends the process; the exit code is that of a shell, 128 + number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
+def exit_on_signals() -> None:
+    """Raise `EndedBySignal` at the first of these signals. One that is ignored, as after nohup, stays ignored."""
+    for number in ENDING:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # A second signal must not interrupt the removal of files: systems send both when they stop.
+    for other in ENDING:
+        signal.signal(other, signal.SIG_IGN)
+    raise EndedBySignal(number)

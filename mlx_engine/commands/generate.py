@@ -3,39 +3,169 @@
 from __future__ import annotations
 
 import json as json_module
+import select
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.answer_printer import TextWriter
-from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
-from mlx_engine.commands.logprobs import logprob_row, table
-from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.console import (
+    BOM,
+    FAILED,
+    TextWriter,
+    checked_text,
+    notice,
+    progress_bar,
+    read_text,
+    reports_errors,
+)
+from mlx_engine.commands.options.groups import RARE, takes_groups
+from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
     Backend,
-    EngineOptions,
+    ComputeOptions,
     Model,
     Strict,
+    Think,
+    choose_backend,
 )
-from mlx_engine.commands.options.run import RunOptions, SamplingOptions, options_of
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.commands.prompts import PromptOptions, longest_of, requests_for
-from mlx_engine.errors import BackendUnavailableError, NotFiniteError, require
+from mlx_engine.errors import EngineError, NotFiniteError, OptionError
+from mlx_engine.errors import size as size_of
+from mlx_engine.options import Options, Sampling
 
 if TYPE_CHECKING:
-    from mlx_engine.engine import Engine
+    from mlx_engine.cache.size import CacheSize
+    from mlx_engine.engine import Engine, Prompt, RequestBuilder
+    from mlx_engine.loop.logprobs import TokenLogprobs
+    from mlx_engine.loop.request import Request
     from mlx_engine.loop.stream import Generation, Stream
+    from mlx_engine.tokenizer import Tokenizer
+
+
+DEFAULT_PROMPT = "Once upon a time"
+NO_PROMPT = (
+    "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
+    f"continuing {DEFAULT_PROMPT!r}, an example"
+)
+# Seconds without a byte after which a pipe is reported, or ignored by the example: CI and containers leave some open.
+PATIENCE = 3.0
+
+# How a message ends, rather than a text to continue.
+ENDS = (".", "?", "!", "。", "\uff1f", "\uff01")
+HAS_TEMPLATE = "hint: this model has a chat template; --chat sends the prompt through it, as a message to answer"
+NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Prompt. Its sources, and whether it is a chat message."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt; - reads stdin.",
+            show_default=f"a pipe, else the example {DEFAULT_PROMPT!r}",
+        ),
+    ] = None
+    prompt_option: Annotated[
+        str | None, typer.Option("--prompt", "-p", metavar="PROMPT", help="The same as the argument.")
+    ] = None
+    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file.")] = (
+        None
+    )
+    batch_file: Annotated[
+        Path | None,
+        typer.Option("--batch-file", help="Run every non-blank line of this file as a prompt; - reads stdin."),
+    ] = None
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as one user message through the model's chat template.")
+    ] = False
+    system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")] = None
+    think: Think = None
+
+    def check(self) -> None:
+        """Check for options that exclude each other, before anything is read.
+
+        Raises:
+            OptionError: there are two prompts, or --system or --think without --chat.
+        """
+        if self.prompt is not None and self.prompt_option is not None:
+            message = "give the prompt either as an argument or with --prompt"
+            raise OptionError(message, option="--prompt", found=self.prompt_option)
+        other = self.prompt_file if self.text is None else self.text
+        if self.batch_file is not None and other is not None:
+            raise OptionError("--batch-file cannot be combined with a prompt", option="--batch-file", found=str(other))
+        for option, value in (("--system", self.system), ("--think", self.think)):
+            if value is not None and not self.chat:
+                raise OptionError(f"{option} needs --chat", option=option, found=value)
+        if self.system is not None:
+            checked_text(self.system, "--system")
+
+    @property
+    def text(self) -> str | None:
+        """The prompt of the command line; "-" is stdin."""
+        return self.prompt if self.prompt_option is None else self.prompt_option
+
+    def read(self, *, is_example: bool) -> list[str]:
+        """Return the prompt, or the non-blank lines of the batch file. "-" is stdin, and so is a pipe without a prompt.
+
+        A text of a file or of stdin is returned without a byte order mark and without its last line end.
+
+        Args:
+            is_example: run the example prompt if stdin is a pipe through which nothing comes for a few seconds.
+
+        Raises:
+            OptionError: the batch has no prompt, or a text is not UTF-8.
+            SourceError: a file cannot be read.
+        """
+        if self.batch_file is not None:
+            return self._batch(self.batch_file)
+        if self.text is not None or self.prompt_file is not None:
+            text = read_text(self.text, self.prompt_file, "prompt")
+            return [text if self.text not in (None, "-") else without_line_end(text)]
+        text = piped(is_example=is_example)
+        if not text:
+            notice(NO_PROMPT)
+        return [without_line_end(text) if text else DEFAULT_PROMPT]
+
+    def _batch(self, file: Path) -> list[str]:
+        text = read_text("-", None, "--batch-file") if str(file) == "-" else read_text(None, file, "--batch-file")
+        # Not splitlines, which would split a prompt at a form feed or U+2028.
+        lines = [line for line in text.removeprefix(BOM).replace("\r\n", "\n").split("\n") if line.strip()]
+        if not lines:
+            raise OptionError(f"--batch-file: {file} has no prompt; write one per line", option="--batch-file")
+        return lines
+
+    def hints(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+        """Return a hint if a prompt seems to be a chat message: whole sentences."""
+        could = not self.chat and tokenizer.chat_template is not None
+        return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
+
+    def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
+        """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""
+        if not self.chat:
+            return list(texts)
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
+
+        variables = thinking(tokenizer.chat_template, self.think)
+        if tokenizer.chat_template is None:
+            notice(NO_TEMPLATE)
+            return [text if self.system is None else f"{self.system}\n\n{text}" for text in texts]
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [ChatPrompt([*first, {"role": "user", "content": text}], variables=variables) for text in texts]
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Output options."""
+    """Output."""
 
     log_level: Annotated[
         str | None,
@@ -43,30 +173,29 @@ class OutputOptions:
             "--log-level",
             help="Log to stderr: info (every token), debug (every forward pass) or trace (every operation).",
         ),
+        RARE,
     ] = None
     no_echo: Annotated[
         bool,
         typer.Option(
             "--no-echo",
-            help="Print the generated text alone, without the prompt before it. --chat and --json never print the "
-            "prompt.",
+            help="Print the generated text without the prompt before it.",
         ),
     ] = False
-    per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass.")] = False
+    per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass."), RARE] = (
+        False
+    )
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", "-v", help="Also print the model, its KV cache and all timings on stderr, not one line."
-        ),
+        typer.Option("--verbose", "-v", help="Also print the model, its KV cache and all timings."),
     ] = False
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text; for a batch, one per line.")
-    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
 
     def check(self) -> None:
         """Raise OptionError if options exclude each other."""
-        require(not (self.quiet and self.verbose), option="--verbose", expected="no --quiet with it", found=self.quiet)
+        if self.quiet and self.verbose:
+            raise OptionError("--verbose cannot be combined with --quiet", option="--verbose")
 
     @property
     def is_silent(self) -> bool:
@@ -87,24 +216,27 @@ def generate(
     prompts: PromptOptions,
     model: Model = "builtin",
     backend: Backend = "auto",
-    run: RunOptions,
-    sampling: SamplingOptions,
-    compute: EngineOptions,
+    run: Options,
+    compute: ComputeOptions,
     suggested: Annotated[
-        bool | None, typer.Option("--suggested/--no-suggested", help=SUGGESTED, show_default="no-suggested")
+        bool | None,
+        typer.Option(
+            "--suggested/--no-suggested",
+            help=SUGGESTED,
+            show_default="no-suggested",
+            rich_help_panel=first_sentence(Sampling.__doc__),
+        ),
     ] = None,
     strict: Strict = False,
-    sharing: ShardOptions,
+    sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.checkpoint.sources import is_cached
-    from mlx_engine.commands import diagnostics
     from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {**compute.machine(), **compute.changes()}
-    options_of(run, sampling)  # checked before the model is opened
+    how = {**compute.machine(), **compute.changes(run.context_len)}
     prompts.check()
     output.check()
     configure_log(output.log_level)
@@ -117,14 +249,14 @@ def generate(
         cached = is_cached(model) if output.verbose else None
         with progress_bar("opening", quiet=output.is_silent) as progress:
             opened = open_source(model, used, progress=progress, shard=shard, **how)
-        chosen = choose_sampling(invocation, sampling, opened, suggested=bool(suggested))
+        chosen = choose_sampling(invocation, run.sampling, opened, suggested=bool(suggested))
         hints = offered(invocation, opened) if suggested is None and not output.is_silent else []
         output.report(chosen.notes)
         for line in chosen.warnings:
             notice(line)
         # Requests check the prompts, which need not wait for the weights.
         messages = prompts.for_model(opened.prompts.tokenizer, texts)
-        requests = requests_for(opened.prompts, messages, options_of(run, chosen.sampling))
+        requests = requests_for(opened.prompts, messages, replace(run, sampling=chosen.sampling))
         opened.check_memory(longest_of(requests) if run.kv else 1)
         with progress_bar("loading", quiet=output.is_silent) as progress:
             engine = Engine(opened, progress)
@@ -132,8 +264,8 @@ def generate(
         start = time.perf_counter()
         runs = engine.run_requests(requests)
         if output.verbose:
-            output.report(diagnostics.loaded(engine, model, cached))
-            output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
+            output.report(loaded(engine, model, cached))
+            output.report(reserved(engine, runs, kv=run.kv, context_len=run.context_len))
         else:
             output.report(engine.notes)
         n_failed = print_runs(texts, runs, engine, backend, prompts, output)
@@ -165,23 +297,6 @@ def print_runs(
             n_failed += 1
             print_failure(label, error, stream, engine, requested, json=output.json)
     return n_failed
-
-
-def choose_backend(requested: str, *, strict: bool) -> str:
-    """Return the requested backend, or "auto" with a notice if it is unavailable on this machine.
-
-    Raises:
-        BackendUnavailableError: no backend has this name, or it is unavailable and `strict` is set.
-    """
-    from mlx_engine.backends import auto, unavailable
-
-    reason = None if requested == "auto" else unavailable(requested)
-    if reason is None:
-        return requested
-    if strict:
-        raise BackendUnavailableError(name=requested, reason=reason)
-    notice(f"backend {requested!r} is not available: {reason}; running on {auto()!r}")
-    return "auto"
 
 
 def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, output: OutputOptions) -> None:
@@ -237,17 +352,211 @@ def closing(
     engine: Engine, runs: Sequence[Stream], seconds: float, output: OutputOptions, *, is_batch: bool
 ) -> list[str]:
     """Return the lines about finished runs: log-probabilities if asked for, tokens, backend and times."""
-    from mlx_engine.commands import diagnostics
-
     generations = [stream.generation for stream in runs]
     tables = [table(run.logprobs, engine.tokenizer) for run in generations if run.logprobs is not None]
     if is_batch:
         tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
         if output.verbose:
-            return [*tables, *diagnostics.finished_batch(generations, seconds)]
-        return [*tables, diagnostics.batch_in_short(generations, engine, seconds)]
+            return [*tables, *finished_batch(generations, seconds)]
+        return [*tables, batch_in_short(generations, engine, seconds)]
     (run,) = generations
-    lines = diagnostics.summary(run, engine, seconds) if output.verbose else [diagnostics.in_short(run, engine)]
+    lines = summary(run, engine, seconds) if output.verbose else [in_short(run, engine)]
     if output.verbose or output.per_pass:
         lines.append(run.metrics.text(per_pass=output.per_pass))
     return [*tables, *lines]
+
+
+def without_line_end(text: str) -> str:
+    """Return a text without a byte order mark, and without its last line end: editors and `echo` write one."""
+    text = text.removeprefix(BOM)
+    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+
+
+def piped(*, is_example: bool) -> str:
+    """Return all of stdin if it is a pipe or a file; an empty text if it is a terminal, or closed.
+
+    A pipe that stays silent is waited for, and that is printed; with `is_example` it counts as empty.
+
+    Raises:
+        OptionError: the text is not UTF-8.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    if _is_silent(PATIENCE):
+        if is_example:
+            return ""
+        notice("waiting for a prompt on stdin")
+    return read_text("-", None, "prompt")
+
+
+def _is_silent(seconds: float) -> bool:
+    """Return whether stdin has neither bytes nor an end within some seconds."""
+    try:
+        return not select.select([sys.stdin], [], [], seconds)[0]
+    except (OSError, ValueError):  # Windows, where select takes sockets alone; a stdin without a file descriptor
+        return False
+
+
+def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Options) -> list[Request]:
+    """Return a request for each prompt. The weights need not have been loaded.
+
+    Raises:
+        EngineError: a prompt is empty or too long, or the chat template rejects it.
+    """
+    requests = []
+    for i, prompt in enumerate(prompts, start=1):
+        try:
+            requests.append(makes.request(prompt, options))
+        except EngineError:
+            if len(prompts) > 1:
+                notice(f"prompt {i} of {len(prompts)}:")
+            raise
+    return requests
+
+
+def longest_of(requests: Sequence[Request]) -> int:
+    """Return the largest number of tokens that the cache holds for requests that share forward passes."""
+    from mlx_engine.engine import BATCH_SLOTS
+
+    return sum(sorted((request.longest for request in requests), reverse=True)[:BATCH_SLOTS])
+
+
+def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
+    """Return the lines about a loaded model: source, configuration, loading times."""
+    cfg, phases = engine.config, engine.phases
+    how = {None: "", True: "cached ", False: "downloaded "}[cached]
+    where = "" if source == str(engine.path) else f" ({how}{engine.path})"
+    heads = f"{cfg.n_heads} heads, {cfg.n_kv_heads} for keys and values"
+    reason = engine.model.program.reason
+    return [
+        f"Model: {source}{where}",
+        f"Config: {engine.architecture}, {cfg.n_layers} layers, hidden {cfg.hidden_size:,}, {heads}, "
+        f"vocabulary {cfg.vocab_size:,}, context {cfg.context_length:,}",
+        f"{engine.n_tensors:,} tensors loaded in {phases['load']:.2f} s",
+        *engine.notes,
+        *([] if reason is None else [f"Layers run op by op because of {reason}"]),
+        f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
+        f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.name} ({engine.backend.device})",
+    ]
+
+
+def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: int | None) -> list[str]:
+    """Return the lines about the tokenizer and the KV cache of the longest run, and of `context_len` if given."""
+    kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
+    if not kv:
+        return [f"Tokenizer: {kind}", "KV cache: none"]
+    from mlx_engine.cache.size import CacheSize
+
+    layers = engine.model.kv_layers
+    lines = [kv_cache(CacheSize(layers, max(run.n_read for run in runs)))]
+    if context_len is not None:
+        whole = CacheSize(layers, min(context_len, engine.config.context_length))
+        lines = [kv_cache(whole), f"Reserved: {lines[0].removeprefix('KV cache: ')}"]
+    return [f"Tokenizer: {kind}", *lines]
+
+
+def kv_cache(size: CacheSize) -> str:
+    """Return the line about the KV cache: its bytes, their factors, and the savings of sliding windows."""
+    from mlx_engine.cache.pool import kv_layers
+
+    layers = kv_layers(size.layers)
+    layer = layers[0]
+    heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
+    shape = f"{len(layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x f32 x 2"
+    line = f"KV cache: {size_of(size.whole - size.state)} ({shape})"
+    if size.state:
+        n_states = len(size.layers) - len(layers)
+        line += f"; states of {n_states} layers: {size_of(size.state)}, whatever the number of tokens"
+    if not size.saved:
+        return line
+    window = next(layer.window for layer in layers if layer.window)
+    return (
+        f"{line}; sliding windows of {window:,} tokens in {size.n_windows} layers save {size_of(size.saved)}: "
+        f"{size_of(size.held)} are allocated"
+    )
+
+
+def in_short(generation: Generation, engine: Engine) -> str:
+    """Return the one line about a finished run: tokens, backend, how it ended, and its two rates."""
+    return f"{_tokens(generation, engine)}: {rates(generation)}"
+
+
+def rates(generation: Generation) -> str:
+    """Return the time to the first token, and the decode rate: further tokens, divided by the time of their passes."""
+    first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
+    if first is None or not generation.token_ids:
+        return "no token"
+    return f"first token after {first:,.1f} ms" + ("" if rate is None else f", then {rate:,.1f} tokens/s")
+
+
+def summary(generation: Generation, engine: Engine, seconds: float) -> list[str]:
+    """Return the lines about the duration of a finished run, its tokens and its backend."""
+    return ["", *finished([generation], seconds), _tokens(generation, engine)]
+
+
+def _tokens(generation: Generation, engine: Engine) -> str:
+    prompt, generated = _count(generation.prompt_ids, "prompt token"), _count(generation.token_ids, "generated token")
+    return f"{prompt} and {generated} on {_backend(engine)}, ended by {generation.finish_reason}"
+
+
+def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
+    """Return the lines about the duration of runs: in all, and of the forward passes; of one run, also its rates."""
+    passes = sum(sum(generation.metrics.shares) for generation in generations)
+    n_tokens = _count([i for generation in generations for i in generation.token_ids], "token")
+    alone = f": {rates(generations[0])}" if len(generations) == 1 else ", prompts included"
+    return [f"Generated in {seconds:.2f} s", f"{n_tokens} in {passes:.2f} s of forward passes{alone}"]
+
+
+def batch_in_short(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:
+    """Return the one line about a finished batch."""
+    n_tokens = sum(len(generation.token_ids) for generation in generations)
+    tokens = f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s in all)"
+    return f"{_prompts(generations, seconds)}, {tokens} on {_backend(engine)}"
+
+
+def finished_batch(generations: Sequence[Generation], seconds: float) -> list[str]:
+    """Return the lines about the duration of a batch, with prompts per second."""
+    return ["", *finished(generations, seconds), _prompts(generations, seconds)]
+
+
+def _prompts(generations: Sequence[Generation], seconds: float) -> str:
+    return f"{_count(generations, 'prompt')} in {seconds:.2f} s ({len(generations) / seconds:.2f} prompts/s)"
+
+
+def _backend(engine: Engine) -> str:
+    return f"backend {engine.backend.name} ({engine.backend.device})"
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _short(n: int) -> str:
+    return f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
+
+
+def logprob_row(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, object]:
+    """Return a token as a JSON object: id, text, logprob, and the same of the most likely tokens under "top"."""
+    return _entry(token.token_id, token.logprob, tokenizer) | {"top": [_entry(i, p, tokenizer) for i, p in token.top]}
+
+
+def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, object]:
+    return {"id": token_id, "text": _text(token_id, tokenizer), "logprob": logprob}
+
+
+def table(tokens: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> str:
+    """Return a table with a line per token: id, logprob, text, and the most likely tokens at its place."""
+    lines = [f"{'id':>7}  {'logprob':>9}  token"]
+    for token in tokens:
+        shown = (f"{_quoted(i, tokenizer)} {p:.4f}" for i, p in token.top)
+        alternatives = f"  ({', '.join(shown)})" if token.top else ""
+        lines.append(f"{token.token_id:>7}  {token.logprob:>9.4f}  {_quoted(token.token_id, tokenizer)}{alternatives}")
+    return "\n".join(lines)
+
+
+def _text(token_id: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode([token_id], at_start=False)
+
+
+def _quoted(token_id: int, tokenizer: Tokenizer) -> str:
+    return json_module.dumps(_text(token_id, tokenizer), ensure_ascii=False)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors, safe_for
-from mlx_engine.commands.model_overview import print_all, print_value
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting
-from mlx_engine.commands.outlook_rows import run_facts
-from mlx_engine.commands.tensor_list import print_tensors
-from mlx_engine.commands.values import plain, print_json
-from mlx_engine.errors import OptionError, Words, require
+from mlx_engine.commands.values import columns, exact, plain, print_json, shown
+from mlx_engine.errors import EngineError, OptionError, UnsupportedTypeError, size
+
+if TYPE_CHECKING:
+    from mlx_engine.checkpoint.listing import Listing, TensorRow
 
 
 @reports_errors
+@takes_groups
 def inspect(
     model: Annotated[
         str | None,
@@ -71,9 +74,11 @@ def inspect(
 
     list_tensors = tensors or filter_ is not None or stats or head is not None
     if list_tensors + (meta is not None) + verify > 1:
-        raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found=Words("several"))
-    require(verify or not allow_setting, option="--allow-setting", expected="--verify with it", found=allow_setting)
-    require(model is None or model_option is None, option="--model", expected="no model as an argument", found=model)
+        raise OptionError("--tensors, --meta and --verify exclude each other", option="--tensors")
+    if allow_setting and not verify:
+        raise OptionError("--allow-setting needs --verify", option="--allow-setting", found=allow_setting)
+    if model is not None and model_option is not None:
+        raise OptionError("give the model either as an argument or with --model", option="--model", found=model_option)
     path = resolve(next((name for name in (model, model_option) if name is not None), "builtin"))
     if verify:
         raise typer.Exit(print_findings(path, allow_setting or (), as_json=json))
@@ -108,3 +113,200 @@ def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) 
         typer.echo(f"{level}  {finding.check:<10} {safe_for(sys.stdout, finding.detail)}")
     print(f"{plain(str(path))}: {counts['PASS']} passed, {counts['WARN']} to note, {counts['FAIL']} failed")
     return code
+
+
+TITLES = {
+    "n_parameters": "parameters",
+    "n_layers": "layers",
+    "hidden_size": "hidden size",
+    "n_heads": "heads",
+    "n_kv_heads": "key/value heads",
+    "head_dim": "head width",
+    "intermediate_size": "feed-forward size",
+    "vocab_size": "vocabulary",
+    "context_length": "context",
+    "rope_theta": "rope theta",
+    "norm_eps": "norm epsilon",
+    "sliding_window": "sliding window",
+}
+
+
+def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print header, model sizes, how it would run (`run_facts`), metadata, tensors, and totals by type."""
+    from mlx_engine.checkpoint.summary import summary
+
+    sizes, totals = summary(listing), listing.totals()
+    if as_json:
+        print_json(
+            {
+                "path": str(listing.path),
+                "format": listing.format,
+                "header": listing.header,
+                "model": sizes,
+                "run": run,
+                "metadata": listing.metadata,
+                "tensors": [asdict(row) for row in listing.tensors],
+                "totals": {name: asdict(total) for name, total in totals.items()},
+            }
+        )
+        return
+    print("\n".join(columns([*header_rows(listing), *size_rows(sizes), *run_rows(run)], "<<")))
+    if listing.metadata:
+        print(f"\nmetadata ({len(listing.metadata):,})")
+        rows = [(f"  {plain(key)}", kind(listing, key), shown_of(listing, key)) for key in listing.metadata]
+        print("\n".join(columns(rows, "<<<")))
+    if totals:
+        print(f"\ntensors ({len(listing.tensors):,})")
+        print("\n".join(tensor_lines(listing.tensors, indent="  ")))
+        print("\ntotals")
+        cells = [
+            (
+                f"  {plain(name)}",
+                f"{t.n_tensors:,} tensors",
+                f"{t.n_elements:,} values",
+                exact(t.nbytes),
+                size(t.nbytes),
+            )
+            for name, t in totals.items()
+        ]
+        print("\n".join(columns(cells, "<>>>>")))
+
+
+def header_rows(listing: Listing) -> list[tuple[str, str]]:
+    """Return the rows about the file."""
+    header = listing.header
+    version = f" version {header['version']}" if "version" in header else ""
+    n_metadata, n_tensors = len(listing.metadata), len(listing.tensors)
+    rows = [("file", plain(str(listing.path)))]
+    rows.append(("format", f"{listing.format}{version}, {n_metadata:,} metadata values, {n_tensors:,} tensors"))
+    rows.append(("size", f"{size(header['file_bytes'])} ({exact(header['file_bytes'])} bytes)"))
+    if listing.format == "GGUF" and n_tensors:
+        rows.append(("data", f"from byte {header['data_offset']:,}, aligned to {header['alignment']:,}"))
+    return rows
+
+
+def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return the rows about the model."""
+    rows = []
+    for name, value in sizes.items():
+        text = f"{value:,}" if isinstance(value, int) else shown(value, "float32").strip("'")
+        rows.append((TITLES.get(name, name), text))
+    return rows
+
+
+def kind(listing: Listing, key: str) -> str:
+    """Return the type of a metadata value, as spelled in the file format."""
+    return listing.kinds.get(key, "")
+
+
+def shown_of(listing: Listing, key: str) -> str:
+    """Format a metadata value on one line."""
+    return shown(listing.metadata[key], kind(listing, key))
+
+
+def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
+    """Print one metadata value in full: a string as it is (but see `safe_for`), an array with one element per line.
+
+    Raises:
+        FormatError: there is no such key.
+    """
+    value = listing.value(key)
+    if as_json:
+        print_json({"key": key, "type": kind(listing, key) or None, "value": value})
+    elif isinstance(value, str):
+        print(safe_for(sys.stdout, value))
+    elif isinstance(value, list | tuple) or hasattr(value, "tolist"):
+        for item in value if isinstance(value, list | tuple) else value.tolist():
+            print(plain(item) if isinstance(item, str) else item)
+    else:
+        print_json(value) if isinstance(value, dict) else print(shown_of(listing, key))
+
+
+def run_facts(path: Path, backend: str, context: int | None) -> dict[str, Any]:
+    """Return what would happen if the model were loaded: `supported`, and the reason or the sizes and the rate."""
+    from mlx_engine.bench.outlook import machine_bandwidth, outlook
+    from mlx_engine.machine.cores import usable_cores
+
+    if path.suffix == ".safetensors" and path.is_file():
+        return {"supported": False, "reason": "a file of tensors without a config.json; name the folder of the model"}
+    try:
+        found = outlook(path, backend, context)
+    except EngineError as error:
+        return {"supported": False, "reason": str(error)}
+    bandwidth = machine_bandwidth(1 if found.backend == "simd" else usable_cores())
+    rates = {"bandwidth_bytes_per_second": bandwidth, "decode_tokens_per_second": found.rate(bandwidth)}
+    return {"supported": True, "reason": None, **found.summary(), **rates}
+
+
+def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of `run_facts`."""
+    if not facts["supported"]:
+        return [("runs here", f"no: {plain(facts['reason'])}")]
+    needed, available = facts["weights_bytes"] + facts["kv_bytes"], facts["available_bytes"]
+    state = "yes" if facts["fits"] else f"not in the memory: {size(needed)} needed, {size(available)} available"
+    left = f" (and {size(facts['left_bytes'])} left in the file)" if facts["left_bytes"] else ""
+    kv = f"{size(facts['kv_bytes'])} of keys and values for {facts['context']:,} tokens"
+    rows = [
+        ("runs here", f"{state}, on {facts['backend']}"),
+        ("memory", f"{size(facts['weights_bytes'])} of weights{left}, {kv}"),
+    ]
+    rate, bandwidth = facts["decode_tokens_per_second"], facts["bandwidth_bytes_per_second"]
+    if rate is not None:
+        digits = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+        read = f"{size(facts['decode_bytes'])} read per token at {bandwidth / 1e9:.1f} GB/s, measured"
+        rows.append(("decode", f"about {digits} tokens/s after {facts['context']:,} tokens: {read}"))
+    return rows
+
+
+def print_tensors(listing: Listing, rows: Sequence[TensorRow], *, stats: bool, head: int | None, as_json: bool) -> None:
+    """Print the list of tensors, with statistics and first values if requested."""
+    values: list[dict[str, Any]] = [{} for _ in rows]
+    if stats or head is not None:
+        with progress_bar("reading tensors") as progress:
+            for done, row in enumerate(rows):
+                progress(done, len(rows))
+                values[done] = tensor_values(listing, row, stats=stats, head=head)
+    if as_json:
+        found = [{**asdict(row), **extra} for row, extra in zip(rows, values, strict=True)]
+        print_json({"path": str(listing.path), "tensors": found})
+        return
+    for line, extra in zip(tensor_lines(rows), values, strict=True):
+        print(line)
+        if "error" in extra:
+            print(f"    {plain(extra['error'])}")
+        if "stats" in extra:
+            known = ((name, value) for name, value in extra["stats"].items() if name != "n_not_finite" or value)
+            print("    " + "  ".join(f"{name} {number(value)}" for name, value in known))
+        if "head" in extra:
+            print(f"    [{', '.join(map(number, extra['head']))}]")
+
+
+def tensor_values(listing: Listing, row: TensorRow, *, stats: bool, head: int | None) -> dict[str, Any]:
+    """Return a tensor's `stats` and `head` if requested, or `error` if its values cannot be read."""
+    from mlx_engine.quant.statistics import first_values, statistics
+
+    found: dict[str, Any] = {}
+    try:
+        if stats:
+            found["stats"] = asdict(statistics(listing.weight(row.name)))
+        if head is not None:
+            found["head"] = first_values(listing.weight(row.name), head).tolist()
+    except UnsupportedTypeError as error:
+        return {"error": str(error)}
+    return found
+
+
+def number(value: float | None) -> str:
+    """Format a count, a statistic or a weight, with the digits of a float32."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.7g}"
+
+
+def tensor_lines(rows: Sequence[TensorRow], indent: str = "") -> list[str]:
+    """Format name, shape, type and bytes in aligned columns."""
+    cells = []
+    for row in rows:
+        shape = " x ".join(map(str, row.shape)) or "scalar"
+        cells.append((indent + plain(row.name), shape, plain(row.type), exact(row.nbytes), size(row.nbytes)))
+    return columns(cells, "<<<>>")

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
-from mlx_engine.commands.kernel_choice import chosen, executor_of
-from mlx_engine.commands.kernel_file import FileOptions, check_kernel_file
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import OptionError, Words
+from mlx_engine.errors import OptionError, listed
 
 if TYPE_CHECKING:
     from kernels.lab.catalog import Entry
     from kernels.lab.verdict import Verdict
+    from kernels.launch import ExecutorName
 
-kernels = typer.Typer(no_args_is_help=True, help="List, check and measure the GPU kernels, or print their source.")
+kernels = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    help="List, check and measure the GPU kernels, or print their source.",
+)
 
 Executor = Annotated[
     str | None,
@@ -31,8 +39,9 @@ Executor = Annotated[
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@kernels.command("list")
+@kernels.command("list", cls=Command)
 @reports_errors
+@takes_groups
 def list_(json: AsJSON = False) -> None:
     """List the kernels: purpose, inputs and outputs, and the rung of matrix products on the ladder."""
     from kernels.lab.catalog import entries
@@ -64,8 +73,9 @@ def described(entry: Entry) -> dict[str, Any]:
     }
 
 
-@kernels.command()
+@kernels.command(cls=Command)
 @reports_errors
+@takes_groups
 def check(
     file: Annotated[
         Path | None,
@@ -116,14 +126,13 @@ def check(
     if file is not None:
         options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))
         if kernel or executor not in (None, "emulator"):
-            raise OptionError(
-                option="FILE", expected="no --kernel, and no other executor than emulator", found=str(file)
-            )
+            message = "a FILE is checked in the emulator, as a whole: leave out --kernel and --executor"
+            raise OptionError(message, option="FILE", found=str(file))
         if not check_kernel_file(file, arguments or (), options, json=json):
             raise typer.Exit(FAILED)
         return
     if suffixes or include or lanes != "active":
-        raise OptionError(option="check", expected="a FILE with --lanes, --suffixes or --include", found=Words("none"))
+        raise OptionError("--lanes, --suffixes and --include need a FILE", option="FILE")
     every, name = chosen(kernel), executor_of(executor)
     orders = Orders(range(seeds), BUILDS if races else BUILDS[:-1])
     verdicts = []
@@ -169,8 +178,9 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
             print(f"\n{verdict}")
 
 
-@kernels.command()
+@kernels.command(cls=Command)
 @reports_errors
+@takes_groups
 def bench(
     report: Annotated[
         bool,
@@ -200,7 +210,7 @@ def bench(
     from mlx_engine.bench import kernel_report
 
     if file is not None and not report:
-        raise OptionError(option="FILE", expected="--report together with it", found=str(file))
+        raise OptionError("FILE needs --report", option="FILE", found=str(file))
     name = executor_of(executor, only_gpu=True)
     path = None
     if report:
@@ -222,8 +232,9 @@ def bench(
         notice(f"the report is in {path}; the only file name in it is that of the model")
 
 
-@kernels.command()
+@kernels.command(cls=Command)
 @reports_errors
+@takes_groups
 def source(
     name: Annotated[str, typer.Argument(help="Name of a kernel, as in `kernels list`.")],
     body: Annotated[bool, typer.Option("--body", help="Print only the body, as in the kernel's file.")] = False,
@@ -232,8 +243,95 @@ def source(
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
     if body and cuda:
-        raise OptionError(option="source", expected="either --body or --cuda", found=Words("both"))
+        raise OptionError("--body cannot be combined with --cuda", option="--body")
     if body:
         print(entry.kernel.source, end="")
     else:
         print(entry.cuda_text() if cuda else entry.metal_text())
+
+
+def chosen(names: list[str] | None) -> list[Entry]:
+    """Return the kernels with these names, or all.
+
+    Raises:
+        OptionError: a name is unknown.
+    """
+    from kernels.lab.catalog import entries
+
+    every = {entry.name: entry for entry in entries()}
+    for name in names or ():
+        if name not in every:
+            message = f"--kernel: no kernel {name!r}; choose {listed(every)}"
+            raise OptionError(message, option="--kernel", found=name)
+    return [every[name] for name in names] if names else list(every.values())
+
+
+def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
+    """Return the given executor, or this machine's default; with `only_gpu` the default is never the emulator.
+
+    Raises:
+        OptionError: the name is unknown, or the executor is unavailable.
+    """
+    from kernels.launch import EXECUTORS, executors
+
+    if given is not None and given not in EXECUTORS:
+        message = f"--executor: no executor {given!r}; choose {listed(EXECUTORS)}"
+        raise OptionError(message, option="executor", found=given)
+    reasons = executors()
+    have = [name for name, reason in reasons.items() if reason is None]
+    if given is not None and given not in have:
+        others = f"; here works {', '.join(have)}" if have else ""
+        raise OptionError(f"--executor {given}: {reasons[given]}{others}", option="executor", found=given)
+    if not have:
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise OptionError(f"no executor works here: {why}", option="executor")
+    if given is None and only_gpu and have[0] == "emulator":
+        message = "no GPU here, and times in the emulator say nothing about one; --executor emulator counts operations"
+        raise OptionError(message, option="executor")
+    return given or have[0]
+
+
+class FileOptions(NamedTuple):
+    """The switches of the emulator that the command offers."""
+
+    seeds: int
+    races: bool
+    lanes: str
+    suffixes: bool
+    include: tuple[Path, ...]
+
+
+def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions, *, json: bool) -> bool:
+    """Check a file, print the report, and return whether everything was right.
+
+    With `json`, what the program prints goes to stderr.
+
+    Raises:
+        OptionError: there is no such file, a switch has an unknown value, or there is no compiler.
+    """
+    from kernels.emulator import unavailable
+    from kernels.emulator.kernel import LANES
+    from kernels.lab.check import Orders
+    from kernels.lab.check_file import check_file
+    from kernels.lab.run import BUILDS
+
+    reason = unavailable()
+    if reason is not None:
+        raise OptionError(f"FILE needs the emulator: {reason}", option="FILE", found=reason)
+    if options.lanes not in LANES:
+        message = f"--lanes must be {listed(LANES)}, not {options.lanes!r}"
+        raise OptionError(message, option="--lanes", found=options.lanes)
+    if not file.is_file():
+        raise OptionError(f"{file}: no such Python file or .metal file", option="FILE", found=str(file))
+    if file.suffix == ".metal" and arguments and not Path(arguments[0]).is_file():
+        message = f"{arguments[0]}: no such file; after a .metal FILE comes a Python file with MetalExperiment objects"
+        raise OptionError(message, option="FILE", found=arguments[0])
+    builds = BUILDS if options.races else BUILDS[:-1]
+    orders = Orders(range(options.seeds), builds, options.lanes, options.suffixes)
+    with redirect_stdout(sys.stderr if json else sys.stdout):
+        report = check_file(file, arguments, orders=orders, folders=options.include)
+    if json:
+        print_json({**asdict(report), "passed": report.passed})
+    else:
+        print(report)
+    return report.passed

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import reports_errors
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import require
+from mlx_engine.errors import OptionError, listed
 
 if TYPE_CHECKING:
     from mlx_engine.config.catalog import Keys
 
 
 @reports_errors
+@takes_groups
 def models(
     keys: Annotated[
         str | None,
@@ -31,9 +33,10 @@ def models(
     if keys is not None:
         of = keys_of(keys)
         names = sorted({name for each in found for name in each.names})
-        require(of is not None, option="--keys", expected=f"one of {', '.join(names)}", found=keys)
-        if of is not None:
-            print_json(of.summary()) if json else print_keys(of)
+        if of is None:
+            message = f"--keys: no architecture {keys!r}; choose {listed(names)}"
+            raise OptionError(message, option="--keys", found=keys)
+        print_json(of.summary()) if json else print_keys(of)
         return
     types = types_by_backend()
     if json:

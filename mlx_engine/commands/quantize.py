@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
+from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting, layers_of, min_dim_of
 from mlx_engine.commands.values import columns
-from mlx_engine.errors import OptionError, require, size
+from mlx_engine.errors import OptionError, listed, size
 
 if TYPE_CHECKING:
     from mlx_engine.convert.requantize import Line
@@ -19,6 +20,7 @@ TARGETS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_1", "q4_0", "f16", "bf16")
 
 
 @reports_errors
+@takes_groups
 def quantize(
     model: Annotated[
         str, typer.Argument(metavar="IN", help="GGUF file, Hugging Face folder, hub id org/repo[:file], or builtin.")
@@ -67,15 +69,19 @@ def quantize(
     from mlx_engine.convert.requantize import requantize
 
     to = to.lower()
-    require(to in (*TARGETS, *MLX_TARGETS), option="--to", expected=" or ".join((*TARGETS, *MLX_TARGETS)), found=to)
+    if to not in (*TARGETS, *MLX_TARGETS):
+        message = f"--to: unknown type {to!r}; choose {listed((*TARGETS, *MLX_TARGETS))}"
+        raise OptionError(message, option="--to", found=to)
     layers = {name: type_.lower() for name, type_ in layers_of(layer).items()}
     if preserve_output:
-        require(HEAD not in layers, option="--preserve-output", expected=f"no --layer {HEAD}=", found=layers.get(HEAD))
+        if HEAD in layers:
+            raise OptionError(f"--preserve-output cannot be combined with --layer {HEAD}=", option="--preserve-output")
         layers[HEAD] = "keep"
     how: dict[str, Any] = {"allow_settings": allow_setting or (), "allow_mixed": allow_mixed, "note": notice}
     if to in MLX_TARGETS:
         least = min_dim_of(min_dim)
-        require(least == "auto", option="--min-dim", expected=f"no other value than auto with --to {to}", found=min_dim)
+        if least != "auto":
+            raise OptionError(f"--min-dim cannot be combined with --to {to}", option="--min-dim", found=min_dim)
         from mlx_engine.convert.mlx_folder import to_mlx_folder
 
         with progress_bar("quantising") as progress:
@@ -85,7 +91,7 @@ def quantize(
         return
     conversion = FileConversion(to, min_dim_of(min_dim), layers)
     if out.exists() and not force:
-        raise OptionError(option="OUT", expected="a file that does not exist yet, or --force", found=str(out))
+        raise OptionError(f"{out} exists; --force overwrites it", option="OUT", found=str(out))
     with progress_bar("quantising") as progress:
         lines = requantize(resolve(model), out, conversion, progress=progress, **how)
     notice(table(lines))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
-from mlx_engine.commands.generate import choose_backend
-from mlx_engine.commands.options.model import Backend
-from mlx_engine.errors import EngineError, OptionError, Words, require
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.model import Backend, choose_backend
+from mlx_engine.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -35,6 +35,7 @@ class Journal(NamedTuple):
 
 
 @reports_errors
+@takes_groups
 def replay(
     file: Annotated[Path, typer.Argument(help="A journal that `serve --journal` has written.")],
     model: Annotated[
@@ -53,7 +54,8 @@ def replay(
     from mlx_engine.engine import load
 
     sizes = list(dict.fromkeys(numbers("--slots", [slots], [])))
-    require(min(sizes) >= 1, option="--slots", expected="at least one slot", found=slots)
+    if min(sizes) < 1:
+        raise OptionError("--slots must be at least 1", option="--slots", found=slots)
     used = choose_backend(backend, strict=False)
     journal, about, source = read(file, model, limit)
     with progress_bar("loading") as progress:
@@ -84,17 +86,16 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     for error in damaged:
         notice(f"error: {error}")
     found: list[Numbered] = [(n, entry) for n, entry in lines if not isinstance(entry, EngineError)]
-    instead = Words(f"{len(damaged)} damaged lines" if damaged else "an empty file")
-    require(
-        len(found) > 0, option=str(file), expected="the lines of requests, as serve --journal writes", found=instead
-    )
+    if not found:
+        instead = f"all of its {len(damaged)} lines are damaged" if damaged else "it is empty"
+        raise OptionError(f"{file} has no requests, as serve --journal writes them: {instead}", option=str(file))
     source = found[0][1].model.source if source is None else source
     digest = identity(resolve(source))
     same = [(n, entry) for n, entry in found if entry.model.digest == digest]
     if not same:
         other = found[0][1].model
-        expected = f"the model of the journal, {other.name} from {other.source}"
-        raise OptionError(option="--model", expected=expected, found=Words(f"{source}, whose weights are others"))
+        message = f"{source} has other weights than the model of the journal, {other.name} from {other.source}"
+        raise OptionError(message, option="--model", found=source)
     about = same[0][1].model
     kept = [(n, entry) for n, entry in same if entry.model.options == about.options]
     if len(kept) < len(found):

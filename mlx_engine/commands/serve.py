@@ -3,32 +3,188 @@
 from __future__ import annotations
 
 import gc
+import ipaddress
 import json
+import re
 import shlex
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlx_engine.checkpoint.hub_names import hub_name
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
-from mlx_engine.commands.generate import choose_backend
-from mlx_engine.commands.options.groups import takes_groups
-from mlx_engine.commands.options.model import SUGGESTED, Backend, EngineOptions, Model
+from mlx_engine.commands.options.groups import RARE, takes_groups
+from mlx_engine.commands.options.model import SUGGESTED, Backend, ComputeOptions, Model, choose_backend
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.commands.serve_journal import opened_journal, recorder_of
-from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions
-from mlx_engine.errors import EngineError, size
+from mlx_engine.errors import EngineError, OptionError, size
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.loop.scheduler import Scheduler
+    from mlx_engine.serve.journal import Journal
+    from mlx_engine.serve.recorder import Recorder
     from mlx_engine.serve.service import Service
 
 # Python's own defaults: new objects, and collections of the younger generation, between two collections.
 GARBAGE_THRESHOLD = (700, 10, 10)
+
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+# Addresses that mean all networks of this machine, and where a client on it finds the server.
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Address. Where the server listens, and who may use it."""
+
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="MLX_ENGINE_API_KEY",
+            help="Key that requests must send; /, /health and /openapi.json need none.",
+            show_default="no key",
+            show_envvar=True,
+        ),
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Serve requests to this host name, too; may be given several times. Without it, a server on this "
+            "machine alone has the names localhost, 127.0.0.1, [::1] and --host; on other addresses, every name.",
+        ),
+        RARE,
+    ] = None
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="Let web pages of this origin use the API, such as https://example.org; may be given several times.",
+        ),
+        RARE,
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the model in the API.", show_default="from the file or hub id"),
+    ] = None
+
+    def check(self) -> None:
+        """Check the key and the hosts.
+
+        Raises:
+            OptionError: the key is empty or a header cannot carry it, or a host is none.
+        """
+        from mlx_engine.serve.origins import host_name  # takes the time of importing Starlette
+
+        key = self.api_key
+        sound = key is None or (key != "" and key.isascii() and key.isprintable() and key == key.strip())
+        if not sound:  # a key is not printed
+            message = "--api-key must be printable ASCII, not empty and without spaces at its ends"
+            raise OptionError(message, option="--api-key", found=f"{len(key or '')} characters")
+        for name in self.allow_host or ():
+            if host_name(name) is None:
+                message = f"--allow-host must be a host name or an IP address, without scheme and port, not {name!r}"
+                raise OptionError(message, option="--allow-host", found=name)
+
+    def hosts(self, host: str) -> frozenset[str] | None:
+        """Return the hosts that clients may name, or None for any; `host` is the address as numbers."""
+        from mlx_engine.serve.origins import LOOPBACK, host_names
+
+        if not is_local(host) and not self.allow_host:
+            return None
+        return host_names((*LOOPBACK, host, self.host, *(self.allow_host or ())))
+
+    def url(self, listener: socket.socket) -> str:
+        """Return the server's address for a client on this machine."""
+        host, port = listener.getsockname()[:2]
+        host = EVERYWHERE.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def page(self, url: str) -> str:
+        """Return the line about the chat page; `url` is the server's address on this machine."""
+        others = ", on other machines with this one's name or address" if self.host in EVERYWHERE else ""
+        return f"Chat in a browser: {url}/{others}{' (it asks for the key)' if self.api_key is not None else ''}"
+
+    def warnings(self, host: str) -> list[str]:
+        """Return a warning if others can reach the server and need no key; `host` is the address as numbers."""
+        if self.api_key is not None or is_local(host):
+            return []
+        pages = "" if self.allow_host else ", and web pages that they open; --allow-host NAME keeps these out"
+        return [f"warning: anyone who can reach {self.host} can use this server (--api-key KEY restricts it){pages}"]
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """Capacity. How much the server does at the same time."""
+
+    slots: Annotated[int, typer.Option("--slots", help="Generate at most N answers at the same time.", min=1)] = 4
+    context_len: Annotated[
+        int | None,
+        typer.Option(
+            *("--context-len", "-c", "--ctx-size", "--context"),
+            metavar="N",
+            help="Limit the prompt and the answer of a request together to N tokens.",
+            min=1,
+            show_default="the model's",
+        ),
+    ] = None
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-memory",
+            metavar="SIZE",
+            help="Memory for keys and values, such as 2GiB.",
+            show_default="half of what is free, at most a full context, or --context-len, per slot",
+        ),
+    ] = None
+    queue: Annotated[
+        int, typer.Option("--queue", help="Let at most N answers wait for a slot; more are refused (429).", min=0)
+    ] = 64
+    no_prefix_cache: Annotated[
+        bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its first token.")
+    ] = False
+    explain_cache: Annotated[
+        bool,
+        typer.Option(
+            "--explain-cache",
+            help="Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
+            "for a server that nobody else uses, because it tells clients about each other's prompts.",
+        ),
+        RARE,
+    ] = False
+    max_body: Annotated[str, typer.Option("--max-body", metavar="SIZE", help="Refuse larger requests (413)."), RARE] = (
+        "4MiB"
+    )
+    grace: Annotated[
+        float,
+        typer.Option("--grace", help="Seconds that running answers get to end when the server stops.", min=0),
+        RARE,
+    ] = 30.0
+
+    def check(self) -> None:
+        """Check the sizes; raise OptionError if one is no size."""
+        _ = self.kv_bytes, self.max_body_bytes
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """Bytes for keys and values; None for what the machine can spare. Raise OptionError if it is no size."""
+        return None if self.kv_memory is None else bytes_of("--kv-memory", self.kv_memory)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body in bytes. Raise OptionError if it is no size."""
+        return bytes_of("--max-body", self.max_body)
 
 
 @reports_errors
@@ -39,20 +195,25 @@ def serve(
     backend: Backend = "auto",
     address: AddressOptions,
     capacity: CapacityOptions,
-    compute: EngineOptions,
-    sharing: ShardOptions,
+    compute: ComputeOptions,
+    sharing: Annotated[ShardOptions, RARE],
     suggested: Annotated[
-        bool, typer.Option("--suggested", help=SUGGESTED + " Otherwise OpenAI's defaults hold.")
+        bool,
+        typer.Option("--suggested", help=SUGGESTED + " Otherwise OpenAI's defaults hold.", rich_help_panel="Answers"),
     ] = False,
     journal: Annotated[
         Path | None,
-        typer.Option("--journal", help="Append a line per request to this file; `replay` runs them again."),
+        typer.Option(
+            "--journal",
+            help="Append a line per request to this file; `replay` runs them again.",
+            rich_help_panel="Answers",
+        ),
     ] = None,
 ) -> None:
     """Answer HTTP requests in the form of OpenAI's API, many at the same time. Ctrl-C stops the server."""
     address.check()
     capacity.check()
-    options = compute.changes()
+    options = compute.changes(capacity.context_len)
     used = choose_backend(backend, strict=False)
     how = {**compute.machine(), **options}
     with sharing.joined() as shard:
@@ -233,6 +394,8 @@ def served_name(source: str) -> str:
     """
     path = Path(source)
     if not path.exists():
+        from mlx_engine.checkpoint.hub_names import hub_name
+
         source = str(hub_name(source) or source)  # an address becomes a hub id
         path = Path(source)
     is_file = path.exists() or path.is_absolute() or source.endswith(".gguf")
@@ -265,3 +428,58 @@ def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]
         headers.append("Authorization: Bearer KEY")
     words = ["curl", url + route, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
     return [f"Listening on {url} (Ctrl-C stops the server)", address.page(url), f"Try: {shlex.join(words)}"]
+
+
+def bytes_of(option: str, text: str) -> int:
+    """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3.
+
+    Raises:
+        OptionError: the text is no size.
+    """
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        message = f"{option} must be a size such as 2GiB, 500MB or 1000000, not {text!r}"
+        raise OptionError(message, option=option, found=text)
+    is_decimal = text.strip().upper().endswith("B") and not match[3]
+    return int(float(match[1]) * (1000 if is_decimal else 1024) ** POWERS[match[2].upper()])
+
+
+def is_local(host: str) -> bool:
+    """Return whether an address, given as numbers, can be reached from this machine alone."""
+    return ipaddress.ip_address(host).is_loopback
+
+
+def opened_journal(path: Path | None) -> Journal | None:
+    """Return the journal that the user has asked for.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    from mlx_engine.serve.journal import Journal
+
+    if str(path) == "-":
+        raise OptionError("--journal needs a file: stdout cannot be read again", option="--journal", found="-")
+    return None if path is None else Journal(path, warn=notice)
+
+
+def recorder_of(service: Service, journal: Journal, source: str, options: Mapping[str, Any]) -> Recorder:
+    """Return what writes the lines of a server whose model has been loaded.
+
+    Args:
+        service: the server.
+        journal: the open journal.
+        source: where the model was loaded from.
+        options: the options of `load` that change its numbers.
+    """
+    from mlx_engine.checkpoint.identity import identity
+    from mlx_engine.serve.entry import ModelId
+    from mlx_engine.serve.recorder import Recorder
+
+    engine = service.engine
+    # A file is found again from any folder.
+    where = str(Path(source).resolve()) if Path(source).exists() else source
+    kept = dict(options)
+    if "context" in kept:  # --context-len may be longer than the model's context, `load` refuses that
+        kept["context"] = min(kept["context"], engine.config.context_length)
+    about = ModelId(service.model, where, identity(engine.path), kept)
+    return Recorder(journal, about, backend=engine.backend.name, slots=service.worker.slots)

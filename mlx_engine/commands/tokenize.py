@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, read_text, reports_errors, safe_for
-from mlx_engine.commands.token_list import as_json, print_info, print_lookup, print_tokens
-from mlx_engine.commands.values import plain, print_json
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.help import Command, Group
+from mlx_engine.commands.values import columns, plain, print_json
 from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer import Tokenizer
 
-tokenize = typer.Typer(no_args_is_help=True, help="Convert text to token ids and back, or show the vocabulary.")
+tokenize = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Convert text to token ids and back, or show the vocabulary.",
+)
 
 Model = Annotated[
     str,
@@ -29,8 +35,9 @@ File = Annotated[Path | None, typer.Option("--file", "-f", help="Read the input 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@tokenize.command()
+@tokenize.command(cls=Command)
 @reports_errors
+@takes_groups
 def encode(
     text: Annotated[
         str | None, typer.Argument(help="The text; - or no argument reads all of stdin, including the last newline.")
@@ -61,8 +68,9 @@ def encode(
         raise typer.Exit(FAILED)
 
 
-@tokenize.command()
+@tokenize.command(cls=Command)
 @reports_errors
+@takes_groups
 def decode(
     ids: Annotated[
         list[str] | None, typer.Argument(help="Token ids, separated by spaces or commas; - or no argument reads stdin.")
@@ -83,8 +91,9 @@ def decode(
         print(safe_for(sys.stdout, text))
 
 
-@tokenize.command()
+@tokenize.command(cls=Command)
 @reports_errors
+@takes_groups
 def info(
     model: Model = "builtin",
     lookup: Annotated[
@@ -124,7 +133,7 @@ def parse_ids(text: str) -> list[int]:
         return [int(word) for word in words if word]
     except ValueError:
         found = next((word for word in words if not re.fullmatch(r"\d{1,18}", word)), text)[:40]
-        raise OptionError(option="ids", expected="whole numbers", found=found) from None
+        raise OptionError(f"ids must be whole numbers, not {found!r}", option="ids", found=found) from None
 
 
 def check_ids(ids: list[int], vocab_size: int) -> None:
@@ -135,4 +144,71 @@ def check_ids(ids: list[int], vocab_size: int) -> None:
     """
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
     if wrong is not None:
-        raise OptionError(option="ids", expected=f"token ids from 0 to {vocab_size - 1:,}", found=wrong)
+        message = f"ids must be from 0 to {vocab_size - 1:,}, not {wrong}"
+        raise OptionError(message, option="ids", found=wrong)
+
+
+def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
+    """Print a line per id: the token as spelled in the vocabulary, and its text."""
+    rows = [(str(i), plain(tokenizer.token(i)), repr(tokenizer.decode([i], at_start=False))) for i in ids]
+    for line in columns(rows, "><<"):
+        print(line)
+
+
+def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
+    """Print the tokens that `wanted` may mean, by id and by text.
+
+    Raises:
+        OptionError: there is no such token.
+    """
+    ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
+    if not ids:
+        ids = tokenizer.encode(wanted, special=True)
+        if len(ids) != 1:
+            message = f"--lookup: {wanted!r} is neither the text nor the id of one token"
+            raise OptionError(message, option="--lookup", found=wanted)
+    if as_json:
+        rows = [{"id": i, "token": tokenizer.token(i), "text": tokenizer.decode([i], at_start=False)} for i in ids]
+        print_json({"lookup": wanted, "found": rows})
+    else:
+        print_tokens(tokenizer, ids)
+
+
+def as_json(tokenizer: Tokenizer) -> dict[str, object]:
+    """Return the properties of a tokenizer, without its tokens."""
+    return {
+        "kind": tokenizer.kind,
+        "pre": tokenizer.pre,
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
+        "eog_ids": sorted(tokenizer.eog_ids),
+        "add_bos": tokenizer.add_bos,
+        "special_tokens": tokenizer.special_tokens,
+        "chat_template": tokenizer.chat_template,
+    }
+
+
+def print_info(tokenizer: Tokenizer) -> None:
+    """Print the properties of a tokenizer."""
+    ends = "none" if not tokenizer.eog_ids else ", ".join(named(tokenizer, i) for i in sorted(tokenizer.eog_ids))
+    template = tokenizer.chat_template
+    rows = [
+        ("kind", tokenizer.kind),
+        ("pre-tokenizer", plain(tokenizer.pre or "") or "as tokenizer.json defines it"),
+        ("vocabulary", f"{tokenizer.vocab_size:,} tokens"),
+        ("BOS", named(tokenizer, tokenizer.bos_id) + (", added before prompts" if tokenizer.add_bos else "")),
+        ("EOS", named(tokenizer, tokenizer.eos_id)),
+        ("end of text", ends),
+        ("chat template", "none" if template is None else f"{len(template):,} characters"),
+        ("special tokens", f"{len(tokenizer.special_tokens):,}"),
+    ]
+    print("\n".join(columns(rows, "<<")))
+    special = [(f"  {token_id}", plain(token)) for token, token_id in tokenizer.special_tokens.items()]
+    for line in columns(special, "><"):
+        print(line)
+
+
+def named(tokenizer: Tokenizer, token_id: int | None) -> str:
+    """Format an id with its token."""
+    return "none" if token_id is None else f"{token_id} {plain(tokenizer.token(token_id))}"

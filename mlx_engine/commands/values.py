@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 # Longer strings are cut to this length, followed by their full length.
 SHOWN_CHARACTERS = 200
 
@@ -20,7 +18,7 @@ def print_json(value: object) -> None:
 
 def jsonable(value: Any) -> Any:
     """Convert `value` to JSON types. Numbers that are not finite become null."""
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # of NumPy, which help need not import
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
@@ -43,8 +41,9 @@ def shown(value: object, kind: str = "") -> str:
     if isinstance(value, dict):
         text = json.dumps(value)
         return text[:SHOWN_CHARACTERS] + _rest(text)
-    if isinstance(value, np.ndarray):
-        return f"{len(value):,} x {value.dtype.name}"
+    if getattr(value, "ndim", 0):
+        array: Any = value
+        return f"{len(array):,} x {array.dtype.name}"
     if isinstance(value, list | tuple):
         return f"{len(value):,} x {_common_type(value)}"
     if isinstance(value, bool) or value is None:

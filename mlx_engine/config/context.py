@@ -6,24 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_engine.config.rotation import BY_LENGTH, Rotation
-from mlx_engine.errors import OptionError, is_whole, require
+from mlx_engine.errors import OptionError, is_whole
 
 
 def for_context(config: Any, context: int | None) -> Any:
     """Return the config for sequences of at most `context` tokens; None is the model's usual context.
+
+    A context that is longer than the model's is the model's.
 
     The config changes for two rules only. With LongRoPE, the usual context is that of the training, with the short
     divisors; a longer context has the long divisors from the first token on. With dynamic NTK, the usual context is
     `context_length`; a longer one has the frequencies that transformers uses at its end.
 
     Raises:
-        OptionError: the model's rotary embedding does not reach this context.
+        OptionError: the context is no whole number >= 1.
     """
-    sound = context is None or (is_whole(context) and context >= 1)
-    require(sound, option="context", expected="a whole number of tokens >= 1", found=context)
+    if context is not None and not (is_whole(context) and context >= 1):
+        expected = "a whole number of at least 1"
+        raise OptionError(
+            f"context must be {expected}, not {context!r}", option="context", expected=expected, found=context
+        )
     rope, whole = by_length(config), int(config.context_length)
-    if context is not None and context > whole and (rope is None or rope.rule != "dynamic"):
-        raise OptionError(option="context", expected=f"at most the model's {whole:,}", found=context)
     if rope is None:
         return config
     if rope.rule == "longrope":
@@ -45,4 +48,6 @@ def context_notes(config: Any) -> tuple[str, ...]:
     rope = by_length(config)
     if rope is None or rope.is_long:
         return ()
-    return (f"context {config.context_length:,} tokens, with {rope.rule}; load with context=N (--context N) for more",)
+    return (
+        f"context {config.context_length:,} tokens, with {rope.rule}; load with context=N (--context-len N) for more",
+    )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlx_engine.errors import OptionError, Words
+from mlx_engine.errors import OptionError
 from mlx_engine.quant.types import GGMLType
 
 
@@ -55,8 +55,6 @@ def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allo
     large = [matrix for matrix in others if not matrix.is_small]
     n_bytes = sum(matrix.nbytes for matrix in large)
     if 2 * n_bytes > whole and not allow_mixed:
-        raise OptionError(
-            option="--to",
-            expected="a type that at least half of the bytes of the matrices can have, or --allow-mixed",
-            found=Words(f"{len(large)} of {len(matrices)} matrices, {n_bytes / whole:.0%} of the bytes, that cannot"),
-        )
+        part = f"{len(large)} of {len(matrices)} matrices, {n_bytes / whole:.0%} of the bytes"
+        message = f"{part}, cannot have the type of --to; choose another type, or give --allow-mixed"
+        raise OptionError(message, option="--to", found=part)

@@ -32,7 +32,7 @@ from mlx_engine.convert.mlx_names import mlx_form
 from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import Line, check_finite
-from mlx_engine.errors import OptionError, SourceError, require
+from mlx_engine.errors import OptionError, SourceError, listed
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.weights.allowed import open_model
@@ -122,14 +122,18 @@ def _beside_weights(
 
 
 def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
-    require(to in TARGETS, option="--to", expected=" or ".join(TARGETS), found=to)
+    if to not in TARGETS:
+        raise OptionError(f"--to: unknown type {to!r}; choose {listed(TARGETS)}", option="--to", found=to)
     kinds = (*LAYER_TYPES, *GROUPS, TABLE)
     for name, value in layers.items():
-        require(name in kinds, option="--layer", expected=f"layers among {', '.join(kinds)}", found=name)
+        if name not in kinds:
+            raise OptionError(f"--layer: no layer {name!r}; choose {listed(kinds)}", option="--layer", found=name)
         allowed = (*TARGETS, KEEP)
-        require(value in allowed, option=f"--layer {name}", expected=" or ".join(allowed), found=value)
+        if value not in allowed:
+            message = f"--layer {name}: unknown type {value!r}; choose {listed(allowed)}"
+            raise OptionError(message, option="--layer", found=value)
     if target.exists() or target.is_symlink():
-        raise OptionError(option="OUT", expected="a folder that does not exist yet", found=str(target))
+        raise OptionError(f"{target} exists; name a new folder", option="OUT", found=str(target))
 
 
 def forms_of(config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Stored]]:

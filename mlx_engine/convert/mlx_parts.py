@@ -155,7 +155,6 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
         found.add(next((layers[name] for name in names if name in layers), to))
     if len(found) > 1:
         asked = ", ".join(sorted(found))
-        raise OptionError(
-            option="--layer", expected=f"one type for {name}, which holds {', '.join(kinds)}", found=asked
-        )
+        message = f"--layer must give {name} one type, which holds {', '.join(kinds)}, not {asked}"
+        raise OptionError(message, option="--layer", found=asked)
     return found.pop()

@@ -24,7 +24,7 @@ from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.convert.mixed import Matrix, check_mixed
-from mlx_engine.errors import FormatError, require
+from mlx_engine.errors import FormatError, OptionError, listed
 from mlx_engine.machine.cores import usable_cores
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import GGMLType
@@ -146,21 +146,25 @@ def requantize(
     """
     # The new file replaces an existing one, which must not be a pipe or a device. A symbolic link itself is replaced.
     plain = not os.path.lexists(target) or (target.is_file() and not target.is_symlink())
-    require(plain, option="OUT", expected="the path of a new or an existing file", found=str(target))
-    known = conversion.quant in FILE_TYPES
-    require(known, option="quant", expected=" or ".join(FILE_TYPES), found=conversion.quant)
+    if not plain:
+        raise OptionError(f"{target} is neither a new nor an existing file", option="OUT", found=str(target))
+    if conversion.quant not in FILE_TYPES:
+        message = f"quant: unknown type {conversion.quant!r}; choose {listed(FILE_TYPES)}"
+        raise OptionError(message, option="quant", found=conversion.quant)
     if source.is_dir():
         form = from_folder(source, allow_settings)
         for line in form.notes:
             note(line)
         types = _types(source, form, conversion, note, allow_mixed=allow_mixed)
         return _write(source, form, target, conversion, types, progress)
-    expected = "a folder as IN, or no such option: all settings of a GGUF file are copied"
-    require(not allow_settings, option="--allow-setting", expected=expected, found=allow_settings)
+    if allow_settings:
+        message = "--allow-setting needs a folder: all settings of a GGUF file are copied"
+        raise OptionError(message, option="--allow-setting", found=allow_settings)
     with open_gguf(source) as file:
         is_read = target.exists() and any(Path(part).samefile(target) for part in (source, *file.files))
-        expected = "another file than IN, which is read during writing"
-        require(not is_read, option="OUT", expected=expected, found=str(target))
+        if is_read:
+            message = f"{target} is the file that is read; write to another one"
+            raise OptionError(message, option="OUT", found=str(target))
         parts = {n: Part(n, info.shape, info.type, partial(file.weight, n)) for n, info in file.tensors.items()}
         form = GGUFForm(file.typed_metadata(), parts)
         types = _types(source, form, conversion, note, allow_mixed=allow_mixed)

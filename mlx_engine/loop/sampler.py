@@ -13,8 +13,9 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Token
-from mlx_engine.backends.sampling import Draw, Sampling
+from mlx_engine.backends.sampling import Draw
 from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
+from mlx_engine.options import Sampling
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.errors import FormatError
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
-from mlx_engine.options import Options
+from mlx_engine.options import Options, Sampling
 from mlx_engine.serve.job import Mark
 
 # Options that change no token, and the one that is a struct of its own.

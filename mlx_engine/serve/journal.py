@@ -43,8 +43,8 @@ class Journal:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             self._is_torn = _is_torn(path)
         except OSError as error:
-            found = f"{path} ({error.strerror or error})"
-            raise OptionError(option="--journal", expected="a file that can be written", found=found) from error
+            message = f"--journal: {path} cannot be written: {error.strerror or error}"
+            raise OptionError(message, option="--journal", found=str(path)) from error
         self.written = Counter("journal_lines", "Requests that were written to the journal.")
         self.lost = Counter("journal_lost", "Requests that could not be written to the journal, by reason.", "reason")
         for reason in ("queue", "disk", "error"):

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 import mlx_engine
-from mlx_engine.backends.sampling import MOST_BIAS, MOST_PENALTY
-from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
+from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_BIAS, MOST_STOPS
 from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
 from mlx_engine.serve.parameters import (
+    DECLARED,
     SEEDS,
     TOKEN_ID,
     ChatRequest,
@@ -31,22 +31,16 @@ Schema = dict[str, Any]
 NULL: Schema = {"type": "null"}
 # Fields of a message that are not there: clients send messages back with all their fields.
 ABSENT: Schema = {"enum": [None, []]}
-PENALTY: Schema = {"minimum": -MOST_PENALTY, "maximum": MOST_PENALTY}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# What the types of parameters do not say.
+# What the types of parameters do not say. Those of `mlx_engine.options` have their bounds, but for a few.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
-    "temperature": {"minimum": 0},
-    "top_p": {"minimum": 0, "maximum": 1},
+    **{name: about.schema for name, about in DECLARED.items()},
     "top_k": {"minimum": -1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "repetition_penalty": {"exclusiveMinimum": 0},
-    "presence_penalty": PENALTY,
-    "frequency_penalty": PENALTY,
     "logit_bias": {
         "propertyNames": {"pattern": f"^({TOKEN_ID})$"},
         "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
@@ -177,6 +171,8 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         for name, limit in limits.items():
             if name in schema["properties"]:
                 schema["properties"][name]["anyOf"][0].update(limit)
+        for name, about in DECLARED.items():
+            schema["properties"][name]["description"] = about.help
         schema["properties"]["stop"]["anyOf"][1] = {
             "type": "array", "items": {"type": "string", **STOP}, "maxItems": MOST_STOPS,
         }  # fmt: skip

@@ -1,5 +1,7 @@
 """The requests of the API: their parameters and types, and how they become options of the engine.
 
+`mlx_engine.options` declares which options of a run are parameters, with their types.
+
 A parameter that nobody knows is refused by its name. `noops.py` has the parameters that are known and not implemented.
 """
 
@@ -7,12 +9,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from mlx_engine.options import MOST_ALTERNATIVES
+from mlx_engine.errors import listed
+from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
@@ -39,25 +42,28 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The parameters that both kinds of requests have. None is the default of each."""
+# The options of a run that requests have, by their names.
+DECLARED = {f.name: about for f, about in declared() if about.parameter is not None}
+
+if TYPE_CHECKING:
+    RunParameters = msgspec.Struct
+else:
+    RunParameters = msgspec.defstruct(
+        "RunParameters",
+        [(name, about.parameter | None, None) for name, about in DECLARED.items()],
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+
+
+class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
+    """The parameters that both kinds of requests have, with the options of `DECLARED`. None is the default of each."""
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
 
     @property
     def n_choices(self) -> int:
@@ -92,20 +98,12 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ApiError: a value is outside of what the API allows.
         """
-        _require(self.seed is None or self.seed in SEEDS, "seed", "a 64-bit integer", self.seed)
-        # OpenAI's seeds may be negative. Other servers write "no limit" as 0 or -1.
-        given = {
-            "seed": secrets.randbits(63) if self.seed is None else self.seed % (1 << 64),
-            "temperature": self.temperature,
-            "top_k": None if self.top_k in (0, -1) else self.top_k,
-            "logit_bias": _bias(self.logit_bias),
-            "stop": self.stop,
-        }
-        same = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
-        given |= {name: getattr(self, name) for name in same}
-        given = {name: value for name, value in given.items() if value is not None}
-        others = {name: value for name, value in (defaults or {}).items() if getattr(self, name) is None}
-        return {"temperature": 1.0, **others, **given}
+        given: dict[str, Any] = {"temperature": 1.0, **(defaults or {}), "seed": secrets.randbits(63)}
+        for name in DECLARED:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = READ[name](value) if name in READ else value
+        return given
 
     def check(self, slots: int) -> None:
         """Check what depends on several parameters or on the server's slots.
@@ -113,14 +111,13 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ApiError: a value is invalid.
         """
-        expected = f"1 to {slots}, the number of slots of this server"
-        _require(1 <= self.n_choices <= slots, "n", expected, self.n)
+        _require(1 <= self.n_choices <= slots, "n", f"must be from 1 to {slots}, the slots of this server", self.n)
         # -1 has a meaning in `Options` alone: here None is "as many as fit".
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
-            _require(n is None or n >= 0, name, "a whole number >= 0, or none at all", n)
+            _require(n is None or n >= 0, name, "must be at least 0", n)
         without_stream = self.stream_options is not None and not self.stream
-        _require(not without_stream, "stream_options", "stream to be true if stream_options are given", self.stream)
+        _require(not without_stream, "stream_options", "needs stream: true")
 
 
 class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
@@ -156,14 +153,14 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         super().check(slots)
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         is_one = not both or self.max_tokens == self.max_completion_tokens
-        _require(is_one, "max_tokens", "the value of max_completion_tokens, or none", self.max_tokens)
+        _require(is_one, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
         _require_alternatives("top_logprobs", self.top_logprobs)
         alone = bool(self.top_logprobs) and not self.logprobs
-        _require(not alone, "top_logprobs", "logprobs to be true if top_logprobs is given", self.logprobs)
-        _require(len(self.messages) > 0, "messages", "at least one message", "none")
+        _require(not alone, "top_logprobs", "needs logprobs: true")
+        _require(len(self.messages) > 0, "messages", "must have at least one message")
         for i, message in enumerate(self.messages):
             role = message.get("role")
-            _require(role in ROLES, f"messages[{i}].role", " or ".join(ROLES), role)
+            _require(role in ROLES, f"messages[{i}].role", f"must be {listed(ROLES)}", role)
 
 
 class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
@@ -198,10 +195,10 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         super().check(slots)
         _require_alternatives("logprobs", self.logprobs)
         scored = bool(self.echo) and self.logprobs is not None
-        _require(not scored, "logprobs", "no echo: log-probabilities of a prompt are not implemented", "echo: true")
+        _require(not scored, "logprobs", "of a prompt are not implemented: leave out echo")
         kinds = {type(item) for item in self.prompt} if isinstance(self.prompt, list) else {str}
-        expected = "a text, a list of texts, a list of token ids, or a list of such lists"
-        _require(len(kinds) == 1, "prompt", expected, "an empty list" if not kinds else "a list of different things")
+        rule = "must be a text, a list of texts, a list of token ids, or a list of such lists"
+        _require(len(kinds) == 1, "prompt", f"{rule}, and is {'a mixture' if kinds else 'an empty list'}")
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -247,10 +244,10 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, noops.Schema] | None =
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body: expected a JSON object, found {error or 'nothing'}; send JSON in UTF-8"
+        message = f"the body is no JSON: {error or 'it is empty'}; send a JSON object in UTF-8"
         raise ApiError(400, message, code="invalid_json") from None
     if not isinstance(data, dict):
-        message = f"the body: expected a JSON object, found {type(data).__name__}; send an object with the parameters"
+        message = f"the body must be a JSON object with the parameters, not {type(data).__name__}"
         raise ApiError(400, message, code="invalid_json")
     try:
         given = noops.without_noops(data, known or {})
@@ -281,25 +278,39 @@ def _explained(text: str) -> ApiError:
         return ApiError(400, f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")
     name = cut(f"{place}.{field[2]}" if place else field[2])
     if field[1].startswith("missing"):
-        return ApiError(
-            400, f"{name}: missing; this parameter is required", param=name, code="missing_required_parameter"
-        )
-    message = f"{name}: this server has no such parameter; leave it out, or check its spelling"
+        return ApiError(400, f"the parameter {name} is missing", param=name, code="missing_required_parameter")
+    message = f"this server has no parameter {name}; leave it out, or check its spelling"
     return ApiError(400, message, param=name, code="unknown_parameter")
 
 
-def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    if given is None:
-        return None
+def _top_k(given: int) -> int | None:
+    """Return None for 0 and -1, which other servers write for "no limit"."""
+    return None if given in (0, -1) else given
+
+
+def _seed(given: int) -> int:
+    """Return a seed >= 0: those of OpenAI may be negative."""
+    _require(given in SEEDS, "seed", "must be a 64-bit integer", given)
+    return given % (1 << 64)
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    """Return the biases by token id: keys in JSON are strings."""
     wrong = next((key for key in given if re.fullmatch(TOKEN_ID, key) is None), None)
-    _require(wrong is None, "logit_bias", "token ids as keys, such as 17", wrong)
+    _require(wrong is None, "logit_bias", "must have token ids as keys, such as 17", wrong)
     return {int(key): value for key, value in given.items()}
 
 
+# How a parameter becomes an option, where they differ.
+READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "logit_bias": _bias}
+
+
 def _require_alternatives(param: str, n: int | None) -> None:
-    _require(n is None or 0 <= n <= MOST_ALTERNATIVES, param, f"0 to {MOST_ALTERNATIVES}", n)
+    _require(n is None or 0 <= n <= MOST_ALTERNATIVES, param, f"must be from 0 to {MOST_ALTERNATIVES}", n)
 
 
-def _require(holds: bool, param: str, expected: str, found: object) -> None:
+def _require(holds: bool, param: str, rule: str, found: object = None) -> None:
+    """Raise ApiError unless `holds`: the parameter, what it must be, and the value that was found, if given."""
     if not holds:
-        raise ApiError(400, f"{param}: expected {expected}, found {found!r:.80}", param=param, code="invalid_value")
+        instead = "" if found is None else f", not {found!r:.80}"
+        raise ApiError(400, f"{param} {rule}{instead}", param=param, code="invalid_value")

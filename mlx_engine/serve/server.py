@@ -40,8 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise AddressInUseError(host=host, port=port) from error
-        why = f"{host}:{port} ({error})"
-        raise OptionError(option="--host and --port", expected="a free address of this machine", found=why) from error
+        message = f"{host}:{port} is no address of this machine: {error}; choose others with --host and --port"
+        raise OptionError(message, option="--host", found=f"{host}:{port}") from error
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx_engine
 from mlx_engine.engine import Engine
-from mlx_engine.errors import ContextLengthError, Words
+from mlx_engine.errors import ContextLengthError
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
@@ -106,8 +106,8 @@ class Service:
             ContextLengthError: the context has fewer tokens than there are messages.
         """
         if n > self.context:
-            expected, found = f"at most {self.context:,} tokens, the context", Words(f"{n:,} messages")
-            raise ContextLengthError(option="prompt and max_tokens", expected=expected, found=found)
+            message = f"the prompt has {n:,} messages; the context has {self.context:,} tokens"
+            raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_length(self, text: str) -> None:
         """Check that a text is not too long for the context, whatever its tokens are; this takes no time.
@@ -118,9 +118,9 @@ class Service:
         most = self.engine.tokenizer.most_bytes
         n = len(text.encode(errors="surrogatepass")) if most is not None else 0
         if most is not None and n > self.context * most:
-            found = Words(f"a text of {n:,} bytes, of which a token has at most {most:,}")
-            expected = f"at most {self.context:,} tokens, the context"
-            raise ContextLengthError(option="prompt and max_tokens", expected=expected, found=found)
+            text = f"{n:,} bytes, of which a token has at most {most:,}"
+            message = f"the prompt has {text}; the context has {self.context:,} tokens"
+            raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names; a request may also leave it out.

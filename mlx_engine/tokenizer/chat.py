@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_engine.errors import ChatTemplateError, require
+from mlx_engine.errors import ChatTemplateError, OptionError
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt, TemplateInput
 from mlx_engine.tokenizer.history import History
 from mlx_engine.tokenizer.markers import MARK, Check, Markers, unchecked
@@ -80,7 +80,9 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
     # The template wrote a marker if neither its first nor its last character came from a message.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in said)
     fits = len(ends) <= len(STAND_INS)
-    require(fits, option="messages", expected=f"at most {len(STAND_INS):,} ends of markers", found=len(ends))
+    if not fits:
+        message = f"messages: the markers have {len(ends):,} different ends; {len(STAND_INS):,} are possible"
+        raise OptionError(message, option="messages", found=len(ends))
     hidden = list(zip(ends, map(chr, STAND_INS), strict=False))
     inputs = [prepared, prepared.map_texts(lambda text: _replaced(text, hidden))] if hidden else [prepared]
     texts = _render(tokenizer, inputs, limits)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from mlx_engine.errors import ChatTemplateError, OptionError, require
+from mlx_engine.errors import ChatTemplateError, OptionError, shown
 from mlx_engine.tokenizer.messages import (
     HALF,
     MAX_DEPTH,
@@ -140,14 +140,15 @@ def thinking(template: str | None, is_on: bool | None, option: str = "--think") 
 def _check_variables(variables: Mapping[str, Any], template: str) -> None:
     option = "chat_template_kwargs"
     sound = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
-    require(sound, option=option, expected="a mapping from names to values", found=variables)
+    if not sound:
+        message = f"{option} must map names to values, not be {shown(variables)}"
+        raise OptionError(message, option=option, found=variables)
     for name, value in variables.items():
-        expected = f"other names than {', '.join(RESERVED)}"
-        require(name not in RESERVED, option=option, expected=expected, found=name)
-        expected = "variables that the model's chat template reads"
-        require(
-            NAME.fullmatch(name) is not None and reads(template, name), option=option, expected=expected, found=name
-        )
+        if name in RESERVED:
+            raise OptionError(f"{option} cannot set {name}", option=option, found=name)
+        if NAME.fullmatch(name) is None or not reads(template, name):
+            message = f"{option} has {shown(name)}, which the model's chat template does not read"
+            raise OptionError(message, option=option, found=name)
         _check_data(f"{option}.{name}", [value], is_mapping=False)
 
 
@@ -155,6 +156,9 @@ def _check_data(option: str, given: Any, *, is_mapping: bool = True) -> None:
     """Check that a list holds JSON values, which are objects with `is_mapping`, in text that UTF-8 can write."""
     sound = isinstance(given, list | tuple) and all(isinstance(item, Mapping) or not is_mapping for item in given)
     sound = sound and all(is_json(item, MAX_DEPTH) for item in given)
-    require(sound, option=option, expected="a list of JSON objects" if is_mapping else "a JSON value", found=given)
+    if not sound:
+        expected = "a list of JSON objects" if is_mapping else "a JSON value"
+        raise OptionError(f"{option} must be {expected}, not {shown(given)}", option=option, found=given)
     half = next((text for text in texts_of(lambda note: map_values(given, note)) if HALF.search(text)), None)
-    require(half is None, option=option, expected="text that UTF-8 can write", found=half)
+    if half is not None:
+        raise OptionError(f"{option} has text that UTF-8 cannot write: {shown(half)}", option=option, found=half)

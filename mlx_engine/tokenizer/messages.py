@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mlx_engine.errors import ChatTemplateError, require
+from mlx_engine.errors import ChatTemplateError, OptionError, shown
 
 Message: TypeAlias = Mapping[str, Any]
 """A role, and a content: text, or a list of `{"type": "text", "text": ...}`. Also `name`, `reasoning_content`,
@@ -44,7 +44,7 @@ def for_template(messages: Sequence[Message], template: str, where: str) -> list
     """
     sound = isinstance(messages, Sequence) and not isinstance(messages, str | bytes) and len(messages) > 0
     sound = sound and all(isinstance(message, Mapping) for message in messages)
-    require(sound, option="messages", expected='a list of {"role": ..., "content": ...}', found=messages)
+    _require(sound, "messages", 'a list of {"role": ..., "content": ...}', messages)
     prepared = []
     has_developer, reads_parts = "developer" in template, READS_PARTS.search(template) is not None
     for i, message in enumerate(messages):
@@ -160,4 +160,6 @@ def is_json(value: Any, depth: int) -> bool:
 
 
 def _require(holds: bool, at: str, expected: str, found: object) -> None:
-    require(holds, option="messages", expected=f"{at} to be {expected}", found=found)
+    if not holds:
+        message = f"{at} must be {expected}, not {shown(found)}"
+        raise OptionError(message, option="messages", expected=f"{at} to be {expected}", found=found)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.errors import OptionError, UnsupportedConfigError, require, shown
+from mlx_engine.errors import OptionError, UnsupportedConfigError, shown
 from mlx_engine.weights.model import model_file
 
 OPTION = "--allow-setting"
@@ -34,8 +34,9 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
 
 def check_allowed(allow_settings: object) -> None:
     """Check the option `allow_settings`; raise OptionError unless it is a list or tuple of names."""
-    sound = isinstance(allow_settings, list | tuple) and all(isinstance(name, str) for name in allow_settings)
-    require(sound, option="allow_settings", expected="a list of names", found=allow_settings)
+    if not (isinstance(allow_settings, list | tuple) and all(isinstance(name, str) for name in allow_settings)):
+        message = f"allow_settings must be a list of names, not {shown(allow_settings)}"
+        raise OptionError(message, option="allow_settings", found=allow_settings)
 
 
 def allow(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
@@ -69,8 +70,7 @@ def _path(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
     while rest not in at:
         key, _, rest = rest.partition(".")
         if not rest or not isinstance(at.get(key), Mapping):
-            expected = f"a setting that {checkpoint.where} has"
-            raise OptionError(option=OPTION, expected=expected, found=name)
+            raise OptionError(f"{OPTION}: {checkpoint.where} has no setting {name!r}", option=OPTION, found=name)
         keys.append(key)
         at = at[key]
     return (*keys, rest)

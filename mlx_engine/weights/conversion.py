@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES, layer_type
-from mlx_engine.errors import is_whole, require
+from mlx_engine.errors import OptionError, is_whole, listed, shown
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 
@@ -44,16 +44,23 @@ class Conversion:
     layers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.quant in self.quants, option="quant", expected=" or ".join(self.quants), found=self.quant)
-        sound = self.min_dim == AUTO or (is_whole(self.min_dim) and int(self.min_dim) >= 0)
-        require(sound, option="quant_min_dim", expected="auto, or a whole number >= 0", found=self.min_dim)
-        is_mapping = isinstance(self.layers, Mapping)
-        require(is_mapping, option="quant_layers", expected="a mapping from layers to types", found=self.layers)
+        if self.quant not in self.quants:
+            message = f"quant: unknown type {shown(self.quant)}; choose {listed(self.quants)}"
+            raise OptionError(message, option="quant", expected=listed(self.quants), found=self.quant)
+        if self.min_dim != AUTO and not (is_whole(self.min_dim) and int(self.min_dim) >= 0):
+            message = f"quant_min_dim must be auto or a whole number of at least 0, not {shown(self.min_dim)}"
+            raise OptionError(message, option="quant_min_dim", found=self.min_dim)
+        if not isinstance(self.layers, Mapping):
+            message = f"quant_layers must map layers to types, not be {shown(self.layers)}"
+            raise OptionError(message, option="quant_layers", found=self.layers)
         names = (*LAYER_TYPES, *GROUPS)
         for name, quant in self.layers.items():
-            require(name in names, option="quant_layers", expected=f"layers among {', '.join(names)}", found=name)
-            expected = " or ".join(self.layer_quants)
-            require(quant in self.layer_quants, option=f"quant_layers {name}", expected=expected, found=quant)
+            if name not in names:
+                message = f"quant_layers: no layer {shown(name)}; choose {listed(names)}"
+                raise OptionError(message, option="quant_layers", expected=listed(names), found=name)
+            if quant not in self.layer_quants:
+                message = f"quant_layers: unknown type {shown(quant)} of {name}; choose {listed(self.layer_quants)}"
+                raise OptionError(message, option=f"quant_layers {name}", found=quant)
 
     def check(self, where: str, tensors: Collection[str]) -> None:
         """Check that every name in `layers` is a layer of the model with these tensors.
@@ -63,9 +70,9 @@ class Conversion:
         """
         there = [kind for kind in LAYER_TYPES if kind == HEAD or any(layer_type(name) == kind for name in tensors)]
         for name in self.layers:
-            found = any(kind in there for kind in GROUPS.get(name, (name,)))
-            expected = f"layers that {where} has, among {', '.join(there)}"
-            require(found, option="quant_layers", expected=expected, found=name)
+            if not any(kind in there for kind in GROUPS.get(name, (name,))):
+                message = f"quant_layers: {where} has no layer {name!r}; it has {', '.join(there)}"
+                raise OptionError(message, option="quant_layers", expected=", ".join(there), found=name)
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
         """Return the type of a linear layer after loading, and if it is not converted as asked, the reason."""
@@ -112,6 +119,9 @@ def check_load_options(
         OptionError: an option is invalid.
     """
     conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
-    sound = threads is None or (is_whole(threads) and threads >= 1)
-    require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
+    if threads is not None and not is_whole(threads):
+        message = f"threads must be a whole number, not {shown(threads)}"
+        raise OptionError(message, option="threads", found=threads)
+    if threads is not None and threads < 1:
+        raise OptionError("threads must be at least 1", option="threads", expected="at least 1", found=threads)
     return conversion

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.sampling import Draw, Sampling
+from mlx_engine.backends.sampling import Draw
+from mlx_engine.options import Sampling
 from tests.contract.case import OpCase, Run, normal
 
 

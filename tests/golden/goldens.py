@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.cache import SequenceInput
 from mlx_engine.engine import Engine
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.sampler import Sampler
+from mlx_engine.options import Sampling
 from tests.contract.check import BACKENDS as KNOWN
 from tests.contract.check import EMULATED, load
 from tests.decoding import decode, greedy_ids

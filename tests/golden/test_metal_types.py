@@ -14,12 +14,12 @@ from kernels import emulator
 from kernels.launch import counted
 from mlx_engine.backends.metal.weights import SplitMatrix
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.dispatches import dispatches
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.sampler import Sampler
+from mlx_engine.options import Sampling
 from tests.contract.check import EMULATED
 from tests.decoding import decode
 from tests.golden.goldens import check_close, engine, in_chunks

@@ -20,7 +20,6 @@ pytest.importorskip("numba")
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.cpu.program import CompiledProgram
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.distributed.group import Group
@@ -28,6 +27,7 @@ from mlx_engine.distributed.tensor import sliced
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.sampler import Sampler
+from mlx_engine.options import Sampling
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, plan_model
 from tests.contract.check import EMULATED, named

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import kernels
 from kernels.emulator import Unwritten, unavailable
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
@@ -196,7 +196,7 @@ def test_kernels_of_a_metal_file_run_with_experiments_beside_it(write):
     assert "y[0]: expected " in out
     assert "thread (0, 0, 0), lane 0 wrote it last, at doubled.metal, line 6: `if (i < uint(n)) y[i] = 2" in out
     assert (
-        "expected a Python file with kernels.MetalExperiment objects, found 'none.py'"
+        "none.py: no such file; after a .metal FILE comes a Python file with MetalExperiment objects"
         in check(file, "none.py", code=2).stderr
     )
 
@@ -267,10 +267,10 @@ def test_a_body_alone_is_no_metal_file(write):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["nothing.py"], "FILE: expected a Python file or a .metal file, found 'nothing.py'"),
-        (["nothing.py", "-e", "metal"], "FILE: expected no --kernel, and no other executor"),
-        (["--suffixes"], "check: expected a FILE with --lanes"),
-        ([__file__, "--lanes", "few"], "--lanes: expected one of active, all, found 'few'"),
+        (["nothing.py"], "nothing.py: no such Python file or .metal file"),
+        (["nothing.py", "-e", "metal"], "leave out --kernel and --executor"),
+        (["--suffixes"], "--lanes, --suffixes and --include need a FILE"),
+        ([__file__, "--lanes", "few"], "--lanes must be active or all, not 'few'"),
     ],
 )
 def test_wrong_use_is_one_line(args, says):

@@ -272,7 +272,7 @@ def start(*arguments: str) -> tuple[int, str]:
 def port_in_use() -> str:
     with ServerProcess() as server:
         code, line = start("--port", str(server.address[1]))
-        expect((code, "expected a free port" in line), (1, True))
+        expect((code, "is in use by another program" in line), (1, True))
     return f"exit code {code}: {line}"
 
 

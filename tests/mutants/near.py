@@ -42,7 +42,7 @@ LISTED = {
     "mlx_engine/backends/session_guard.py": ("tests/unit/test_fork.py",),
     "mlx_engine/commands/__init__.py": ("tests/unit/test_completion.py",),
     "mlx_engine/commands/chat.py": ("tests/unit/test_command_chat.py",),
-    "mlx_engine/commands/signals.py": ("tests/unit/test_drafts.py",),
+    "mlx_engine/commands/console.py": ("tests/unit/test_drafts.py",),
     "mlx_engine/engine.py": ("tests/unit/test_bos.py",),
     "mlx_engine/serve/server.py": ("tests/serve/test_engine_thread.py",),
     "mlx_engine/serve/worker.py": ("tests/serve/test_engine_thread.py",),

@@ -16,8 +16,9 @@ from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.numpy import scalar
 from mlx_engine.backends.numpy.scalar import ScalarBackend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.sampling import Draw, Sampling, adjust, probabilities
+from mlx_engine.backends.sampling import Draw, adjust, probabilities
 from mlx_engine.errors import OptionError
+from mlx_engine.options import Sampling
 
 SCALAR, SIMD, MLX, MLX_FLOAT32 = ScalarBackend(), SimdBackend(), MlxBackend(), MlxBackend()
 # The precision of a GPU.
@@ -185,7 +186,7 @@ def test_a_bias_is_stored_as_sorted_pairs_and_can_be_hashed():
 
 def test_ids_of_a_bias_are_checked_against_the_vocabulary():
     Sampling(logit_bias={9: 1}).check_vocabulary(10)
-    with pytest.raises(OptionError, match="token ids from 0 to 8, found 9"):
+    with pytest.raises(OptionError, match="token ids from 0 to 8, not 9"):
         Sampling(logit_bias={2: 1, 9: 1}).check_vocabulary(9)
 
 

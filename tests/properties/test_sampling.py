@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.numpy.scalar import ScalarBackend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.sampling import Draw, Sampling, draw, penalize, probabilities
+from mlx_engine.backends.sampling import Draw, draw, penalize, probabilities
 from mlx_engine.errors import OptionError
+from mlx_engine.options import Sampling
 
 SIMD, SCALAR, MLX, MLX_FLOAT32 = SimdBackend(), ScalarBackend(), MlxBackend(), MlxBackend()
 # The precision of a GPU.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.batch import Batch
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.serve.app import refuse
 from mlx_engine.serve.connection import Patience
 from mlx_engine.serve.errors import ApiError
@@ -335,4 +335,4 @@ def test_a_port_in_use_is_named(server: Served, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as found:
         app(["serve", "--port", str(server.address[1])])
     assert found.value.code == 1
-    assert f"127.0.0.1:{server.address[1]}: expected a free port" in capsys.readouterr().err
+    assert f"127.0.0.1:{server.address[1]} is in use by another program" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from mlx_engine.commands.serve_options import AddressOptions
+from mlx_engine.commands.serve import AddressOptions
 from mlx_engine.errors import OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.origins import check_host, check_origin, host_names
@@ -179,7 +179,7 @@ def test_hosts_of_a_server():
 
 def test_a_name_that_is_no_host_is_refused():
     for name in ("https://a", "a:80", "a/b", "", "*"):
-        with pytest.raises(OptionError, match="--allow-host: expected a host name"):
+        with pytest.raises(OptionError, match="--allow-host must be a host name"):
             AddressOptions(allow_host=[name]).check()
     AddressOptions(allow_host=["a", "b.example", "10.0.0.1", "[::1]", "::1"]).check()
 

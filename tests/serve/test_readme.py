@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, events, served
 
@@ -36,7 +36,7 @@ def blocks(language: str, server: Served) -> list[str]:
 
 
 def test_the_options_exist():
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).stdout
+    shown = CliRunner().invoke(app, ["serve", "--help-all"], env={"COLUMNS": "200"}).stdout
     flags = set(re.findall(r"--[a-z-]+", SECTION))
     assert len(flags) > 5
     assert [flag for flag in flags if flag not in shown] == []

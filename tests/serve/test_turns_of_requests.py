@@ -326,7 +326,7 @@ def test_more_messages_than_the_context_has_tokens_are_refused_before_the_templa
     monkeypatch.setattr("mlx_engine.tokenizer.chat._rendered", lambda *given: 1 / 0)
     refused = server.post(CHAT, chat_body(messages=[message("x")] * 5000))
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
-    assert "4,096 tokens, the context, found 5,000 messages" in refused.text
+    assert "the prompt has 5,000 messages; the context has 4,096 tokens" in refused.text
 
 
 def test_the_bounds_of_tokenize_and_detokenize(server: Served):

@@ -6,8 +6,7 @@ import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from mlx_engine.commands.chat_commands import completer
-from mlx_engine.commands.chat_input import from_lines, from_terminal, history_file, kept_history, session
+from mlx_engine.commands.chat import completer, from_lines, from_terminal, history_file, kept_history, session
 from mlx_engine.commands.console import notice, safe_for
 from mlx_engine.errors import OptionError
 

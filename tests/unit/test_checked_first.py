@@ -8,8 +8,7 @@ import pytest
 
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands.serve import load_engine
-from mlx_engine.commands.serve_options import CapacityOptions
+from mlx_engine.commands.serve import CapacityOptions, load_engine
 from mlx_engine.errors import EngineError
 from mlx_engine.weights.plan import Tensor
 from tests.unit.test_command_generate import DATA, MODEL, cli
@@ -58,13 +57,12 @@ WRONG = {
     "no prompt": (["generate", ""], "the prompt is empty"),
     "a long answer": (["generate", "a", "-n", "40000"], BEYOND),
     "a short context": (["generate", "a", "--context-len", "1"], BEYOND),
-    "a token": (["generate", "a", "--temp", "1", "--logit-bias", "99999=1"], "logit_bias"),
+    "a token": (["generate", "a", "--temp", "1", "--logit-bias", "99999=1"], "--logit-bias"),
     "thinking": (["generate", "a", "--chat", "--think"], "--think: expected a chat template that reads"),
-    "a context": (["generate", "a", "--context", "10000000"], "context: expected at most the model's"),
-    "a stop string": (["generate", "a", "--stop", ""], "stop: expected strings of at least one character"),
+    "a stop string": (["generate", "a", "--stop", ""], "--stop must be strings of at least one character"),
     "chat, a long answer": (["chat", "-n", "40000"], BEYOND),
     "chat, thinking": (["chat", "--think"], "--think: expected a chat template that reads"),
-    "chat, a file": (["chat", "--load", "/nowhere"], "/nowhere: expected a readable file"),
+    "chat, a file": (["chat", "--load", "/nowhere"], "/nowhere: "),
     "bench": (["bench", "-p", "1000000"], "the model's context has"),
     "clients": (["bench", "--concurrency", "1", "-p", "1000000"], "the model's context has"),
 }

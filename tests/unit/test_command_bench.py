@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from mlx_engine import backends
 from mlx_engine.backends import Entry, backend_names, create_backend, unavailable
 from mlx_engine.bench import roofline
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.commands.console import still_bar
 
 MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -186,8 +186,8 @@ def test_the_folders_table_is_utf_8(tmp_path):
         (("-pg", "512"), "-pg: '512' is no pair of prompt and generated tokens"),
         (("-p", 0, "-n", 0), "give at least one test"),
         (("-o", "sql"), "--output: unknown format 'sql'; choose md, csv, json or jsonl"),
-        (("--quant", "q3"), "quant: expected keep or f32"),
-        (("-t", 0), "threads: expected a whole number >= 1"),
+        (("--quant", "q3"), "--quant: unknown type"),
+        (("-t", 0), "--threads must be at least 1"),
         (("-b", "quick"), "backend 'quick' is not available: no backend has this name"),
         (("-p", 999_999_999), "pp999999999 needs 999,999,999 tokens"),
     ],

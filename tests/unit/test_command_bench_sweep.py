@@ -11,7 +11,7 @@ from mlx_engine import bench as measuring
 from mlx_engine.backends import unavailable
 from mlx_engine.bench import roofline, sweep
 from mlx_engine.bench.ladder import RUNGS
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from tests.unit.test_command_bench import bench, mistake
 
 

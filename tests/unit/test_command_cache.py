@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kernels import folder as kernels_folder
 from kernels.drafts import draft
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 
 @pytest.fixture
@@ -108,11 +108,14 @@ def test_a_terminal_is_asked(disk, monkeypatch, answer, removes):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("remove",), "expected names or --all, found neither"),
-        (("remove", "kernels", "--all", "--yes"), "expected names or --all, found both"),
-        (("remove", "org/other", "--yes"), "which has org/repo, shape:gpt2, kernels, emulator, found 'org/other'"),
-        (("remove", "../hub", "--yes"), "found '../hub'"),
-        (("remove", "kernels"), "--yes: expected it, or a terminal to ask on, found neither"),
+        (("remove",), "cache remove needs names or --all"),
+        (("remove", "kernels", "--all", "--yes"), "give either names or --all, not both"),
+        (
+            ("remove", "org/other", "--yes"),
+            "no cache entry 'org/other'; cache list shows: org/repo, shape:gpt2, kernels, emulator",
+        ),
+        (("remove", "../hub", "--yes"), "no cache entry '../hub'"),
+        (("remove", "kernels"), "cache remove needs --yes where there is no terminal"),
     ],
 )
 def test_wrong_use_removes_nothing(disk, args, message):

@@ -104,9 +104,10 @@ def test_a_saved_conversation_is_loaded_again(tmp_path):
 def test_words_with_a_slash_that_are_no_commands_are_not_sent_to_the_model():
     result = chat("/hlep\n/\n/help\n/etc/hosts is a file.\n/retry now\n", "-n", 3)
     errors = [line for line in result.err.splitlines() if line.startswith("error")]
-    assert [line.split(":")[1] for line in errors[:3]] == [" /hlep", " /", " /etc/hosts"]
+    names = ["no command /hlep", "no command /", "no command /etc/hosts"]
+    assert [line.partition(";")[0] for line in errors[:3]] == [f"error: {name}" for name in names]
     assert errors[3] == "error: there is no question to answer again"
-    assert "(did you mean /help?), or a space before the slash" in errors[0]
+    assert "; did you mean /help?; a space before the slash" in errors[0]
     assert result.out == ""
     usages = (
         "/system [TEXT]",
@@ -155,12 +156,12 @@ def test_set_changes_an_option_as_the_command_line_does():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("temprature 1", r"/set: expected one of temperature, .* \(did you mean temperature\?\), found temprature"),
-        ("temperature", r"/set temperature: expected a value, or off for the default, found none"),
-        ("temperature hot", r"/set temperature: expected a number, or off, found 'hot'"),
-        ("temperature -1", r"temperature: expected a finite number >= 0"),
-        ("top_k 1.5", r"/set top_k: expected a whole number, or off, found '1.5'"),
-        ("logit_bias 99999999=1", r"logit_bias: expected token ids from 0 to"),
+        ("temprature 1", r"/set has no option temprature; did you mean temperature\?"),
+        ("temperature", r"/set temperature needs a value, or off for the default"),
+        ("temperature hot", r"/set temperature needs a number, or off, not 'hot'"),
+        ("temperature -1", r"temperature must be a number of at least 0, not -1.0"),
+        ("top_k 1.5", r"/set top_k needs a whole number, or off, not '1.5'"),
+        ("logit_bias 99999999=1", r"logit_bias must have token ids from 0 to"),
     ],
 )
 def test_a_setting_that_is_invalid_changes_nothing(setting, message):

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_engine.backends import auto, backend_names
-from mlx_engine.commands.app import app
-from mlx_engine.commands.prompts import PromptOptions
+from mlx_engine.commands import app
+from mlx_engine.commands.generate import PromptOptions
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -280,7 +280,7 @@ def test_two_prompts_are_wrong_use(tmp_path, prompt):
     (tmp_path / "prompt.txt").write_text("text")
     result = generate(prompt, "--prompt-file", tmp_path / "prompt.txt", model="nope.gguf", stdin="text")
     assert result.code == 2
-    assert "not both" in only_line(result)
+    assert "give the prompt either as an argument or as a file" in only_line(result)
 
 
 def test_a_prompt_file_that_is_not_there_is_one_line(tmp_path):

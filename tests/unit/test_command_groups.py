@@ -56,9 +56,10 @@ def test_a_group_is_made_of_what_was_given():
 
 def test_the_help_lists_the_fields_in_the_place_of_the_group():
     text = run("--help")[0].output
-    places = [text.index(f"--{name}") for name in ("first", "width", "tag", "round", "last")]
+    places = [text.index(f"--{name}") for name in ("first", "last", "width", "tag", "round")]
     assert places == sorted(places)
     assert "A width." in text
+    assert places[1] < text.rindex("More options of the same subject") < places[2]
 
 
 def test_a_value_of_another_type_is_wrong_use():

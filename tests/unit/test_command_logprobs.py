@@ -71,13 +71,13 @@ def test_the_penalties_are_those_of_the_engine():
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        (("--presence-penalty", "2.1"), "presence_penalty"),
-        (("--frequency-penalty", "nan"), "frequency_penalty"),
+        (("--presence-penalty", "2.1"), "--presence-penalty"),
+        (("--frequency-penalty", "nan"), "--frequency-penalty"),
         (("--logit-bias", "5"), "--logit-bias"),
         (("--logit-bias", "x=1"), "--logit-bias"),
-        (("--logit-bias", "-5=1"), "logit_bias"),
-        (("--logit-bias", "5=101"), "logit_bias"),
-        (("--logit-bias", "5=1", "--logit-bias", "5=2"), "logit_bias"),
+        (("--logit-bias", "-5=1"), "--logit-bias"),
+        (("--logit-bias", "5=101"), "--logit-bias"),
+        (("--logit-bias", "5=1", "--logit-bias", "5=2"), "--logit-bias"),
         (("--logprobs", "21"), "logprobs"),
         (("--logprobs", "-1"), "logprobs"),
     ],
@@ -92,4 +92,4 @@ def test_wrong_use_is_exit_2_before_the_model_is_looked_for(options, found):
 def test_an_id_that_the_model_lacks_is_wrong_use():
     result = generate("a", "--logit-bias", "512=1")
     assert (result.code, result.out) == (2, "")
-    assert "token ids from 0 to 511, found 512" in result.err
+    assert "--logit-bias must have token ids from 0 to 511, not 512" in result.err

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mlx_engine.bench import roofline
 from mlx_engine.bench.bottlenecks.against import read, refuse, section
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.errors import FormatError, OptionError, SourceError
 
 DATA = Path(__file__).parents[1] / "data"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mlx_engine import load_tokenizer
 from mlx_engine.checkpoint import open_gguf, write_gguf
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 REPOSITORY = Path(__file__).parent.parent.parent
 MICRO = REPOSITORY / "tests/data/qwen3-micro/model-q8_0.gguf"
@@ -118,7 +118,7 @@ def test_control_tokens_may_be_left_out_of_the_text():
 def test_what_are_no_ids_is_wrong_use(ids):
     result = run("decode", ids)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith("error: ids: expected ")
+    assert result.stderr.startswith("error: ids must be ")
 
 
 def test_round_trip(monkeypatch):

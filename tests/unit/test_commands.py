@@ -5,7 +5,7 @@ import json
 import typer
 
 from mlx_engine.backends import auto, backend_names
-from mlx_engine.commands.app import app
+from mlx_engine.commands import SUMMARIES, app
 from tests.unit.test_command_generate import NO_METAL, cli
 
 
@@ -52,6 +52,8 @@ def test_the_help_of_every_command_begins_with_what_it_does():
     commands = typer.main.get_command(app).commands
     assert commands.keys() == summaries.keys()
     assert [name for name, summary in summaries.items() if not commands[name].help.startswith(summary)] == []
+    helps = {name: " ".join(command.help.split()) for name, command in commands.items()}
+    assert [name for name, summary in SUMMARIES.items() if not helps[name].startswith(summary)] == []
     assert cli("--help").code == 0
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import KVLayer, KVPool, SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -19,7 +18,7 @@ from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Stream
-from mlx_engine.options import Options
+from mlx_engine.options import Options, Sampling
 from mlx_engine.weights.model import Model, load_model
 from tests.decoding import decode, greedy_ids, prefill
 from tests.streams import request_of, stream_of

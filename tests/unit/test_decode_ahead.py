@@ -15,7 +15,6 @@ from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -24,7 +23,7 @@ from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.observe.profiler import Profiler
-from mlx_engine.options import Options
+from mlx_engine.options import Options, Sampling
 from mlx_engine.weights.model import Model, load_model
 from tests.decoding import decode, prefill
 from tests.streams import Marks, stream_of

@@ -455,7 +455,7 @@ def test_a_process_without_shard_imports_nothing_of_it():
 
 
 def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
-    from mlx_engine.commands.app import app
+    from mlx_engine.commands import app
 
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     for options, expected in (

@@ -13,7 +13,7 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.sampling import Sampling, largest
+from mlx_engine.backends.sampling import largest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.shard import TensorShard
@@ -22,6 +22,7 @@ from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.loop.stream import Generation
+from mlx_engine.options import Sampling
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, Planned, plan_model
 from tests.golden.goldens import DATA

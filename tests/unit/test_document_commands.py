@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path.name for path in (ROOT / "docs").glob("*.md"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.errors import ContextLengthError, ModelError, OptionError, SourceError
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
-        ("CLI tokenize encode <&-", 2, "text: expected an argument"),
+        ("CLI tokenize encode <&-", 2, "no text: give it as an argument"),
         ("CLI generate a MODEL > /dev/full", 1, "the output cannot be written"),
         ("CLI generate a MODEL --json > /dev/full", 1, "the output cannot be written"),
     ],
@@ -50,7 +50,7 @@ def test_an_accident_is_told_in_one_line(command: str, code: int, told: str):
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["generate", "-"], 2, "prompt: expected an argument"),
+        (["generate", "-"], 2, "no prompt: give it as an argument"),
         (["generate", "a", "--model", ""], 1, "found an empty name"),
         (["generate", "a", "--model", "/"], 1, "found no config.json"),
     ],

@@ -225,7 +225,7 @@ def test_only_a_plot_waits_for_matplotlib():
     arguments = ["bench", "-m", str(F32), "-b", "simd", "--no-jit", "-p", "2", "-n", "1", "-r", "1"]
     run_benchmark = f"""
 from typer.testing import CliRunner
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 assert CliRunner().invoke(app, {arguments}).exit_code == 0
 """
     assert "matplotlib" not in modules_after(run_benchmark)

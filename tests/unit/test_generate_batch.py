@@ -73,7 +73,7 @@ def test_more_prompts_than_fit_into_a_pass(monkeypatch: pytest.MonkeyPatch):
 def test_wrong_input_is_refused_before_anything_runs(engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine.model, "forward", None)
     assert engine.generate_batch([], 4) == []
-    with pytest.raises(OptionError, match="seed: expected one value for all, or 4, one per prompt"):
+    with pytest.raises(OptionError, match="seed must be one value for all 4 prompts, or 4 values"):
         engine.generate_batch(PROMPTS, 4, seed=[1, 2])
     with pytest.raises(OptionError, match="kv"):
         engine.generate_batch(PROMPTS, 4, kv=[True, False, True, True])

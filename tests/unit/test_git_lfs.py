@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from mlx_engine import errors, load, load_tokenizer, open_gguf
 from mlx_engine.checkpoint.lfs import refuse_pointer
 from mlx_engine.checkpoint.safetensors import open_safetensors
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from tests.unit.test_command_generate import DATA
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 639446688\n" % (b"0d" * 32)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 HF = Path(__file__).parents[1] / "data" / "qwen3-micro" / "hf"
 GGUF = HF.parent / "model-q8_0.gguf"

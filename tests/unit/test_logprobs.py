@@ -15,11 +15,12 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy.scalar import ScalarBackend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.sampling import Sampling, largest
+from mlx_engine.backends.sampling import largest
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.logprobs import TokenLogprobs, digest, natural_log, token_logprobs
 from mlx_engine.loop.sampler import Sampler
+from mlx_engine.options import Sampling
 
 PLAIN = SimdBackend()
 

@@ -13,7 +13,7 @@ import mlx_engine
 from kernels import emulator, launch
 from mlx_engine import backends
 from mlx_engine.backends import VARIABLE, auto, create_backend, unavailable
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.errors import BackendUnavailableError
 from tests.contract.check import EMULATED, load
 

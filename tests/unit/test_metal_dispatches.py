@@ -17,7 +17,7 @@ from kernels import emulator, launch
 from mlx_engine.backends import VARIABLE
 from mlx_engine.bench.dispatches import TWO_PASSES, dispatches
 from mlx_engine.cache import SequenceInput, begin
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.loop.memory import linears
 from tests.contract.check import EMULATED, load
 

@@ -24,13 +24,14 @@ from mlx_engine.backends.mlx.weights import GroupMatrix
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Linear, Rope
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Draw, Sampling
+from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.observe.profiler import Profiler
+from mlx_engine.options import Sampling
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import load_model

@@ -16,7 +16,7 @@ from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.program import Program
 from mlx_engine.bench import cells, samples
 from mlx_engine.checkpoint import open_gguf, write_gguf
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.errors import NotFiniteError
 from mlx_engine.loop.finite import FiniteCheck, not_finite
 from mlx_engine.loop.scheduler import Scheduler

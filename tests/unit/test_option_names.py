@@ -6,12 +6,12 @@ import pytest
 import typer
 
 import mlx_engine
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from tests.unit.test_command_generate import MODEL, cli, generate, only_line
 
 ALIASES = {
     "max_tokens": {"--max-tokens", "-n", "--n-predict", "--max-new-tokens"},
-    "context_len": {"--context-len", "-c", "--ctx-size"},
+    "context_len": {"--context-len", "-c", "--ctx-size", "--context"},
     "temperature": {"--temp", "--temperature"},
     "repetition_penalty": {"--repetition-penalty", "--repeat-penalty"},
 }
@@ -83,14 +83,14 @@ def test_minus_one_token_is_all_that_the_context_leaves():
 
 def test_minus_one_needs_room_for_one_token():
     result = generate("One two three four five", "-n", -1, "-c", 2)
-    assert (result.code, "and 1 more" in only_line(result)) == (2, True)
+    assert (result.code, "--context-len allows 2 for prompt and answer" in only_line(result)) == (2, True)
 
 
 def test_other_negative_numbers_are_refused_with_what_is_possible():
     line = only_line(generate("a", "-n", -2, model="nope.gguf"))
-    assert "max_tokens: expected a whole number >= 0, -1, or none at all, found -2" in line
+    assert "--max-tokens must be a whole number of at least 0, or -1, not -2" in line
     line = only_line(generate("a", "-c", -1, model="nope.gguf"))
-    assert "context_len: expected a whole number >= 1, or none at all, found -1" in line
+    assert "--context-len must be a whole number of at least 1, not -1" in line
 
 
 # ---- other commands ----

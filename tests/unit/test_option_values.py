@@ -1,19 +1,26 @@
 """The options of a run as keyword arguments: listed once, the same wherever they are given."""
 
 import inspect
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import typer
 
-from mlx_engine.backends.sampling import Sampling
-from mlx_engine.commands.options.model import EngineOptions
-from mlx_engine.commands.options.run import RunOptions, SamplingOptions
+import mlx_engine
+from mlx_engine.commands import app
+from mlx_engine.commands.options.groups import parameters_of
+from mlx_engine.commands.options.model import ComputeOptions
 from mlx_engine.conversation import Conversation
 from mlx_engine.engine import Engine, load
 from mlx_engine.errors import OptionError
-from mlx_engine.options import ALIASES, Options, OptionValues
+from mlx_engine.options import Options, OptionValues, Sampling, aliases, declared
+from mlx_engine.serve.parameters import ChatRequest
+from tests.unit.test_command_generate import cli
 
+PACKAGE = Path(mlx_engine.__file__).parent
 FIELDS = {f.name: f.default for kind in (Sampling, Options) for f in fields(kind)}
 
 
@@ -83,11 +90,54 @@ def test_an_unknown_keyword_is_a_type_error_that_names_the_function_and_the_opti
 
 def test_names_of_options_on_the_command_line_are_known_in_python():
     known = {*FIELDS, *inspect.signature(load).parameters}
-    for group in (RunOptions, SamplingOptions, EngineOptions):
-        for name, hint in get_type_hints(group, include_extras=True).items():
-            option = hint.__metadata__[0]
-            flags = [flag for given in (option.default, *option.param_decls) for flag in given.split("/")]
-            words = {flag.removeprefix("--").replace("-", "_") for flag in flags if flag.startswith("--")}
-            for word in words - known - {"no_kv", "no_cache"}:  # the second is of the command line alone
-                # A list in Python has the plural of an option that may be repeated.
-                assert ALIASES.get(word, word + "s") in known, (name, word)
+    groups = (*parameters_of(Options), *parameters_of(ComputeOptions))
+    assert {p.name for p in groups} >= FIELDS.keys() - {"sampling"}
+    for parameter in groups:
+        option = parameter.annotation.__metadata__[0]
+        flags = [flag for given in (option.default, *option.param_decls) for flag in given.split("/")]
+        words = {flag.removeprefix("--").replace("-", "_") for flag in flags if flag.startswith("--")}
+        for word in words - known - {"no_kv", "no_cache"}:  # the second is of the command line alone
+            # A list in Python has the plural of an option that may be repeated.
+            assert aliases().get(word, word + "s") in known, (parameter.name, word)
+
+
+def test_every_option_is_declared_with_what_its_uses_need():
+    """The bounds are numbers that the default is within, and the type of a keyword is that of its field."""
+    keywords, hints = get_type_hints(OptionValues), get_type_hints(Sampling) | get_type_hints(Options)
+    for f, about in declared():
+        assert about.help.endswith("."), f.name
+        assert about.kind is None or f.default is None or about.allows(f.default), f.name
+        if about.kind is not None and f.name != "max_tokens":
+            assert keywords[f.name] == hints[f.name], f.name
+        if about.parameter is not None:
+            assert f.name in ChatRequest.__struct_fields__
+
+
+def test_a_flag_is_the_same_on_every_command():
+    commands = typer.main.get_command(app).commands
+    generate, chat = ({p.name: p.opts for p in commands[name].params} for name in ("generate", "chat"))
+    names = [f.name for f, _ in declared()]
+    assert {name: generate[name] for name in names} == {name: chat[name] for name in names}
+
+
+def test_an_error_names_the_option_as_its_place_spells_it():
+    with pytest.raises(OptionError, match=r"^top_p must be a number from 0 to 1, not 3$") as caught:
+        Options.of(top_p=3)
+    assert (caught.value.option, caught.value.expected, caught.value.found) == ("top_p", "a number from 0 to 1", 3)
+    for words, message in (
+        (("--top-p", "3"), "error: --top-p must be a number from 0 to 1, not 3.0\n"),
+        (("-n", "-2"), "error: --max-tokens must be a whole number of at least 0, or -1, not -2\n"),
+        (("--logit-bias", "x"), "error: --logit-bias must be ID=VALUE, such as 1234=-100, not 'x'\n"),
+        (("--temperature", "-1"), "error: --temp must be a number of at least 0, not -1.0\n"),
+    ):
+        assert cli("generate", "a", *words).err == message
+
+
+def test_an_option_of_sampling_is_named_by_its_declaration_and_its_arithmetic_alone():
+    naming = [path for path in PACKAGE.rglob("*.py") if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))]
+    assert {str(path.relative_to(PACKAGE)) for path in naming} == {
+        "options.py",
+        "backends/sampling.py",
+        "backends/numpy/scalar.py",
+        "backends/mlx/sampling.py",
+    }

@@ -10,7 +10,7 @@ from mlx_engine.bench import outlook as module
 from mlx_engine.bench.outlook import machine_bandwidth, outlook
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.checkpoint.sources import BUILTIN
-from mlx_engine.commands.outlook_rows import run_rows
+from mlx_engine.commands.inspect import run_rows
 from mlx_engine.errors import ContextLengthError, EngineError
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.quant.weight import Weight

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from mlx_engine.commands import prompts
-from mlx_engine.commands.chat_input import from_lines
-from mlx_engine.commands.prompts import DEFAULT_PROMPT, PromptOptions
+from mlx_engine.commands import generate as prompts
+from mlx_engine.commands.chat import from_lines
+from mlx_engine.commands.generate import DEFAULT_PROMPT, PromptOptions
 from mlx_engine.errors import OptionError
 from tests.unit.test_command_generate import generate
 

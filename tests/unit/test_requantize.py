@@ -11,7 +11,7 @@ import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.sources import BUILTIN
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.convert.requantize import kind_of, requantize, total
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import FormatError, OptionError
@@ -119,7 +119,7 @@ def test_an_override_must_mean_something(tmp_path: Path):
 
 
 def test_without_a_type_for_all_there_is_nothing_to_call_the_file(tmp_path: Path):
-    with pytest.raises(OptionError, match=r"quant: expected f32 or .*q8_0 or .*q6_k, found 'keep'"):
+    with pytest.raises(OptionError, match=r"quant: unknown type 'keep'; choose f32, .*q8_0, .*q6_k"):
         requantize(F32, tmp_path / "out.gguf", Conversion("keep", layers={"ffn": "q4_0"}))
     assert not (tmp_path / "out.gguf").exists()
 
@@ -157,7 +157,7 @@ def test_only_a_file_is_written_over(tmp_path: Path):
     for out in (link, pipe, tmp_path, tmp_path / "dangling"):
         result = run("builtin", out, "--force")
         assert result.exit_code == 2
-        assert "expected the path of a new or an existing file" in result.stderr
+        assert "is neither a new nor an existing file" in result.stderr
     assert (link.is_symlink(), pipe.is_fifo(), target.read_bytes()) == (True, True, b"precious")
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.loop.logprobs import token_logprobs
 from mlx_engine.loop.sampler import Sampler, random_number
+from mlx_engine.options import Sampling
 
 LOGITS = np.array([[0.5, 2.0, 1.9, -1.0]], dtype=np.float32)
 

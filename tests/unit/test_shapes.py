@@ -15,7 +15,7 @@ from mlx_engine.checkpoint.safetensors import open_safetensors
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.checkpoint.shapes import Gemma3Shape, GPT2Shape, Qwen3Shape, Qwen35Shape
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import SourceError, size
 from mlx_engine.quant.types import F32

@@ -12,7 +12,7 @@ from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.cache import KVLayer, KVPool, KVSequence, PrefixCache, SequenceInput, StateLayer, begin
 from mlx_engine.cache.size import CacheSize, pool_nbytes
 from mlx_engine.cache.states import SLOTS_PER_SEQUENCE
-from mlx_engine.commands.diagnostics import kv_cache
+from mlx_engine.commands.generate import kv_cache
 from mlx_engine.errors import CacheFullError
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.memory import Traffic

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import CacheFullError
@@ -16,6 +15,7 @@ from mlx_engine.loop.forward import forward, forward_logits
 from mlx_engine.loop.request import Sequence
 from mlx_engine.loop.runner import ModelRunner
 from mlx_engine.loop.sampler import Sampler, random_number
+from mlx_engine.options import Sampling
 from mlx_engine.weights.model import Model
 from tests.decoding import sequence_of
 
@@ -179,7 +179,7 @@ def test_a_refused_batch_keeps_no_pages(model: Model):
     pool = model.new_pool(12, n_sequences=2, page=4)  # four pages
     a, b = pool.sequence(), pool.sequence()
     with model.backend.session():
-        with pytest.raises(CacheFullError, match="free pages of the pool; close another sequence"):
+        with pytest.raises(CacheFullError, match="in its free pages; close another sequence"):
             forward(model, SequenceInput([1] * 12, a), SequenceInput([1] * 8, b))
         assert (a.n_pages, b.n_pages, pool.free_pages(0)) == (0, 0, 4)
         forward(model, SequenceInput([1] * 12, b))

@@ -131,9 +131,9 @@ def test_each_character_takes_constant_time(stop):
 @pytest.mark.parametrize(
     ("stops", "found"),
     [
-        (["x"] * 17, "expected at most 16 strings, found 17 strings"),
-        (["x", "y" * 1001], "expected strings of at most 1,000 characters, found one of 1,001"),
-        ("y" * 1001, "expected strings of at most 1,000 characters, found one of 1,001"),
+        (["x"] * 17, "stop must be at most 16 strings, not 17"),
+        (["x", "y" * 1001], "stop must be strings of at most 1,000 characters, not 1,001"),
+        ("y" * 1001, "stop must be strings of at most 1,000 characters, not 1,001"),
     ],
     ids=["many", "long", "one long"],
 )

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.suggested import suggested_sampling
 from mlx_engine.commands.options.suggested import checked, described
 from mlx_engine.commands.serve import suggestions
 from mlx_engine.errors import FormatError, OptionError
+from mlx_engine.options import Sampling
 from mlx_engine.serve.parameters import ChatRequest
 from tests.unit.test_command_generate import MODEL, cli
 
@@ -69,7 +69,7 @@ def test_what_is_no_number_is_refused(tmp_path, value):
 
 
 def test_what_is_out_of_range_is_refused(tmp_path):
-    with pytest.raises(OptionError, match=r"generation_config.json: top_p: expected a number in \[0, 1\] \(--no-s"):
+    with pytest.raises(OptionError, match=r"generation_config.json: top_p must be a number from 0 to 1, not 7; --no-s"):
         checked(folder(tmp_path, do_sample=True, top_p=7))
 
 

@@ -18,7 +18,7 @@ from mlx_engine.bench import roofline
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands.app import app
+from mlx_engine.commands import app
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
 MODEL = DATA / "model-q8_0.gguf"
@@ -140,7 +140,7 @@ def test_a_quiet_run_draws_no_bars(terminal, how):
 
 
 def test_a_quiet_chat_draws_no_bars(terminal, monkeypatch):
-    monkeypatch.setattr("mlx_engine.commands.chat_input.messages", lambda *_, **__: iter(["Once"]))
+    monkeypatch.setattr("mlx_engine.commands.chat.typed_messages", lambda *_, **__: iter(["Once"]))
     options = ("-m", MODEL, "-b", "simd", "-n", 2)
     assert "\x1b[?25l" in terminal("chat", *options, plain=False)
     assert "\x1b" not in terminal("chat", *options, "--quiet", plain=False)
@@ -172,7 +172,7 @@ def test_the_rate_of_a_run_is_that_of_decode(terminal):
 
 
 def test_what_was_found_is_quoted_only_if_it_is_a_value(terminal):
-    assert terminal("generate", "", "-m", MODEL).endswith("expected at least one token, found nothing\n")
+    assert terminal("generate", "", "-m", MODEL).endswith("error: the prompt is empty\n")
     assert terminal("bench", "-m", MODEL, "-o", "nothing").endswith(
         "unknown format 'nothing'; choose md, csv, json or jsonl\n"
     )
@@ -181,16 +181,16 @@ def test_what_was_found_is_quoted_only_if_it_is_a_value(terminal):
 @pytest.mark.parametrize(
     ("args", "option"),
     [
-        (("generate", "a\udcff"), "prompt: "),
-        (("generate", "a", "--chat", "--system", "\udcff"), "--system: "),
-        (("generate", "a", "--stop", "\udcff"), "stop: "),
-        (("tokenize", "encode", "\udcff"), "text: "),
+        (("generate", "a\udcff"), "prompt"),
+        (("generate", "a", "--chat", "--system", "\udcff"), "--system"),
+        (("generate", "a", "--stop", "\udcff"), "--stop"),
+        (("tokenize", "encode", "\udcff"), "text"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_bytes_that_are_no_text_are_named_with_their_option(terminal, args, option):
     shown = terminal(*args, "-m", MODEL)
-    assert shown.startswith(f"error: {option}expected ")
+    assert shown.startswith(f"error: {option} ")
     assert "UTF-8" in shown or "Unicode" in shown
     assert str(MODEL) not in shown
     assert len(shown.splitlines()) == 1

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import mlx_engine
-from mlx_engine.commands.answer_printer import AnswerPrinter
+from mlx_engine.commands.chat import AnswerPrinter
 from mlx_engine.conversation import Conversation
 from mlx_engine.options import Options
 from mlx_engine.serve.job import Mark
@@ -140,7 +140,7 @@ def test_chat_prints_the_reasoning_on_stderr_and_quiet_drops_it(monkeypatch):
 
 
 def test_a_terminal_shows_the_reasoning_dimmed(monkeypatch, capsys):
-    monkeypatch.setattr("mlx_engine.commands.answer_printer.is_plain", lambda _: False)
+    monkeypatch.setattr("mlx_engine.commands.console.is_plain", lambda _: False)
     printer = AnswerPrinter(quiet=True)
     printer.print([thinking.Piece("So", True)])
     printer.print([thinking.Piece(" it is", True), thinking.Piece("4", False)])
@@ -155,4 +155,4 @@ def test_a_model_that_cannot_switch_its_thinking_says_so(command):
 
 
 def test_think_needs_chat():
-    assert "--chat together with it" in cli("generate", "Hi", "--think").err
+    assert "--think needs --chat" in cli("generate", "Hi", "--think").err

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_engine.commands import answer_printer
-from mlx_engine.commands.answer_printer import TextWriter, width_of
+from mlx_engine.commands import console as answer_printer
+from mlx_engine.commands.console import TextWriter, width_of
 from mlx_engine.observe import log
 
 SEQUENCE = re.compile(r"\x1b\[(\d*)([A-Za-z])|(.)", re.DOTALL)

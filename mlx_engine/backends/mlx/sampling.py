@@ -13,7 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
+from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw
+from mlx_engine.options import Sampling
 
 # A GPU flushes smaller temperatures to 0, which would be a division by zero.
 COLDEST = float(np.finfo(np.float32).tiny)

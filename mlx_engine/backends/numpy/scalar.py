@@ -28,7 +28,8 @@ from mlx_engine.backends.parameters import (
     Rope,
     Scores,
 )
-from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
+from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw
+from mlx_engine.options import Sampling
 from mlx_engine.quant.weight import Weight
 
 # Added to the squared length of queries and keys.

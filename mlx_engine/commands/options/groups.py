@@ -1,15 +1,38 @@
 """Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
-A field is declared as typer wants a parameter: `name: Annotated[type, typer.Option(...)] = default`.
+A field is declared as typer wants a parameter: `name: Annotated[type, typer.Option(...)] = default`. The fields of
+`mlx_engine.options` carry their declaration. The first sentence of a group's docstring is the title of its panel in
+help. A field or a group whose annotation has `RARE` is listed by `--help-all` alone.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterator
+from dataclasses import Field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from mlx_engine.commands.options.help import first_sentence, show_all
+from mlx_engine.options import About
+
+RARE = "rare"
+
+# Words for values in help.
+METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+AllHelp = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        callback=show_all,
+        is_eager=True,
+        help="Show all options; --help leaves out those that few runs need.",
+    ),
+]
 
 
 def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -18,42 +41,101 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
     Typer sees the expanded parameters, in order; `command` is called with instances of the dataclasses.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups = {name: group for name, hint in hints.items() if is_dataclass(group := getattr(hint, "__origin__", hint))}
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
-        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        made = {name: _made(group, given) for name, group in groups.items()}
+        given.pop("help_all", None)
         command(**made, **given)
 
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
-        group = groups.get(parameter.name)
-        parameters += _parameters(group) if group else [parameter.replace(annotation=hints[parameter.name])]
+        group, hint = groups.get(parameter.name), hints[parameter.name]
+        is_rare = RARE in getattr(hint, "__metadata__", ())
+        parameters += parameters_of(group, is_rare=is_rare) if group else [parameter.replace(annotation=_named(hint))]
+    rare = {p.name for p in parameters if RARE in getattr(p.annotation, "__metadata__", ())}
+    if rare:
+        parameters.append(_parameter("help_all", default=False, annotation=AllHelp))
+    expanded.rare = rare  # type: ignore[attr-defined]
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
 
 
-def _parameters(group: Any) -> list[inspect.Parameter]:
-    hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(group)]
+def _parameter(name: str, *, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Parameter]:
+    """Return the parameters of a group, and of the groups that are its fields, each with the title of its panel."""
+    title, found = first_sentence(group.__doc__), []
+    for f, hint in _hinted(group):
+        if is_dataclass(hint):
+            found += parameters_of(hint)
+            continue
+        hint = _named(Annotated[hint, RARE] if is_rare else hint, title)
+        found.append(_parameter(f.name, default=None if f.default == () else f.default, annotation=hint))
+    return found
+
+
+def _named(hint: Any, title: str | None = None) -> Any:
+    """Return the annotation of an option, with a word for its value and the title of its panel where it has none."""
+    for info in getattr(hint, "__metadata__", ()):
+        if isinstance(info, typer.models.ParameterInfo):
+            info.rich_help_panel = info.rich_help_panel or title
+        if isinstance(info, typer.models.OptionInfo):
+            kinds = {hint.__origin__, *get_args(hint.__origin__)}
+            info.metavar = info.metavar or next((word for kind, word in METAVARS.items() if kind in kinds), None)
+    return hint
+
+
+def _hinted(group: Any) -> Iterator[tuple[Field[Any], Any]]:
+    """Yield the fields of a group with their annotations as typer wants them."""
+    hints = get_type_hints(group, include_extras=True)
+    for f in fields(group):
+        about = f.metadata.get("about")
+        yield f, hints[f.name] if about is None else _annotation(f, hints[f.name], about)
+
+
+def _annotation(f: Field[Any], hint: Any, about: About) -> Any:
+    """Return the annotation of a declared field: its type on the command line, and typer's option."""
+    flags = about.flags or ("--" + f.name.replace("_", "-"),)
+    others = [f"--{alias.replace('_', '-')}" for alias in (*about.aliases, f.name)]
+    known = [flag for names in flags for flag in names.split("/")]
+    flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
+    shown: Any = about.unset or True
+    option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown)
+    kind = hint if about.kind else list[str] | None
+    return Annotated[kind, option, RARE] if about.is_rare else Annotated[kind, option]
+
+
+def _made(group: Any, given: dict[str, Any]) -> Any:
+    """Return an instance of a group, with the given values of its fields."""
+    values: dict[str, Any] = {}
+    for f, hint in _hinted(group):
+        if is_dataclass(hint):
+            values[f.name] = _made(hint, given)
+            continue
+        value = given.pop(f.name)
+        values[f.name] = f.default if value is None else value
+    return group(**values)
 
 
 def flags_given(*groups: Any) -> dict[str, str]:
     """Return the flag of every option that is not at its default, by field name: `{"depth": "-d"}`."""
     found = {}
     for group in groups:
-        hints = get_type_hints(type(group), include_extras=True)
-        for f in fields(group):
+        for f, hint in _hinted(type(group)):
             # An option that may be repeated and was not given is None or an empty list.
-            if getattr(group, f.name) not in (f.default, []):
-                found[f.name] = _flag(hints[f.name])
+            if not is_dataclass(hint) and getattr(group, f.name) not in (f.default, []):
+                found[f.name] = _flag(hint)
     return found
 
 
 def _flag(hint: Any) -> str:
     """Return the shortest flag of an option; "--kv or --no-kv" for "--kv/--no-kv"."""
-    (option,) = hint.__metadata__
+    option = get_args(hint)[1]
     # With Annotated, typer stores an option's first flag in the attribute `default`.
     flags: list[str] = [option.default, *option.param_decls]
     return min(flags, key=len).replace("/", " or ")

@@ -1,4 +1,4 @@
-"""Options shared by several commands: model, backend, weights. Those of a run are in `run_options`.
+"""Options shared by several commands: model, backend, weights. Those of a run are declared in `mlx_engine.options`.
 
 Options of one subject are one class (see `groups`); single options are aliases.
 """
@@ -11,36 +11,57 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from mlx_engine.errors import OptionError, SourceError, Words
+from mlx_engine.commands.console import notice
+from mlx_engine.commands.options.groups import RARE
+from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
 
 if TYPE_CHECKING:
     from mlx_engine.weights.conversion import Conversion
+
+# The title of the panel: the first sentence of the groups below.
+MODEL_PANEL = "Model and backend"
 
 Model: TypeAlias = Annotated[
     str,
     typer.Option(
         "--model",
         "-m",
-        help="GGUF file, Hugging Face folder, hub id org/repo[:FILE or :TYPE], such as org/repo:Q4_K_M, or its address "
-        "on huggingface.co, builtin, or shape:NAME (random weights).",
+        metavar="MODEL",
+        help="GGUF file, Hugging Face folder, hub id org/repo[:FILE or :TYPE] such as org/repo:Q4_K_M, builtin, or "
+        "shape:NAME (random weights).",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 Backend: TypeAlias = Annotated[
-    str, typer.Option("--backend", "-b", help="Backend to run on; the `backends` command lists all.")
+    str,
+    typer.Option(
+        "--backend",
+        "-b",
+        metavar="NAME",
+        help="Backend to run on; the `backends` command lists all.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 Strict: TypeAlias = Annotated[
-    bool, typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto.")
+    bool,
+    typer.Option(
+        "--strict",
+        help="Fail if the backend is unavailable here, instead of running on auto.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
 ]
 
 Think: TypeAlias = Annotated[
     bool | None,
     typer.Option(
         "--think/--no-think",
-        help="Turn thinking on or off, if the model's template can.",
+        help="Turn thinking on or off, if the template can.",
         show_default="the template's",
+        rich_help_panel="Prompt",
     ),
 ]
-SUGGESTED = "Use the sampling that the model's files suggest (generation_config.json) where no option sets it."
+SUGGESTED = "Use the sampling that the model's files suggest where no option sets it."
 
 
 def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
@@ -56,27 +77,25 @@ def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
 
 
 # The option of every command that builds a model or its plan.
-AllowSetting: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-setting",
-        metavar="NAME",
-        help="Ignore this setting of the model if it is not implemented; results may be wrong. May be given several "
-        "times.",
-    ),
-]
+ALLOW_SETTING = typer.Option(
+    "--allow-setting",
+    metavar="NAME",
+    help="Ignore this setting of the model if it is not implemented; results may be wrong. May be given several times.",
+)
+AllowSetting: TypeAlias = Annotated[list[str] | None, ALLOW_SETTING]
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Conversion of linear layers on load, settings that are ignored, and the number of threads."""
+    """Model and backend. Conversion of linear layers on load, settings that are ignored, and the number of threads."""
 
     quant: Annotated[
-        str, typer.Option("--quant", help="Convert linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
+        str, typer.Option("--quant", metavar="TYPE", help="Convert linear layers: keep, f32, q8_0, q4_0 or q4_1.")
     ] = "keep"
     quant_min_dim: Annotated[
         str,
         typer.Option("--quant-min-dim", metavar="auto|N", help="Do not quantise layers whose longer side is below N."),
+        RARE,
     ] = "auto"
     quant_layer: Annotated[
         list[str] | None,
@@ -85,13 +104,12 @@ class LoadOptions:
             metavar="LAYER=TYPE",
             help="Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
         ),
+        RARE,
     ] = None
-    allow_setting: AllowSetting = None
+    allow_setting: Annotated[list[str] | None, ALLOW_SETTING, RARE] = None
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads", "-t", help="Number of threads, on backends that use several.", show_default="all cores"
-        ),
+        typer.Option("--threads", "-t", help="Number of threads of CPU backends.", show_default="all cores"),
     ] = None
     no_cache: Annotated[
         bool,
@@ -100,6 +118,7 @@ class LoadOptions:
             callback=_keep_no_shape,
             help="Remove the random weights of a shape: model at the end, instead of keeping them for later runs.",
         ),
+        RARE,
     ] = False
 
     @property
@@ -121,11 +140,11 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions(LoadOptions):
-    """`LoadOptions`, the choice of compiled kernels or NumPy, and whether memory is checked."""
+    """Model and backend. `LoadOptions`, compiled kernels or NumPy, and whether memory is checked."""
 
-    no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")] = False
+    no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels."), RARE] = False
     allow_too_large: Annotated[
-        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free.")
+        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free."), RARE
     ] = False
 
     def options(self) -> dict[str, Any]:
@@ -136,31 +155,33 @@ class ComputeOptions(LoadOptions):
         """Return the keyword arguments of `load` that do not change results."""
         return {"threads": self.threads, "allow_too_large": self.allow_too_large}
 
-
-@dataclass(frozen=True)
-class EngineOptions(ComputeOptions):
-    """`ComputeOptions`, and the context that the model is loaded for."""
-
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "--context",
-            metavar="N",
-            help="Load for texts of up to N tokens: LongRoPE and dynamic NTK have other frequencies for long contexts.",
-            show_default="that of the training",
-        ),
-    ] = None
-
-    def changes(self) -> dict[str, Any]:
-        """Return the keyword arguments of `load` that change results.
+    def changes(self, context_len: int | None) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that change results, for texts of up to `context_len` tokens.
 
         Raises:
             OptionError: a value in this group is invalid.
         """
-        given: dict[str, Any] = {} if self.context is None else {"context": self.context}
+        given: dict[str, Any] = {} if context_len is None else {"context": context_len}
         if self.allow_settings:
             given["allow_settings"] = list(self.allow_settings)
         return {"jit": not self.no_jit, **given, **self.conversion().options()}
+
+
+def choose_backend(requested: str, *, strict: bool) -> str:
+    """Return the requested backend, or "auto" with a notice if it is unavailable on this machine.
+
+    Raises:
+        BackendUnavailableError: no backend has this name, or it is unavailable and `strict` is set.
+    """
+    from mlx_engine.backends import auto, unavailable
+
+    reason = None if requested == "auto" else unavailable(requested)
+    if reason is None:
+        return requested
+    if strict:
+        raise BackendUnavailableError(name=requested, reason=reason)
+    notice(f"backend {requested!r} is not available: {reason}; running on {auto()!r}")
+    return "auto"
 
 
 def min_dim_of(text: str) -> int | str:
@@ -172,7 +193,8 @@ def min_dim_of(text: str) -> int | str:
     if text == "auto":
         return text
     if not (text.isascii() and text.isdigit()):
-        raise OptionError(option="--quant-min-dim", expected="auto, or a whole number >= 0", found=text)
+        message = f"--quant-min-dim must be auto or a whole number of at least 0, not {text!r}"
+        raise OptionError(message, option="--quant-min-dim", found=text)
     return int(text)
 
 
@@ -186,10 +208,10 @@ def layers_of(given: Sequence[str] | None) -> dict[str, str]:
     for text in given or ():
         layer, equals, quant = text.partition("=")
         if not equals:
-            raise OptionError(option="--quant-layer", expected="LAYER=TYPE, such as attn_v=f32", found=text)
+            message = f"--quant-layer must be LAYER=TYPE, such as attn_v=f32, not {text!r}"
+            raise OptionError(message, option="--quant-layer", found=text)
         if layer in found:
-            raise OptionError(
-                option="--quant-layer", expected=f"{layer} once", found=Words(f"{found[layer]} and {quant}")
-            )
+            message = f"--quant-layer gives {layer} two types, {found[layer]} and {quant}"
+            raise OptionError(message, option="--quant-layer", found=text)
         found[layer] = quant
     return found

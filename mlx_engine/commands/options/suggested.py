@@ -9,29 +9,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from mlx_engine.checkpoint.suggested import Suggested, suggested_sampling
 from mlx_engine.commands.options.groups import flags_given
-from mlx_engine.commands.options.run import SamplingOptions
 from mlx_engine.errors import EngineError, OptionError
+from mlx_engine.options import COLDEST, Sampling, declared
 
 if TYPE_CHECKING:
-    from mlx_engine.backends.sampling import Sampling
+    from mlx_engine.checkpoint.suggested import Suggested
     from mlx_engine.engine import CheckedCheckpoint
 
 # Options that choose among likely tokens; the penalties and the bias change which token is the most likely one.
-IDLE_IF_GREEDY = ("top_k", "top_p", "min_p", "seed")
+IDLE_IF_GREEDY = tuple(f.name for f, about in declared(Sampling) if about.needs_draw)
 
 
 class Chosen(NamedTuple):
     """The sampling of a run, with lines about what the model's files suggest and about options without an effect."""
 
-    sampling: SamplingOptions
+    sampling: Sampling
     notes: list[str]
     warnings: list[str]
 
 
 def choose_sampling(
-    invocation: typer.Context, given: SamplingOptions, opened: CheckedCheckpoint, *, suggested: bool
+    invocation: typer.Context, given: Sampling, opened: CheckedCheckpoint, *, suggested: bool
 ) -> Chosen:
     """Return the given options; with `suggested`, with the suggested values where the command line has none.
 
@@ -54,8 +53,6 @@ def choose_sampling(
 
 def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
     """Return a hint if the model's files suggest another sampling than the default, and --temp was not given."""
-    from mlx_engine.backends.sampling import Sampling
-
     try:
         suggested = checked(opened.path, opened.checkpoint.metadata)
     except EngineError:  # a file that is not used must not end a run
@@ -66,15 +63,13 @@ def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
     return [f"hint: {name} suggests {values}; --suggested samples so, --no-suggested omits this line"]
 
 
-def without_effect(given: SamplingOptions, used: SamplingOptions) -> list[str]:
+def without_effect(given: Sampling, used: Sampling) -> list[str]:
     """Return a warning if options were given that do nothing because the decoding is greedy.
 
     Args:
         given: the options of the command line.
         used: the same with what the model's files suggest.
     """
-    from mlx_engine.backends.sampling import COLDEST
-
     flags = flags_given(given)
     idle = [flags[name] for name in IDLE_IF_GREEDY if name in flags]
     if not idle or used.temperature >= COLDEST:
@@ -90,15 +85,15 @@ def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggest
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
     """
-    from mlx_engine.backends.sampling import Sampling
+    from mlx_engine.checkpoint.suggested import suggested_sampling
 
     suggested = suggested_sampling(path, metadata)
     try:
         Sampling(**suggested.values)
     except OptionError as error:
+        message = f"{suggested.where}: {error}; --no-suggested ignores the file"
         option = f"{suggested.where}: {error.option}"
-        expected = f"{error.expected} (--no-suggested ignores the file)"
-        raise OptionError(option=option, expected=expected, found=error.found) from error
+        raise OptionError(message, option=option, expected=error.expected, found=error.found) from error
     return suggested
 
 
