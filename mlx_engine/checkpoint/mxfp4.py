@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from mlx_engine.checkpoint.quantized import Files, Layer, QuantConfig, check_shape, named, part
 from mlx_engine.quant.group_weight import GroupWeight, Parts
-from mlx_engine.quant.mxfp4 import MLX
+from mlx_engine.quant.regroup import MLX
 
 BLOCKS, SCALES = "_blocks", "_scales"
 

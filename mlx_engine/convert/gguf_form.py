@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.quant import mxfp4
+from mlx_engine.quant import regroup
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.allowed import open_model
@@ -91,12 +91,12 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     # are never quantised.
     is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
     type_ = checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
-    type_ = F32 if is_float or stored.is_shifted else mxfp4.GGUF if type_ == mxfp4.MLX else type_
+    type_ = F32 if is_float or stored.is_shifted else regroup.GGUF if type_ == regroup.MLX else type_
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 
 def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
-    weights = [mxfp4.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
+    weights = [regroup.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
     parts = [tensor.stored("gguf").in_file_order(weight) for tensor, weight in zip(tensors, weights, strict=True)]
     return stored.put(parts, [tensor.stored("gguf").order for tensor in tensors])
 

@@ -33,8 +33,8 @@ from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import Line, check_finite
 from mlx_engine.errors import OptionError, SourceError, require
-from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check

@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight, Parts
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
 
 # Stored floats are quantised in their type, as mlx-lm does; all other weights in float32.

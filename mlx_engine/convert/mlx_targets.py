@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_engine.quant.group_types import AFFINE_BITS, FIXED, GroupType, affine, fixed
+from mlx_engine.quant.groups import AFFINE_BITS, FIXED, GroupType, affine, fixed
 from mlx_engine.quant.types import GGMLType
 
 # mlx-lm's default group size of the mode "affine".

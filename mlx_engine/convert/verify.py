@@ -15,7 +15,7 @@ from mlx_engine.checkpoint.listing import Listing, open_listing
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismatchError
 from mlx_engine.quant import readable_types
-from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.weights.allowed import allow
 from mlx_engine.weights.model import model_file

@@ -14,7 +14,7 @@ from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT, Quantization, r
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.quant import BY_NAME
-from mlx_engine.quant.group_types import affine, fixed
+from mlx_engine.quant.groups import affine, fixed
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import model_file

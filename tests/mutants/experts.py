@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         "GGUF's order of quants for MLX's",
-        "mlx_engine/quant/nibbles.py",
+        "mlx_engine/quant/packing.py",
         "in_halves",
         "_bytes_of(even), _bytes_of(odd)",
         "_bytes_of(odd), _bytes_of(even)",

@@ -5,14 +5,14 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant(
         "sign bits without the eighth",
-        "mlx_engine/quant/grids.py",
+        "mlx_engine/quant/iq.py",
         "with_parity",
         "bits | folded << np.uint8(7)",
         "bits",
     ),
     Mutant(
         "the delta of the first 8 weights for 16",
-        "mlx_engine/quant/iq1.py",
+        "mlx_engine/quant/iq.py",
         "dequantize_m",
         "deltas[..., None]",
         "np.repeat(deltas[:, ::2], 2, axis=1)[..., None]",
@@ -128,14 +128,14 @@ MUTANTS = [
     ),
     Mutant(
         "magnitudes ordered by their sign",
-        "mlx_engine/quant/q4_0.py",
+        "mlx_engine/quant/legacy.py",
         "_extreme",
         "np.where(high > -low, high, low)",
         "high",
     ),
     Mutant(
         "first scale used for a whole row",
-        "mlx_engine/quant/q8_0.py",
+        "mlx_engine/quant/legacy.py",
         "dequantize",
         'block["d"].astype(np.float32)[:, None]',
         'block["d"].astype(np.float32)[:1, None]',

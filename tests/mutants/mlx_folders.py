@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "quants of a pair exchanged",
-        "mlx_engine/quant/nibbles.py",
+        "mlx_engine/quant/packing.py",
         "in_pairs",
         "even & _LOW | (odd & _LOW) << _FOUR",
         "odd & _LOW | (even & _LOW) << _FOUR",

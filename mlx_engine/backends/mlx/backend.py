@@ -26,8 +26,8 @@ from mlx_engine.backends.numpy.simd import hidden_keys, rope_table
 from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
-from mlx_engine.quant.group_types import GroupType
-from mlx_engine.quant.mxfp4 import in_mlx_order
+from mlx_engine.quant.groups import GroupType
+from mlx_engine.quant.regroup import in_mlx_order
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
