@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx_engine
 from mlx_engine.bench import machine
 from mlx_engine.bench.machine import output_of
-from mlx_engine.checkpoint.gguf_split import part_files
+from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.checkpoint.model_files import Checkpoint
 
 SCHEMA = 1

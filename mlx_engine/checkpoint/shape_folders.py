@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kernels.drafts import draft
 from mlx_engine import quant
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.checkpoint.shape_vocabulary import tokenizer_json
 from mlx_engine.errors import SourceError
 from mlx_engine.quant.types import GGMLType

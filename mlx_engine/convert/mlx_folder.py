@@ -22,7 +22,7 @@ from kernels.drafts import draft
 from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.checkpoint.safetensors_writer import write_safetensors
+from mlx_engine.checkpoint.safetensors import write_safetensors
 from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES
 from mlx_engine.convert.folder_form import from_gguf
 from mlx_engine.convert.mixed import Matrix, check_mixed

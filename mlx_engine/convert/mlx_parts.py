@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from mlx_engine.checkpoint.mlx_quantization import BIASES, SCALES, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.checkpoint.safetensors_writer import Entry
+from mlx_engine.checkpoint.safetensors import Entry
 from mlx_engine.config.layer_types import GROUPS, HEAD
 from mlx_engine.convert.file_types import kind_of
 from mlx_engine.convert.mlx_quantize import quantize

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlx_engine import quant
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.checkpoint.gguf_types import Value, ValueType
+from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.hf_folder import read_json
-from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
-from mlx_engine.checkpoint.paths import read_file
+from mlx_engine.checkpoint.paths import POINTER_BYTES, read_file, refuse_pointer
 from mlx_engine.errors import TokenizerError, shown
 from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess, printable
 from mlx_engine.tokenizer.special import TokenType, named_end_ids

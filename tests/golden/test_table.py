@@ -19,7 +19,7 @@ import pytest
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.mlx_quantization import KEYS
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.convert import mlx_limits, mlx_targets
 from mlx_engine.convert.gguf_form import from_folder
 from mlx_engine.convert.mlx_folder import to_mlx_folder

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.checkpoint.safetensors import open_safetensors
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.safetensors import Entry, open_safetensors, write_safetensors
 from mlx_engine.commands.app import app
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.convert.verify import Level, verify

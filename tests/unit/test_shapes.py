@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import mlx_engine
 from mlx_engine.checkpoint import shape_folders, shapes
 from mlx_engine.checkpoint.on_disk import kept
-from mlx_engine.checkpoint.safetensors import open_safetensors
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.safetensors import Entry, open_safetensors, write_safetensors
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape
