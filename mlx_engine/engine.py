@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mlx_engine.tokenizer import Tokenizer
-    from mlx_engine.tokenizer.chat_prompt import ChatPrompt
-    from mlx_engine.tokenizer.history import History
-    from mlx_engine.tokenizer.messages import Message
+    from mlx_engine.tokenizer.chat import History
+    from mlx_engine.tokenizer.messages import ChatPrompt, Message
 
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32

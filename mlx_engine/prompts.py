@@ -19,9 +19,8 @@ from mlx_engine.schedule.request import Request
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer import Tokenizer
-    from mlx_engine.tokenizer.chat_prompt import ChatPrompt
-    from mlx_engine.tokenizer.history import History
-    from mlx_engine.tokenizer.messages import Message
+    from mlx_engine.tokenizer.chat import History
+    from mlx_engine.tokenizer.messages import ChatPrompt, Message
 
 # Text, token ids, messages, or messages with tools, documents and variables of the template.
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
@@ -111,8 +110,7 @@ class Prompts:
 
         `check` is called before each piece of the work with its text; what it raises ends the work.
         """
-        from mlx_engine.tokenizer.chat import chat_ids
-        from mlx_engine.tokenizer.markers import unchecked
+        from mlx_engine.tokenizer.chat import chat_ids, unchecked
 
         return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 

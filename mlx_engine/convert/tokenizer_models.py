@@ -8,9 +8,8 @@ import numpy as np
 
 from mlx_engine.convert.spm_scores import scores
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.special import TokenType
-from mlx_engine.tokenizer.split import name_of
-from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
+from mlx_engine.tokenizer.bpe import name_of
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 
 MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
 PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.convert.tokenizer_models import byte_level, refused, spm
-from mlx_engine.tokenizer.folder import tokenizer_json
 from mlx_engine.tokenizer.gguf import from_gguf
-from mlx_engine.tokenizer.hf import parse
-from mlx_engine.tokenizer.special import TokenType
-from mlx_engine.tokenizer.vocabulary import SPACE_MARK, Vocabulary
+from mlx_engine.tokenizer.hf import parse, tokenizer_json
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, TokenType, Vocabulary
 
 # Keys for end tokens other than `eos` that are not recognised by their text.
 MORE_ENDS = ("eot", "eom")

@@ -10,9 +10,8 @@ from typing import Any
 
 from tokenizers import decoders, processors
 
-from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.tokenizer import Tokenizer
-from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 
 
 def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:

@@ -20,7 +20,7 @@ from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_o
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import DONE, EventStream, comment, event
 from mlx_engine.serve.turns import LARGE, Turn
-from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+from mlx_engine.tokenizer.messages import ChatPrompt
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.paths import POINTER_BYTES, read_file, refuse_pointer
-from mlx_engine.errors import TokenizerError, shown
+from mlx_engine.errors import SourceError, TokenizerError, shown
 from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess, printable
-from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import (
     BYTE_TOKEN,
@@ -34,7 +33,9 @@ from mlx_engine.tokenizer.vocabulary import (
     SPACE_MARK,
     Kind,
     SpacePrefix,
+    TokenType,
     Vocabulary,
+    named_end_ids,
 )
 
 _MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published vocabularies have up to a million tokens
@@ -318,3 +319,33 @@ class _Beside:
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
             template = named.get("default")
         return template if isinstance(template, str) else None
+
+
+# Other forms of tokenizers, which transformers reads, and the older form of Mistral, which it does not.
+_OTHER_FORMS = {
+    "tokenizer.model": "a SentencePiece model",
+    "vocab.json": "an older form of byte-level BPE",
+    "tekken.json": "Mistral's own form",
+}
+_JSON_HINT = (
+    "download tokenizer.json, which many models have beside it, or write it with transformers, "
+    """`python -c "from transformers import AutoTokenizer as T; T.from_pretrained({0!r}).save_pretrained({0!r})"`"""
+)
+
+
+def tokenizer_json(folder: Path) -> Path:
+    """Return the path of the tokenizer.json of a folder.
+
+    Raises:
+        SourceError: there is none; the message names other forms of a tokenizer in the folder.
+    """
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return path
+    other = next((name for name in _OTHER_FORMS if (folder / name).exists()), None)
+    if other is None:
+        found, hint = "", "download it too, or name a file that has a tokenizer"
+    else:
+        found = f", only {other}, {_OTHER_FORMS[other]}, which is not read here"
+        hint = _JSON_HINT.format(str(folder))
+    raise SourceError(f"{folder}: no tokenizer.json{found}; {hint}")

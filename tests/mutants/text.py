@@ -299,7 +299,7 @@ MUTANTS = [
     ),
     Mutant(
         "half characters are shown",
-        "mlx_engine/tokenizer/stream.py",
+        "mlx_engine/tokenizer/tokenizer.py",
         "StreamDecoder.add",
         "return self._utf8.decode(piece)",
         'return piece.decode("utf-8", "replace")',

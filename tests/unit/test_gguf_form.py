@@ -16,7 +16,7 @@ from mlx_engine.convert.requantize import requantize
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import EngineError, SourceError, UnsupportedConfigError
 from mlx_engine.quant.types import F32, Q8_0
-from mlx_engine.tokenizer.split import SPLITS
+from mlx_engine.tokenizer.bpe import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
 from mlx_engine.weights.conversion import Conversion
 

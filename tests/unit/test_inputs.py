@@ -144,7 +144,7 @@ QUANTIZED = {
     "hqq": (quantized({"quant_method": "hqq"}), "'hqq'", "--quant q8_0"),
 }
 TOKENIZERS = {
-    "no tokenizer": (changed("tokenizer.json", b""), "none", "download it too"),
+    "no tokenizer": (changed("tokenizer.json", b""), "no tokenizer.json", "download it too"),
     "SentencePiece": (changed("tokenizer.json", b"", "tokenizer.model"), "only tokenizer.model", "AutoTokenizer"),
     "vocab.json": (changed("tokenizer.json", b"", "vocab.json"), "only vocab.json", "AutoTokenizer"),
     "LFS tokenizer": (changed("tokenizer.json", POINTER), LFS, "git lfs pull"),
