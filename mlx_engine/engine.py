@@ -14,7 +14,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.config.context import context_notes
+from mlx_engine.config.rope import context_notes
 from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.options import Options, names_options

@@ -17,12 +17,22 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, halves, n_embeddings, one_per_head
-from mlx_engine.config.declared import CLOSE, Declared, Expected, Naming, declared, number, whole
-from mlx_engine.config.harmless import HARMLESS
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.declared import (
+    CLOSE,
+    Declared,
+    Expected,
+    Naming,
+    believable,
+    declared,
+    divides,
+    halves,
+    n_embeddings,
+    number,
+    one_per_head,
+    whole,
+)
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan

@@ -22,21 +22,30 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Experts, Routing
 from mlx_engine.backends.parameters import Array, PerLayer, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, halves, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, Key, Naming, declared, number, whole
-from mlx_engine.config.harmless import HARMLESS
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import LAYER_KINDS, rotation
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.declared import (
+    Declared,
+    Expected,
+    Key,
+    Naming,
+    believable,
+    declared,
+    divides,
+    halves,
+    n_embeddings,
+    number,
+    whole,
+)
+from mlx_engine.config.rope import LAYER_KINDS, Rotation, rotation
+from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models import gemma3, llama
 from mlx_engine.models.gemma3 import Layer, ScaledEmbeddings
 from mlx_engine.models.gemma4_gguf import FFN, GLOBAL_KV_HEADS, IS_WIDE, K_IS_V, KV_HEADS, SHARED, arrays, flat
 from mlx_engine.models.gemma4_settings import KEY_LENGTHS, ExpertSize, GlobalSize, Kinds, count, flag
 from mlx_engine.models.gemma4_tensors import planned, table
-from mlx_engine.weights.divisors import FREQUENCIES
 from mlx_engine.weights.experts import Names, experts, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.rope_divisors import FREQUENCIES
 from mlx_engine.weights.table import padded, parts, stem_of
 
 ARCHITECTURES = ("gemma4", "gemma4_text")

@@ -14,8 +14,7 @@ from functools import partial
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Layer, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, number, whole
+from mlx_engine.config.declared import Declared, Expected, believable, divides, n_embeddings, number, whole
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.weights.parameters import Parameters

@@ -15,10 +15,20 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.mixers import Convolution, ShortConv
 from mlx_engine.backends.parameters import Layer, LlamaLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, convolves, halves, n_embeddings, per_head
-from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.declared import (
+    Declared,
+    Expected,
+    Naming,
+    believable,
+    convolves,
+    declared,
+    halves,
+    n_embeddings,
+    number,
+    per_head,
+    whole,
+)
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.weights.parameters import Parameters

@@ -13,16 +13,25 @@ from dataclasses import dataclass, replace
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
-from mlx_engine.config.declared import Declared, Expected, number, whole
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import EVERY_RULE, rotation
+from mlx_engine.config.declared import (
+    Declared,
+    Expected,
+    believable,
+    divides,
+    each_layer,
+    halves,
+    n_embeddings,
+    number,
+    one_per_head,
+    per_head,
+    whole,
+)
+from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.weights.divisors import FREQUENCIES
-from mlx_engine.weights.longrope import with_divisors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
 from mlx_engine.weights.table import Row, Table, decoder_plan, parts
 
 ARCHITECTURES = ("llama",)

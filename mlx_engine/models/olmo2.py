@@ -15,10 +15,8 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import each_layer
-from mlx_engine.config.declared import Expected, Key, Naming, declared
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.declared import Expected, Key, Naming, declared, each_layer
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder

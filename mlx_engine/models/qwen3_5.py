@@ -17,10 +17,19 @@ from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
 from mlx_engine.backends.parameters import Layer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, declared, number, whole
-from mlx_engine.config.harmless import HARMLESS
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.declared import (
+    Declared,
+    Expected,
+    believable,
+    convolves,
+    declared,
+    divides,
+    halves,
+    n_embeddings,
+    number,
+    whole,
+)
+from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.qwen3_5_settings import Kinds, RotaryBase, RotaryDim, ValueDim
 from mlx_engine.models.qwen3_5_tensors import DELTA, STEMS, table

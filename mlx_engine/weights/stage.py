@@ -1,16 +1,17 @@
-"""A stage: the layers that one rank of a pipeline runs, and the weights that it therefore reads."""
+"""What one of several ranks has of a model: the layers of a pipeline's stage, or its slices of every tensor."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from mlx_engine.backends.parameters import Layer
 from mlx_engine.quant.types import F32, GGMLType
+from mlx_engine.quant.weight import Weight
 
 # The weights outside of the layers. What is in neither list is small, and every rank reads it.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
@@ -87,3 +88,22 @@ class Elsewhere:
 def is_elsewhere(value: Any) -> bool:
     """Return whether a weight belongs to another rank."""
     return isinstance(value, Elsewhere)
+
+
+class OwnSlices(Protocol):
+    """What of a model's tensors this rank holds."""
+
+    def own(self, name: str, weight: Weight) -> Weight:
+        """Return the part of a tensor that this rank holds, which may be all of it."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of what this rank holds of a tensor."""
+
+    def is_partial(self, linear: str) -> bool:
+        """Return whether the products of a linear layer are parts of a sum over all ranks."""
+
+    def has(self, name: str) -> bool:
+        """Return whether this rank has a tensor: one rank alone adds the bias of a sum."""
+
+    def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+        """Return the layers, made from this rank's tensors, with the numbers of heads that it has."""

@@ -61,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         "limits of YaRN rounded in every GGUF file",
-        "mlx_engine/config/rotation_setting.py",
+        "mlx_engine/config/rope.py",
         "RotationSetting._yarn_of_gguf",
         "self.truncates",
         "True",

@@ -89,12 +89,12 @@ MUTANTS = [
     ),
     Mutant(
         "the least urgent merge is last",
-        "mlx_engine/convert/spm_scores.py",
+        "mlx_engine/convert/tokenizer_to_gguf.py",
         "last_step",
         "rank, i = min(steps)",
         "rank, i = max(steps)",
     ),
-    Mutant("any scores will do", "mlx_engine/convert/spm_scores.py", "scores", "rank is None", "False"),
+    Mutant("any scores will do", "mlx_engine/convert/tokenizer_to_gguf.py", "scores", "rank is None", "False"),
     Mutant(
         "spaces are looked for as a mark",
         "mlx_engine/convert/tokenizer_to_gguf.py",

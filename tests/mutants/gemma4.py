@@ -3,7 +3,7 @@
 from tests.mutants.plant import Mutant
 
 DECODER, GEMMA4 = "mlx_engine/models/decoder.py", "mlx_engine/models/gemma4.py"
-MLX_CONFIG = "mlx_engine/convert/mlx_config.py"
+MLX_CONFIG = "mlx_engine/convert/mlx_folder.py"
 
 MUTANTS = [
     Mutant("shares the first layer of its kind", GEMMA4, "Config.shares", "max", "min"),
@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "frequencies of a narrower head",
-        "mlx_engine/config/rotation.py",
+        "mlx_engine/config/rope.py",
         "proportional",
         "(0.0,) * (len(frequencies) - n)",
         "frequencies[n:]",

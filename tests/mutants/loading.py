@@ -97,7 +97,7 @@ MUTANTS = [
     ),
     Mutant(
         "rows of a table stay in memory",
-        "mlx_engine/weights/table_in_file.py",
+        "mlx_engine/weights/parameters.py",
         "TableInFile.rows",
         "release_rows(self.data, map(int, ids), self.type.bytes_for(self.shape[1]))",
         "pass",

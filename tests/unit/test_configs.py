@@ -7,9 +7,8 @@ import pytest
 
 from mlx_engine import models
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.conditions import divides
-from mlx_engine.config.declared import Declared, Expected, number, whole, whole_or_none
-from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.declared import Declared, Expected, divides, number, whole, whole_or_none
+from mlx_engine.config.rope import Rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnknownArchitectureError, UnsupportedConfigError
 from mlx_engine.models import gemma2, gemma3, gpt2, llama, mistral, qwen2, qwen3

@@ -9,8 +9,7 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.config.rotation import Rotation, llama3
-from mlx_engine.config.rotation_setting import RotationSetting
+from mlx_engine.config.rope import Rotation, RotationSetting, llama3
 from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama
