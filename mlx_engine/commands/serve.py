@@ -87,8 +87,7 @@ def answer_requests(
     """
     import asyncio  # takes 20 ms, which no other command should pay
 
-    from mlx_engine.serve.connection import ConnectionLimit, most_connections, raise_descriptor_limit
-    from mlx_engine.serve.server import Server, listen
+    from mlx_engine.serve.server import ConnectionLimit, Server, listen, most_connections, raise_descriptor_limit
 
     raise_descriptor_limit()
     opened, listener = opened_journal(journal), listen(address.host, address.port)

@@ -10,8 +10,7 @@ from mlx_engine.commands.console import notice
 from mlx_engine.errors import require
 
 if TYPE_CHECKING:
-    from mlx_engine.serve.journal import Journal
-    from mlx_engine.serve.recorder import Recorder
+    from mlx_engine.serve.journal import Journal, Recorder
     from mlx_engine.serve.service import Service
 
 
@@ -37,8 +36,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
         options: the options of `load` that change its numbers.
     """
     from mlx_engine.checkpoint.identity import identity
-    from mlx_engine.serve.entry import ModelId
-    from mlx_engine.serve.recorder import Recorder
+    from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
     # A file is found again from any folder.

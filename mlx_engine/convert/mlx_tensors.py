@@ -174,7 +174,7 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 
 # A part of one expert, and the module of a layer that has the experts.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
-_EXPERTS = re.compile(r"\.(?:experts|switch_mlp)\.")
+_EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
 _LAYER = re.compile(r"\.layers\.\d+$")
@@ -196,7 +196,7 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
     stored = tensor.stored("hf")
     expert, dense = _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
     if expert:
-        block = _EXPERTS.split(stored.name)[0]
+        block = _EXPERT_LIST.split(stored.name)[0]
         name = f"{block}.{_module(block, model_type)}.{expert[1]}_proj.{expert[3]}"
         stored = Stored(name, expert=(int(expert[2]), n_experts))
     elif dense and _SHARED in stored.name:

@@ -107,7 +107,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")
     found = type(error).__name__
-    message = f"this request: expected an answer, found an internal error ({found}); the server's log has its traceback"
+    message = f"internal error ({found}); see the server's log"
     return ApiError(500, message, code="internal_error")
 
 

@@ -14,12 +14,11 @@ from mlx_engine.decode.options import Options
 from mlx_engine.schedule import Request
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.job import Job
-from mlx_engine.serve.limits import client_id
+from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_request, completion_request
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import DONE, EventStream, comment, event
-from mlx_engine.serve.turns import LARGE, Turn
 from mlx_engine.tokenizer.messages import ChatPrompt
 
 LOGGER = logging.getLogger("mlx_engine.serve")
@@ -85,7 +84,7 @@ def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | Completi
         service.check_messages(len(params.messages))
     params.check(service.worker.slots)
     if isinstance(params, ChatRequest) and service.engine.tokenizer.chat_template is None:
-        message = "messages: expected a model with a chat template, found one without; use /v1/completions"
+        message = "this model has no chat template; use /v1/completions"
         raise ApiError(400, message, param="messages", code="no_chat_template")
     return params
 

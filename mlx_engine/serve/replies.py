@@ -8,13 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlx_engine.cache.prefix import SHOWN
 from mlx_engine.decode.logprobs import TokenLogprobs, digest
 from mlx_engine.decode.output import Output
 from mlx_engine.schedule import Request
 from mlx_engine.serve.job import Job, Mark
-from mlx_engine.serve.logprobs import chat_logprobs, completion_logprobs
-from mlx_engine.serve.reuse import explained
-from mlx_engine.serve.timings import timings
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.thinking import Piece, Reasoning, split
 
@@ -273,3 +271,169 @@ def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer:
 def _digest(output: Output) -> str:
     """Return the digest of an answer's tokens and their log-probabilities."""
     return digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
+
+
+def timings(
+    request: Request, *, received: float, tokenized: float, written: float, bandwidth: float | None = None
+) -> dict[str, object]:
+    """Return the times and counts of a request whose answers have ended.
+
+    The parts tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other, and add up to total_ms.
+    Keys, in milliseconds unless they are counts or rates:
+        tokenize_ms: parsing the request, rendering the chat template and encoding; of all prompts of the reply.
+        queue_ms: from then until the request had a slot.
+        prompt_ms: from then to the first token: prefill, shared with other requests.
+        predicted_ms: from the first token to the last.
+        write_ms: from then to this receipt: the client had taken all text before, if the reply is a stream.
+        total_ms: from the arrival of the HTTP request to this receipt.
+        cache_n, prompt_n: tokens of the prompt that were taken from the prefix cache, and that were computed.
+        prompt_per_second: prompt_n per second of prompt_ms.
+        predicted_n: tokens of all answers.
+        predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null without any.
+        steps: forward passes that took part in.
+        rows_per_step: the mean number of tokens in them, of all requests.
+        bytes_read: bytes of weights, keys and values that these passes read, counted from their sizes.
+        bandwidth_share: bytes read per second of the passes after the first token, divided by the memory bandwidth
+            that was measured when the server started; null if it is unknown. It is above 1 if the machine was
+            busier then.
+        preemptions: how often an answer lost its pages and was computed again.
+
+    Args:
+        request: the request.
+        received: when the HTTP request arrived, in seconds of the clock of the scheduler; so are the other times.
+        tokenized: when its prompts had become tokens.
+        written: when the receipt is made.
+        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
+    """
+    times = request.times
+    n_computed = len(request.prompt_ids) - request.n_cached
+    n_tokens = sum(len(output.token_ids) for output in request.outputs)
+    prefill, decode = _seconds(times.admitted, times.first_token), _seconds(times.first_token, times.ended)
+    rate = _rate(request.decode_bytes, request.decode_seconds)
+    return {
+        "tokenize_ms": _ms(tokenized - received),
+        "queue_ms": _ms(_seconds(tokenized, times.admitted)),
+        "prompt_ms": _ms(prefill),
+        "predicted_ms": _ms(decode),
+        "write_ms": _ms(_seconds(times.ended, written)),
+        "total_ms": _ms(written - received),
+        "cache_n": request.n_cached,
+        "prompt_n": n_computed,
+        "prompt_per_second": _rate(n_computed, prefill),
+        "predicted_n": n_tokens,
+        "predicted_per_second": _rate(n_tokens - len(request.outputs), decode),
+        "steps": request.n_steps,
+        "rows_per_step": _rate(request.n_rows, request.n_steps),
+        "bytes_read": round(request.n_bytes),
+        "bandwidth_share": None if rate is None or bandwidth is None else rate / bandwidth,
+        "preemptions": request.n_preemptions,
+    }
+
+
+def _seconds(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _rate(n: float, per: float | None) -> float | None:
+    return n / per if per and n > 0 else None
+
+
+def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
+    """Return what the prefix cache had of a prompt. It tells about the prompts of others.
+
+    Keys:
+        cached_tokens: tokens of the prompt that were not computed again.
+        agreeing_tokens: tokens that the prompt has in common with an earlier prompt and answer.
+        cause: why not more of them are cached; null if the cache had no more to give.
+            "disabled": the server has no prefix cache.
+            "first_use": no earlier request began with the same token.
+            "differs": the cache continues with another token: the history was edited, or the template differs.
+            "retokenized": the cache continues with the same text in other tokens.
+            "evicted": the next token was cached, and had to leave.
+            "window": the keys and values that sliding-window layers need were evicted.
+            "state": the model has a state, which is held at the end of a shorter prefix alone.
+            "memory": no page was free for the last cached tokens.
+        position: where the tokens differ, if they do.
+        found, expected: there, the prompt's and the cache's token id, and the text of at most 8 tokens.
+
+    Args:
+        request: a request that has been admitted.
+        tokenizer: the tokenizer of its ids.
+    """
+    match = request.match
+    known: dict[str, object] = {"cached_tokens": request.n_cached, "agreeing_tokens": match.agreeing if match else 0}
+    nothing: dict[str, object] = {"position": None, "found": None, "expected": None}
+    if match is None:
+        return {**known, "cause": "disabled", **nothing}
+    if match.agreeing == 0 and match.end in ("new", "differs"):
+        return {**known, "cause": "first_use", **nothing}
+    if match.end != "differs":
+        return {**known, "cause": None if match.end in ("whole", "new") else match.end, **nothing}
+    found = request.prompt_ids[match.agreeing : match.agreeing + SHOWN]
+    is_same = _is_same_text(_text_bytes(tokenizer, found), _text_bytes(tokenizer, match.expected))
+    return {
+        **known,
+        "cause": "retokenized" if is_same else "differs",
+        "position": match.agreeing,
+        "found": _token_shown(tokenizer, found),
+        "expected": _token_shown(tokenizer, match.expected),
+    }
+
+
+def _is_same_text(a: bytes, b: bytes) -> bool:
+    """Return whether one text begins with the other: both are cut off somewhere."""
+    return a.startswith(b) or b.startswith(a)
+
+
+def _token_shown(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, object]:
+    return {"token_id": ids[0], "text": _text_bytes(tokenizer, ids).decode("utf-8", "replace")}
+
+
+def _text_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    return b"".join(map(tokenizer.token_bytes, ids))
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs]) -> dict[str, object]:
+    """Return the value of `logprobs` of a choice of /v1/chat/completions."""
+    content = [
+        {
+            **_described(tokenizer, token.token_id, token.logprob),
+            "top_logprobs": [_described(tokenizer, token_id, logprob) for token_id, logprob in token.top],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, object]:
+    """Return the value of `logprobs` of a choice of /v1/completions.
+
+    Args:
+        tokenizer: the tokenizer of the ids.
+        tokens: the tokens.
+        offset: characters of the text before the first token.
+    """
+    texts, offsets = [_token_text(tokenizer, token.token_id) for token in tokens], []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [token.logprob for token in tokens],
+        # Of tokens with the same text, which are parts of characters, the most likely is listed.
+        "top_logprobs": [{_token_text(tokenizer, i): value for i, value in reversed(token.top)} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _described(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
+    data = tokenizer.token_bytes(token_id)
+    return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def _token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -11,10 +11,9 @@ import mlx_engine
 from mlx_engine.engine import Engine
 from mlx_engine.errors import ContextLengthError, Words
 from mlx_engine.serve.errors import ApiError, cut
-from mlx_engine.serve.limits import MAX_BODY
+from mlx_engine.serve.journal import Recorder
+from mlx_engine.serve.limits import MAX_BODY, Bodies, Turns
 from mlx_engine.serve.prometheus import Metrics
-from mlx_engine.serve.recorder import Recorder
-from mlx_engine.serve.turns import Bodies, Turns
 from mlx_engine.serve.worker import Worker
 
 
@@ -129,5 +128,5 @@ class Service:
             ApiError: it is another model.
         """
         if name is not None and name != self.model:
-            message = f"model: expected {self.model!r}, the model of this server, found {cut(name)!r}; see /v1/models"
+            message = f"no model {cut(name)!r}; this server has {self.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")

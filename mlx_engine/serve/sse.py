@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_engine.serve.errors import ClientGoneError, forget
-from mlx_engine.serve.turns import SECONDS_PER_PIECE
+from mlx_engine.serve.limits import SECONDS_PER_PIECE
 
 DONE = b"data: [DONE]\n\n"
 

@@ -7,6 +7,7 @@ sends everything that is new to the loop in one call. A fault that is not one re
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -20,7 +21,6 @@ from mlx_engine.errors import EngineError
 from mlx_engine.schedule import Report, Request, Scheduler
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.job import Job, Mark
-from mlx_engine.serve.rates import Rates
 
 # Seconds without a sign of life, while there is work, after which the engine counts as stalled.
 STALLED_SECONDS = 60.0
@@ -134,7 +134,7 @@ class Worker:
             self._is_stopping = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, seconds)
-        message = "the server: expected time to end this answer, found that it stops; send the request again later"
+        message = "the server is shutting down"
         self.end_jobs(ApiError(503, message, code="closing"))
 
     @property
@@ -167,7 +167,7 @@ class Worker:
             ApiError: the engine does not take requests now.
         """
         if self.engine is None or self.is_closing or self.fault is not None:
-            message = f"the engine: expected to be ready, found {self.state}; try again later"
+            message = f"the engine is not ready ({self.state}); try again later"
             raise ApiError(503, message, code=self.state, headers={"Retry-After": "1"})
         return self.engine
 
@@ -179,13 +179,12 @@ class Worker:
         """
         most = self.slots + self.queue
         if n > most:
-            message = f"prompt: expected at most {most} answers, the slots and the queue, found {n}; send fewer at once"
+            message = f"{n} answers are too many: slots and queue hold {most}; send fewer at once"
             raise ApiError(400, message, param="prompt", code="invalid_value")
         # A client that reads slowly takes no place of the queue.
         others = self.n_unfinished + self._n_reserved
         if others + n > most:
-            found = f"{others} answers of others"
-            message = f"the queue: expected room for {n} in {most} places, found {found}; try again after Retry-After"
+            message = f"the queue is full: {others} of {most} places are taken, {n} more do not fit; see Retry-After"
             seconds = self.rates.seconds_for(others + n - most)
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(seconds)})
 
@@ -284,7 +283,7 @@ class Worker:
     def _die(self, fault: BaseException) -> None:
         """Note what ended the thread, and end all jobs."""
         self.fault = fault
-        message = "the engine: expected an answer, found that it has died; restart the server"
+        message = "the engine thread has died; restart the server"
         self.end_jobs(ApiError(503, message, code="dead"))
 
     # ---- in the thread ----
@@ -351,3 +350,30 @@ class Worker:
         load = Load.of(scheduler)
         snapshot = None if self._snapshot is None else self._snapshot(scheduler, report)
         self._post(partial(self._receive, News(report, marks, load, snapshot)))
+
+
+# The number of ends that are remembered.
+ENDS = 64
+
+
+class Rates:
+    """Measures how many answers end per second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque(maxlen=ENDS)
+
+    def add_end(self, n: int = 1) -> None:
+        """Note that n answers end now."""
+        self._ends.extend([self._clock()] * n)
+
+    def seconds_for(self, n: int) -> int:
+        """Return the expected whole seconds until n more answers have ended, at least 1.
+
+        The rate is the number of remembered ends divided by the time since the first of them. It is unknown before the
+        second; then 1 is returned.
+        """
+        if len(self._ends) < 2:
+            return 1
+        seconds = max(self._clock() - self._ends[0], 1e-9)
+        return max(1, math.ceil(n * seconds / len(self._ends)))

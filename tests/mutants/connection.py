@@ -2,7 +2,7 @@
 
 from tests.mutants.plant import Mutant
 
-CONNECTION, SERVER = "mlx_engine/serve/connection.py", "mlx_engine/serve/server.py"
+CONNECTION, SERVER = "mlx_engine/serve/server.py", "mlx_engine/serve/server.py"
 
 MUTANTS = [
     Mutant("half a head is waited for without an end", CONNECTION, "Connection.check", "patience.head", "float('inf')"),

@@ -68,7 +68,7 @@ MUTANTS = [
     ),
     Mutant(
         "a page in use is freed",
-        "mlx_engine/cache/held.py",
+        "mlx_engine/cache/radix.py",
         "HeldPages.drop",
         "self.pool.give_back(group, pages)",
         "self.pool._references[group][pages // self.pool.page] = 1\nself.pool.give_back(group, pages)",

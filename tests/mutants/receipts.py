@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         "waiting for the engine thread is nobody's time",
-        "mlx_engine/serve/timings.py",
+        "mlx_engine/serve/replies.py",
         "timings",
         "_seconds(tokenized, times.admitted)",
         "_seconds(times.submitted, times.admitted)",

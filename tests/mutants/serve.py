@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         "a guess for Retry-After",
-        "mlx_engine/serve/rates.py",
+        "mlx_engine/serve/worker.py",
         "Rates.seconds_for",
         "max(1, math.ceil(n * seconds / len(self._ends)))",
         "1",
@@ -180,7 +180,7 @@ MUTANTS = [
     ),
     Mutant(
         "a slow reader is waited for",
-        "mlx_engine/serve/connection.py",
+        "mlx_engine/serve/server.py",
         "Connection.check",
         "lingers or now - self._moved_at > patience.read",
         "lingers",

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from mlx_engine.serve import turns
+from mlx_engine.serve import limits
 from mlx_engine.serve.errors import ApiError, ClientGoneError
+from mlx_engine.serve.limits import LARGE, Bodies, Turn, Turns
 from mlx_engine.serve.parameters import Parameters
 from mlx_engine.serve.sse import unless_gone
-from mlx_engine.serve.turns import LARGE, Bodies, Turn, Turns
 from mlx_engine.tokenizer import Tokenizer
 from tests.load.left import bodies, hostile, message
 from tests.patience import PATIENCE
@@ -196,7 +196,7 @@ def test_a_cancelled_wait_gives_no_turn_away():
 
 
 def test_large_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MOST_WAITING", 1)
+    monkeypatch.setattr(limits, "MOST_WAITING", 1)
 
     async def run() -> None:
         line, ended = Turns(), asyncio.Event()
@@ -217,7 +217,7 @@ def test_large_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_bodies_that_are_being_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "LARGE", 100)
+    monkeypatch.setattr(limits, "LARGE", 100)
 
     async def run() -> None:
         reader = Bodies()
@@ -241,7 +241,7 @@ def test_bodies_that_are_being_read_are_bounded_together(monkeypatch: pytest.Mon
 
 
 def test_the_pieces_of_bodies_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "LARGE", 1)
+    monkeypatch.setattr(limits, "LARGE", 1)
 
     async def run() -> None:
         reader, left = Bodies(), iter(range(100))

@@ -13,7 +13,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.options import Options
 from mlx_engine.schedule import Request
 from mlx_engine.schedule.traffic import Traffic
-from mlx_engine.serve.timings import timings
+from mlx_engine.serve.replies import timings
 from tests.golden.goldens import DATA
 from tests.unit.test_chat import MICRO
 
