@@ -167,7 +167,7 @@ class RadixTree:
         return is_partial and any(old[-1] >= 0 > new[at] for old, new in zip(leaf.pages, pages, strict=True))
 
     def _lacks(self, node: Node, n: int) -> bool:
-        """Return whether position n lies inside a page that a node does not hold."""
+        """Return whether position n is inside a page that a node does not hold."""
         at = n // self._page - node.start // self._page
         return n % self._page > 0 and any(pages[at] < 0 for pages in node.pages)
 
@@ -252,7 +252,7 @@ class HeldPages:
         self.pool.retain(group, pages)
 
     def drop(self, group: int, pages: np.ndarray) -> None:
-        """Remove a reference from pages of a group; those that nobody holds are free then."""
+        """Remove a reference from pages of a group; pages without a holder are free then."""
         pages = pages[pages >= 0]
         counts, numbers = self._counts[group], pages // self.pool.page
         counts[numbers] -= 1

@@ -71,7 +71,7 @@ class TensorInfo:
 
 
 def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[int, dict[str, TensorInfo]]:
-    """Return the byte at which tensor data begins, and the tensors by name. All tensors lie within the file.
+    """Return the byte at which tensor data begins, and the tensors by name. All tensors are within the file.
 
     Raises:
         FormatError: a record is damaged, tensors leave gaps or overlap, or the file ends before their data

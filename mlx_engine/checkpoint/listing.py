@@ -180,7 +180,7 @@ _SIZES = {
 
 
 def summary(listing: Listing) -> dict[str, object]:
-    """Architecture, number of parameters and sizes, each present only where the files tell."""
+    """Return the architecture, the number of parameters and the sizes that the files state."""
     is_gguf = listing.format == "GGUF"
     architecture = listing.metadata.get("general.architecture" if is_gguf else "model_type")
     settings = listing.metadata if is_gguf else _flat(listing.metadata)
@@ -197,7 +197,7 @@ def summary(listing: Listing) -> dict[str, object]:
 
 
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
-    """config.json, with what it nests on one level: a text model beside one of images, and its rotation.
+    """Return config.json on one level: with the settings of the text model of a multimodal one, and of its rotation.
 
     Transformers 5 moved that into `rope_parameters`, where layers that rotate differently have a mapping each.
     """

@@ -146,11 +146,11 @@ GGUF_KINDS = {
     ),
     "mmproj": (
         "the encoder of images or sound of a multimodal model",
-        "name the file of the text model, which is published beside it",
+        "name the file of the text model, which is published with it",
     ),
     "imatrix": (
         "an importance matrix, statistics for quantising a model",
-        "name the file of the model, which is published beside it",
+        "name the file of the model, which is published with it",
     ),
     "controlvector": ("a control vector, which steers a model", "name the file of the model"),
 }
@@ -228,7 +228,7 @@ def _meta(folder: Path, names: Sequence[str]) -> Found:
             f"convert it, `{_filled(FROM_META, folder)}`, and name the folder OUT"
         )
     return f"the original form of a Mistral model ({parts[0]})", (
-        "download the files of transformers, config.json and model*.safetensors, which are published beside it"
+        "download the files of transformers, config.json and model*.safetensors, which are published with it"
     )
 
 

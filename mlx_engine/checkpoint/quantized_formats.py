@@ -30,7 +30,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 AWQ_BITS = 4
-# Where the 8 outputs of a word lie in it.
+# The fields of a word in which its 8 outputs are stored.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _AWQ_KNOWN = (
     "backend", "bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse",

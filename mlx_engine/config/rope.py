@@ -307,7 +307,7 @@ class RotationSetting:
                 scaling = s.mapping("rope_scaling")
             else:
                 s.expect("rope_scaling", None)
-        # Phi-3 has the length of the training context beside the mapping.
+        # Phi-3 has the length of the training context outside of the mapping.
         original = s.whole_or_none(ORIGINAL, None) if "longrope" in self.rules else None
         if scaling is None:
             return Rotation(theta, n_rotated=self._rotated(s, part, known))

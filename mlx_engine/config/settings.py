@@ -25,7 +25,7 @@ _TRAINING = (
     "initializer_factor", "initializer_range", "loss_type", "resid_pdrop", "residual_dropout", "tf_legacy_loss",
     "use_unpadded_lm_head_loss",
 )  # fmt: skip
-# What an implementation does beside the logits, and whether it caches keys and values.
+# What an implementation computes in addition to the logits, and whether it caches keys and values.
 _EXECUTION = (
     "cache_implementation", "chunk_size_feed_forward", "flash_attn", "output_attentions", "output_hidden_states",
     "output_past", "use_cache", "use_flash_attention", "use_flash_attn", "use_fused_rms_norm",

@@ -37,7 +37,7 @@ WITH_WINDOW = {"olmo2": "olmo3"}
 
 @dataclass(frozen=True)
 class FolderForm:
-    """The files of a folder beside the weights: the contents of config.json, and other files as text by name."""
+    """The files of a folder other than the weights: the contents of config.json, and other files as text by name."""
 
     config: Mapping[str, Any]
     files: Mapping[str, str]

@@ -222,13 +222,13 @@ INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures whose nested settings mlx-lm reads.
 NESTED = ("ministral3", *INNER, *INNER.values(), *GEMMA4)
-# Architectures whose number of tokens mlx-lm reads beside `text_config`.
+# Architectures whose number of tokens mlx-lm reads outside of `text_config`.
 SIZE_OUTSIDE = ("gemma3", "gemma4")
 # Rotary settings as transformers 4 has them.
 ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
 # Architectures whose kinds of layers have one base, and that have no key for a second.
 ONE_BASE = ("olmo3",)
-# Keys of nested settings that mlx-lm reads beside `rope_scaling`.
+# Keys of nested settings that mlx-lm reads outside of `rope_scaling`.
 BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
 
 
@@ -301,7 +301,7 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the keys that mlx-lm requires beside those that transformers reads."""
+    """Return a config with the keys that mlx-lm requires in addition to those that transformers reads."""
     if config.get("model_type") == "gpt2" and "n_positions" in config:
         config.setdefault("n_ctx", config["n_positions"])
     if config.get("model_type") in GEMMA4 and "vocab_size" in config:
@@ -314,7 +314,7 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
 
 # Architectures whose heads have hidden_size / n_heads elements in mlx-lm, whatever config.json says.
 HEADS_OF_SIZE = ("granite", "granitemoehybrid", "lfm2", "mixtral", "phi3", "qwen2", "qwen2_moe")
-# Architectures of which mlx-lm knows only the interval between layers that attend to all tokens.
+# Architectures for which mlx-lm has only the interval between layers that attend to all tokens.
 BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
 # Architectures whose window mlx-lm does not have.
 WITHOUT_WINDOW = ("gemma2", "phi3")
@@ -354,7 +354,7 @@ def _gpt2(config: Any, *, has_head: bool) -> str | None:
 def _layers(model_type: str, config: Any) -> str | None:
     """Return what mlx-lm expects of the order of layers, and what was found; None if they have this order.
 
-    It knows of some architectures only the interval between layers that attend to all tokens, and of gpt-oss that there
+    For some architectures it has only the interval between layers that attend to all tokens, and of gpt-oss that there
     are layers of both kinds.
     """
     if model_type in BY_INTERVAL:

@@ -33,7 +33,7 @@ from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stored import Stored
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
-# The types of quants and of scales in safetensors, beside the floats.
+# The types of quants and of scales in safetensors, other than floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that one tensor of the new folder holds, and how it holds them.
 Held: TypeAlias = Sequence[tuple[Tensor, Stored]]

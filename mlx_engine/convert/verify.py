@@ -74,7 +74,7 @@ def verify(
 
 
 def _file(listing: Listing) -> Finding:
-    """Check for bytes after the last tensor. Opening the file has checked that all tensors lie within it."""
+    """Check for bytes after the last tensor. Opening the file has checked that all tensors are within it."""
     size, n_tensors = listing.header["file_bytes"], len(listing.tensors)
     what = f"{listing.format}: {n_tensors:,} tensors and {len(listing.metadata):,} settings in {size:,} bytes"
     if listing.format != "GGUF":

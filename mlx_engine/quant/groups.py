@@ -110,7 +110,7 @@ def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Return quants (n, group size), each from 0 to 2**bits - 1, of (n, group size * bits / 8) bytes in MLX's order.
 
-    `bits` bytes hold 8 quants. A quant lies in one byte or in two adjacent ones.
+    `bits` bytes hold 8 quants. A quant is in one byte or in two adjacent ones.
     """
     if bits == 8:
         return packed

@@ -121,7 +121,7 @@ def dequantize_iq3_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     return scale_groups(float_scales(block["d"], scales), points * signs(block["signs"]).reshape(-1, 8, 32))
 
 
-# The levels lie denser around 0.
+# The levels are denser around 0.
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 
 

@@ -112,6 +112,6 @@ def api_error(error: Exception, prompt: str) -> ApiError:
 
 
 def _without_folder(text: str) -> str:
-    """Return a message without the folder of its place: where the server's files lie is no client's business."""
+    """Return a message without the folder of its place: clients must not learn the server's paths."""
     place, colon, rest = text.partition(": ")
     return f"{PurePath(place).name}{colon}{rest}" if PurePath(place).is_absolute() else text

@@ -108,7 +108,7 @@ def _requests(
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
-        ClientGoneError: nobody waits for the answers any more.
+        ClientGoneError: no client waits for the answers any more.
     """
     engine, requests = service.engine, list[Request]()
 
@@ -122,7 +122,7 @@ def _requests(
         else:
             check(prompt if isinstance(prompt, str) else "")
             ids = engine.prompt_ids(prompt)
-        limit = service.room(ids, params.n_choices) if params.limit is None else params.limit
+        limit = service.most_tokens(ids, params.n_choices) if params.limit is None else params.limit
         options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
         requests.append(engine.request(ids, options, n=params.n_choices))
     is_echoed = isinstance(params, CompletionRequest) and params.echo

@@ -1,4 +1,4 @@
-"""The requests of one HTTP call, as the event loop sees them: news arrives from the engine thread after each step."""
+"""The requests of one HTTP call in the event loop, which the engine thread updates after each step."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Journal:
     def _warn_once(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            lost = "lines are lost until there is room again; /metrics counts them"
+            lost = "lines are lost until there is space again; /metrics counts them"
             self._warn(f"warning: the journal {self._path} cannot be written: {why}; {lost}")
 
 

@@ -156,7 +156,7 @@ class Turn:
 
     Attributes:
         is_large: whether the request is large.
-        has_left: whether nobody waits for the work any more.
+        has_left: whether no client waits for the work any more.
         begun: set when the turn begins.
     """
 
@@ -176,7 +176,7 @@ class Turn:
             del future  # an exception of the work refers to this frame
 
     def check(self) -> None:
-        """Raise ClientGoneError if nobody waits for the work any more. For the thread to call between two pieces."""
+        """Raise ClientGoneError if no client waits for the work any more. For the thread to call between two pieces."""
         if self.has_left:
             raise ClientGoneError
 

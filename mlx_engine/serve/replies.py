@@ -343,7 +343,7 @@ def _rate(n: float, per: float | None) -> float | None:
 
 
 def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return what the prefix cache had of a prompt. It tells about the prompts of others.
+    """Return what the prefix cache had of a prompt. It reveals the prompts of other clients.
 
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.

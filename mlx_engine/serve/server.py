@@ -49,7 +49,7 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 
 # The most connections, also where descriptors are many: each takes 6 KB, and is checked ten times a second.
 MOST_CONNECTIONS = 4096
-# Connections that asyncio accepts in one turn of its loop, before it tells anybody of them.
+# Connections that asyncio accepts in one turn of its loop, before any callback runs.
 ACCEPTED_AT_ONCE = 16
 # Descriptors that are left for files, pipes, and connections that are accepted or closed at the moment.
 SPARE_DESCRIPTORS = 128

@@ -30,7 +30,7 @@ class Service:
         keep_alive_seconds: a stream without news gets a comment so often.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
-        explains_cache: whether a reply says where a prompt leaves the prefix cache, which tells a client how far the
+        explains_cache: whether a reply says where a prompt leaves the prefix cache, which shows a client how far the
             prompt of another agrees.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
@@ -75,10 +75,10 @@ class Service:
         """The model's entry in /v1/models."""
         return {"id": self.model, "object": "model", "created": self.created, "owned_by": "mlx_engine"}
 
-    def room(self, ids: Sequence[int], n: int) -> int:
+    def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.
 
-        Nothing is cut off: the engine refuses a prompt without room.
+        Nothing is cut off: the engine refuses a prompt that leaves no token.
         """
         by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
         return max(1, min(self.context, by_memory) - len(ids))

@@ -72,7 +72,7 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Wait until the client has closed its connection. A body that nobody reads is discarded at a bounded rate."""
+    """Wait until the client has closed its connection. A body that is not read is discarded at a bounded rate."""
     while (message := await receive())["type"] != "http.disconnect":
         if message.get("body"):
             await asyncio.sleep(SECONDS_PER_PIECE)

@@ -195,7 +195,7 @@ class Worker:
         The block gets a function to call with the number of answers, when that is known.
 
         Raises:
-            ApiError: there is no room, also from this function.
+            ApiError: the queue is full, also from this function.
         """
         held = 0
 
@@ -291,7 +291,7 @@ class Worker:
     def _post(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop has been closed: nobody reads news
+        except RuntimeError:  # the loop has been closed: no code reads updates
             self._is_stopping = True
 
     def _run(self) -> None:

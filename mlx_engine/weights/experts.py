@@ -63,7 +63,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of experts in each layer. In config.json its key depends on who wrote the file.
+    """The number of experts in each layer. In config.json its key depends on the program that wrote the file.
 
     Attributes:
         published: the key in published files of the architecture.

@@ -49,7 +49,7 @@ class Row:
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
         kind: the kind of layers that have this tensor, among the config's `kinds`; None for every layer.
-        stored: how GGUF files store the tensor, beside the other attributes; its name is ignored.
+        stored: how GGUF files store the tensor, in addition to the other attributes; its name is ignored.
         in_hf: the same for folders; None if they do not differ.
     """
 

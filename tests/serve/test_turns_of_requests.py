@@ -94,7 +94,7 @@ def test_more_prompts_than_places_are_refused_before_any_is_encoded(gated: Gated
     with served(slots=1, queue=3) as server:
         refused = server.post(COMPLETIONS, prompts(*[SLOW] * 5))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
-        assert "at most 4 answers" in refused.text
+        assert "slots and queue hold 4" in refused.text
         assert gated.texts == []
 
 
@@ -332,7 +332,7 @@ def test_more_messages_than_the_context_has_tokens_are_refused_before_the_templa
 def test_the_bounds_of_tokenize_and_detokenize(server: Served):
     refused = server.post("/tokenize", {"content": " " * (8 * (1 << 17) + 1)})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")
-    assert "at most 1,048,576 bytes, found 1,048,577" in refused.text
+    assert "1,048,577 bytes are too many; at most 1,048,576" in refused.text
     refused = server.post("/detokenize", {"tokens": [12] * ((1 << 17) + 1)})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
     assert "at most 131,072 ids, found 131,073" in refused.text

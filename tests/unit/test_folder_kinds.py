@@ -47,7 +47,7 @@ FOLDERS = {
     "Mistral": (
         {"consolidated.safetensors": {}, "params.json": {}},
         "the original form of a Mistral",
-        "published beside",
+        "published with it",
     ),
     "one GGUF": ({"a.gguf": {}}, "a GGUF file, a.gguf", "name the file: "),
     "GGUFs": ({"b.gguf": {}, "a.gguf": {}, "config.json": {}}, "2 GGUF files, a.gguf, b.gguf", "name one, such as "),
