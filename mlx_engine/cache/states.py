@@ -156,8 +156,9 @@ class SequenceState:
         return not self._pool.n_slots or self._pool.make_room(1)
 
     def begin(self, first: int, n: int, inside: int | None = None) -> None:
-        """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens, if a slot
-        is free.
+        """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens.
+
+        Without a free slot, that state is not kept.
 
         Raises:
             ValueError: the state before these tokens was never computed: a pass was committed or rolled back in part.

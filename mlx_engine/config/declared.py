@@ -1,7 +1,7 @@
 """Declarative configs: each field names its GGUF key, its key in config.json, its default and its condition.
 
-A model file derives its `Config` from `Declared` and declares each field with `whole`, `number` or `declared`.
-`Declared.read` reads a config from GGUF metadata or config.json, and `Declared.to_gguf` returns the GGUF keys.
+A model file derives its `Config` from `ConfigBase` and declares each field with `whole`, `number` or `declared`.
+`ConfigBase.read` reads a config from GGUF metadata or config.json, and `ConfigBase.to_gguf` returns the GGUF keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTING = "setting"
 # Relative tolerance for equal floats: a default may have been computed in a different way.
 CLOSE = 1e-6
 
-C = TypeVar("C", bound="Declared")
+C = TypeVar("C", bound="ConfigBase")
 
 
 class Setting(Protocol):
@@ -104,7 +104,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Declared:
+class ConfigBase:
     """The base class of configs, whose fields know how to read and write themselves."""
 
     expected: ClassVar[Expected] = Expected()

@@ -19,7 +19,7 @@ from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 # Matrices that are no factors of products: llama.cpp requires floats.
 FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".bias")
@@ -85,7 +85,7 @@ def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) ->
 def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     forms = {id(tensor): tensor.stored("gguf") for tensor in tensors}
     tensors = sorted(tensors, key=lambda t: ((forms[id(t)].expert or (0, 0))[0], (forms[id(t)].rows or (0, 0))[0]))
-    stored: Stored = tensors[0].stored("gguf")
+    stored: TensorLayout = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
     # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products. Routers
     # are never quantised.
@@ -95,7 +95,7 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 
-def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
+def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: TensorLayout, type_: GGMLType) -> Weight:
     weights = [regroup.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
     parts = [tensor.stored("gguf").in_file_order(weight) for tensor, weight in zip(tensors, weights, strict=True)]
     return stored.put(parts, [tensor.stored("gguf").order for tensor in tensors])

@@ -35,7 +35,7 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 # Bytes of tensors per file, as mlx-lm has it.
 SHARD_BYTES = 5 << 30
@@ -129,7 +129,9 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
         raise OptionError(option="OUT", expected="a folder that does not exist yet", found=str(target))
 
 
-def forms_of(config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Stored]]:
+def forms_of(
+    config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]
+) -> dict[str, tuple[Tensor, TensorLayout]]:
     """Return the tensors and how the new folder stores them, by its config.json and the config of the model."""
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
@@ -244,7 +246,7 @@ def config_for_mlx(
     Args:
         config: config.json of the original folder.
         has_head: whether the folder has a matrix for the head.
-        known: the settings of the text model as they were read, `Declared.to_hf`; the config may lack some of them.
+        known: the settings of the text model as they were read, `ConfigBase.to_hf`; the config may lack some of them.
     """
     text, known = config.get("text_config"), known or {}
     if isinstance(text, Mapping):

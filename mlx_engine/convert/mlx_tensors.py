@@ -30,13 +30,13 @@ from mlx_engine.quant.regroup import EXACT, in_groups
 from mlx_engine.quant.types import BY_NAME, F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.plan import Tensor
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 # The types of quants and of scales in safetensors, other than floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that one tensor of the new folder holds, and how it holds them.
-Held: TypeAlias = Sequence[tuple[Tensor, Stored]]
+Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
 # The end of the layer types of experts. MXFP4, in which gpt-oss publishes them, is kept unless layers ask for a type.
 _EXPERTS = "_exps"
 
@@ -83,7 +83,7 @@ class Part:
 
 
 def parts_of(
-    checkpoint: Checkpoint, forms: Mapping[str, tuple[Tensor, Stored]], to: str, layers: Mapping[str, str]
+    checkpoint: Checkpoint, forms: Mapping[str, tuple[Tensor, TensorLayout]], to: str, layers: Mapping[str, str]
 ) -> list[Part]:
     """Return the tensors of the new folder.
 
@@ -96,7 +96,7 @@ def parts_of(
     Raises:
         OptionError: the layers that one matrix holds are to get different types.
     """
-    held: dict[str, list[tuple[Tensor, Stored]]] = {}
+    held: dict[str, list[tuple[Tensor, TensorLayout]]] = {}
     for tensor, stored in forms.values():
         held.setdefault(stored.name, []).append((tensor, stored))
     is_tied = f"{HEAD}{WEIGHT}" not in forms
@@ -184,7 +184,7 @@ _INNER_HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
 _GPT2 = re.compile(r"^(?:transformer\.|model\.)?")
 
 
-def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: bool = False) -> Stored:
+def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: bool = False) -> TensorLayout:
     """Return how a folder that mlx-lm writes stores a tensor.
 
     Args:
@@ -198,9 +198,9 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
     if expert:
         block = _EXPERT_LIST.split(stored.name)[0]
         name = f"{block}.{_module(block, model_type)}.{expert[1]}_proj.{expert[3]}"
-        stored = Stored(name, expert=(int(expert[2]), n_experts))
+        stored = TensorLayout(name, expert=(int(expert[2]), n_experts))
     elif dense and _SHARED in stored.name:
-        stored = Stored(f"{stored.name.split(_SHARED)[0]}.mlp.{dense[1]}_proj.weight")
+        stored = TensorLayout(f"{stored.name.split(_SHARED)[0]}.mlp.{dense[1]}_proj.weight")
     elif model_type == "gpt2":
         stored = replace(stored, name=_GPT2.sub("model.", stored.name), transposed=False)
     if not is_inner:

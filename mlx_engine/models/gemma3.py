@@ -19,7 +19,7 @@ from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNor
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     CLOSE,
-    Declared,
+    ConfigBase,
     Expected,
     Naming,
     believable,
@@ -127,7 +127,7 @@ def usual_scale(cfg: Any, layers_of_27b: int) -> float:
 
 
 @dataclass(frozen=True)
-class Sizes(Declared):
+class Sizes(ConfigBase):
     """The sizes that Gemma 2 and Gemma 3 name and leave out alike."""
 
     n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)

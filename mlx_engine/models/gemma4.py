@@ -23,7 +23,7 @@ from mlx_engine.backends.experts import Experts, Routing
 from mlx_engine.backends.parameters import Array, PerLayer, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
-    Declared,
+    ConfigBase,
     Expected,
     Key,
     Naming,
@@ -74,7 +74,7 @@ def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes of a Gemma 4 model. `head_dim`, `n_kv_heads` and `intermediate_size` are those of the first layers.
 
     Fields have the defaults of transformers, because a config.json may omit most of them.

@@ -14,7 +14,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
-    Declared,
+    ConfigBase,
     Expected,
     believable,
     divides,
@@ -39,7 +39,7 @@ GGUF_ARCHITECTURE = "llama"
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes and the rotary embedding of a Llama model."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)

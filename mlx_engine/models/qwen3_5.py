@@ -18,7 +18,7 @@ from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
 from mlx_engine.backends.parameters import Layer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
-    Declared,
+    ConfigBase,
     Expected,
     believable,
     convolves,
@@ -62,7 +62,7 @@ HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes of a Qwen3.5 model. `kinds` has the kind of each layer; delta nets have heads of their own."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)

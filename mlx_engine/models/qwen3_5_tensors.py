@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row, Table, stem_of
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
@@ -70,8 +70,8 @@ def _attention(cfg: Any) -> dict[str, Row]:
     """Return the rows of attention: the gate's rows lie behind the query's, head by head."""
     E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
-    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E)))
-    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
+    queries = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E)))
+    gates = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
     name = f"{LAYER}self_attn."
     return {
         "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
@@ -91,10 +91,10 @@ def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
     P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
     dealt, keys = value_heads_dealt(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
     is_same = dealt == tuple(range(len(dealt)))
-    heads = Stored("", order=None if is_same else dealt)
+    heads = TensorLayout("", order=None if is_same else dealt)
     values = replace(heads, order=None if is_same else _rows(dealt, P, range(P)))
     channels = replace(heads, order=None if is_same else (*range(keys), *_rows(dealt, P, range(P), first=keys)))
-    out = Stored("", columns=None if is_same else (dealt, P))
+    out = TensorLayout("", columns=None if is_same else (dealt, P))
     return {
         "blk.*.attn_qkv.weight": Row(f"{NET}in_proj_qkv.weight", "C D", kind=kind, in_hf=channels),
         "blk.*.delta_gate.weight": Row(

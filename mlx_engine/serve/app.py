@@ -48,7 +48,7 @@ def create_app(service: Service) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.worker.on_news = service.metrics.add
+        service.worker.on_update = service.metrics.add
         service.worker.start()
         yield
         await service.worker.stop()

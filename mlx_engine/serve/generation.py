@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from mlx_engine.decode.options import Options
 from mlx_engine.schedule import Request
+from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
-from mlx_engine.serve.job import Job
 from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_request, completion_request
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
@@ -64,12 +64,12 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
                 raise _logged(api_error(error, form.prompt), error) from error
         del body, read
         params.forget_prompt()
-        job = Job(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
-        reply = form.reply(job, service.engine.tokenizer, **_about(service, params))
+        call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
+        reply = form.reply(call, service.engine.tokenizer, **_about(service, params))
         if isinstance(reply, CompletionReply):
             reply.echoes = echoes
-    # Nothing may be awaited here: the places are free until the job has them.
-    await _answer(service, params, job, reply, respond, form.prompt)
+    # Nothing may be awaited here: the places are free until the call has them.
+    await _answer(service, params, call, reply, respond, form.prompt)
 
 
 def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | CompletionRequest:
@@ -132,44 +132,44 @@ def _requests(
 async def _answer(
     service: Service,
     params: ChatRequest | CompletionRequest,
-    job: Job,
+    call: Call,
     reply: Reply,
     respond: Respond,
     prompt: str,
 ) -> None:
-    """Run a job, and respond with its reply, or with a stream that begins at once."""
+    """Run a call, and respond with its reply, or with a stream that begins at once."""
     try:
-        async with service.worker.running(job):
+        async with service.worker.running(call):
             if params.stream:
-                events = _events(service, job, reply, prompt, usage=params.includes_usage)
+                events = _events(service, call, reply, prompt, usage=params.includes_usage)
                 await respond(EventStream(events))
                 return
-            await job.ended()
+            await call.ended()
     except ClientGoneError:
         raise
     except Exception as error:
         raise _logged(api_error(error, prompt), error) from error
     finally:
         if service.recorder is not None:
-            service.recorder.record(job, reply.id)
+            service.recorder.record(call, reply.id)
     # Log-probabilities of a long answer take a tenth of a second to write.
     await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))
 
 
-async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:
+async def _events(service: Service, call: Call, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:
     """Yield the events of a stream; comments while nothing else is to be said."""
-    yield comment(job.phase)
+    yield comment(call.phase)
     while True:
-        if not await job.changed(service.keep_alive_seconds):
-            yield comment(job.phase)
+        if not await call.changed(service.keep_alive_seconds):
+            yield comment(call.phase)
             continue
         chunks = reply.chunks()
-        if job.has_ended:
+        if call.has_ended:
             break
         if chunks:
             yield b"".join(map(event, chunks))
-    if job.error is not None:
-        failure = _logged(api_error(job.error, prompt), job.error)
+    if call.error is not None:
+        failure = _logged(api_error(call.error, prompt), call.error)
         yield b"".join(map(event, [*chunks, failure.body()]))
         return
     if usage:

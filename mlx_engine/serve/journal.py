@@ -28,7 +28,7 @@ from mlx_engine.decode.options import Options
 from mlx_engine.decode.output import Output
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.schedule import Request
-from mlx_engine.serve.job import Job, Mark
+from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.prometheus import Counter
 from mlx_engine.serve.replies import timings
 
@@ -171,12 +171,12 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
     @classmethod
-    def of(cls, output: Output, mark: Mark) -> Choice:
-        """Return an answer up to a mark."""
-        ids = output.token_ids[: mark.n_tokens]
-        values = [token.logprob for token in (output.logprobs or [])[: mark.n_tokens]]
+    def of(cls, output: Output, progress: Progress) -> Choice:
+        """Return the part of an answer that the progress covers."""
+        ids = output.token_ids[: progress.n_tokens]
+        values = [token.logprob for token in (output.logprobs or [])[: progress.n_tokens]]
         packed = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
-        return cls(ids, packed, digest(ids, values), mark.finish_reason)
+        return cls(ids, packed, digest(ids, values), progress.finish_reason)
 
     @property
     def logprob_values(self) -> list[float]:
@@ -235,9 +235,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return Options.of(**(given if self.ended == "finished" else {**given, "max_tokens": self.n_tokens}))
 
 
-def choices_of(request: Request, marks: Sequence[Mark]) -> list[Choice]:
-    """Return the answers to a request, each up to its mark."""
-    return [Choice.of(output, mark) for output, mark in zip(request.outputs, marks, strict=True)]
+def choices_of(request: Request, reached: Sequence[Progress]) -> list[Choice]:
+    """Return the answers to a request, each up to its progress."""
+    return [Choice.of(output, progress) for output, progress in zip(request.outputs, reached, strict=True)]
 
 
 def plain_options(options: Options) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def parse_entry(line: bytes, where: str) -> Entry:
 
 
 class Recorder:
-    """Appends a line to a journal for each request of a job. All methods are called in the event loop.
+    """Appends a line to a journal for each request of a call. All methods are called in the event loop.
 
     Attributes:
         journal: the journal.
@@ -284,37 +284,37 @@ class Recorder:
         slots: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a recorder; the arguments are the same for all lines. `clock` is that of the jobs' times."""
+        """Make a recorder; the arguments are the same for all lines. `clock` is that of the calls' times."""
         self.journal, self._clock = journal, clock
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 
-    def record(self, job: Job, reply_id: str) -> None:
-        """Record a job that has ended or whose client has left; nothing of one that the scheduler has not taken."""
-        written, ended = self._clock(), "failed" if job.error is not None else "finished"
+    def record(self, call: Call, reply_id: str) -> None:
+        """Record a call that has ended or whose client has left; nothing of one that the scheduler has not taken."""
+        written, ended = self._clock(), "failed" if call.error is not None else "finished"
         about = {
             **self._about,
             "id": reply_id,
-            "client_id": job.client_id,
-            "received": time.time() - (written - job.received),
-            "ended": ended if job.has_ended else "cancelled",
-            "error": None if job.error is None else type(job.error).__name__,
+            "client_id": call.client_id,
+            "received": time.time() - (written - call.received),
+            "ended": ended if call.has_ended else "cancelled",
+            "error": None if call.error is None else type(call.error).__name__,
         }
-        for request in job.requests if _was_taken(job) else ():
-            times = {"received": job.received, "tokenized": job.tokenized, "written": written}
-            self.journal.add(partial(_line, request, job.marks(request), about, times))
+        for request in call.requests if _was_taken(call) else ():
+            times = {"received": call.received, "tokenized": call.tokenized, "written": written}
+            self.journal.add(partial(_line, request, call.reached(request), about, times))
 
 
-def _was_taken(job: Job) -> bool:
-    accepted = job.accepted
+def _was_taken(call: Call) -> bool:
+    accepted = call.accepted
     return accepted.done() and not accepted.cancelled() and accepted.exception() is None
 
 
-def _line(request: Request, marks: Sequence[Mark], about: dict[str, Any], times: dict[str, float]) -> bytes:
+def _line(request: Request, reached: Sequence[Progress], about: dict[str, Any], times: dict[str, float]) -> bytes:
     """Return the line of a request; called in the thread of the journal, because it takes time."""
     entry = Entry(
         prompt_ids=request.prompt_ids,
         options=plain_options(request.options),
-        choices=choices_of(request, marks),
+        choices=choices_of(request, reached),
         timings=timings(request, **times),
         **about,
     )

@@ -12,7 +12,7 @@ from mlx_engine.cache.prefix import SHOWN
 from mlx_engine.decode.logprobs import TokenLogprobs, digest
 from mlx_engine.decode.output import Output
 from mlx_engine.schedule import Request
-from mlx_engine.serve.job import Job, Mark
+from mlx_engine.serve.call import Call, Progress
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.thinking import Piece, Reasoning, split
 
@@ -20,10 +20,10 @@ Json = dict[str, object]
 
 
 class Reply(ABC):
-    """The reply to a job: whole, or in chunks that each have what is new. `id` is its id.
+    """The reply to a call: whole, or in chunks that each have what is new. `id` is its id.
 
     Args:
-        job: the job.
+        call: the call.
         tokenizer: the tokenizer of its ids.
         model: the name of the model.
         fingerprint: names what computed the answer.
@@ -31,7 +31,7 @@ class Reply(ABC):
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
         explains_cache: whether the reply says where the prompts leave the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
-        clock: the clock of the job's times.
+        clock: the clock of the call's times.
     """
 
     prefix: str
@@ -40,7 +40,7 @@ class Reply(ABC):
 
     def __init__(
         self,
-        job: Job,
+        call: Call,
         tokenizer: Tokenizer,
         *,
         model: str,
@@ -51,7 +51,7 @@ class Reply(ABC):
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
+        self._call, self._tokenizer, self._n_logprobs = call, tokenizer, n_logprobs
         self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
         self._usage: Json = {"usage": None} if includes_usage else {}
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
@@ -61,32 +61,34 @@ class Reply(ABC):
             "model": model,
             "system_fingerprint": fingerprint,
         }
-        self._sent = [Mark() for _ in job.outputs]
-        self._owners = [request for request in job.requests for _ in request.outputs]
+        self._sent = [Progress() for _ in call.outputs]
+        self._owners = [request for request in call.requests for _ in request.outputs]
 
     def whole(self) -> Json:
         """Return the reply, when all answers have ended."""
         choices = [
-            self._choice(i, "".join(output.pieces[: mark.n_pieces]), self._tokens(i, output, Mark(), mark), mark)
-            for i, (output, mark) in enumerate(self._job.outputs)
+            self._choice(
+                i, "".join(output.pieces[: progress.n_pieces]), self._tokens(i, output, Progress(), progress), progress
+            )
+            for i, (output, progress) in enumerate(self._call.outputs)
         ]
         return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
         """Return the chunks with what is new since the last call. The first ones begin an answer."""
         found: list[Json] = []
-        for i, (output, mark) in enumerate(self._job.outputs):
-            sent, self._sent[i] = self._sent[i], mark
-            if mark == sent:
+        for i, (output, progress) in enumerate(self._call.outputs):
+            sent, self._sent[i] = self._sent[i], progress
+            if progress == sent:
                 continue
             if sent.n_tokens == 0:
                 found += map(self._chunk, self._opening(i))
-            text = "".join(output.pieces[sent.n_pieces : mark.n_pieces])
-            tokens = self._tokens(i, output, sent, mark)
+            text = "".join(output.pieces[sent.n_pieces : progress.n_pieces])
+            tokens = self._tokens(i, output, sent, progress)
             if text or tokens:
                 found.append(self._chunk(self._delta(i, text, tokens)))
-            if mark.finish_reason is not None:
-                found += map(self._chunk, self._closing(i, mark.finish_reason))
+            if progress.finish_reason is not None:
+                found += map(self._chunk, self._closing(i, progress.finish_reason))
         return found
 
     def usage_chunk(self) -> Json:
@@ -95,13 +97,13 @@ class Reply(ABC):
 
     def usage(self) -> Json:
         """Return the counts of tokens; end-of-text tokens are counted. Answers to one prompt share its tokens."""
-        n_prompt = sum(len(request.prompt_ids) for request in self._job.requests)
-        n_answers = sum(mark.n_tokens for _, mark in self._job.outputs)
+        n_prompt = sum(len(request.prompt_ids) for request in self._call.requests)
+        n_answers = sum(progress.n_tokens for _, progress in self._call.outputs)
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_answers,
             "total_tokens": n_prompt + n_answers,
-            "prompt_tokens_details": {"cached_tokens": sum(request.n_cached for request in self._job.requests)},
+            "prompt_tokens_details": {"cached_tokens": sum(request.n_cached for request in self._call.requests)},
         }
 
     def receipt(self) -> Json:
@@ -110,22 +112,22 @@ class Reply(ABC):
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts.
         """
-        digests = [_digest(output) for output, _ in self._job.outputs]
-        job, written = self._job, self._clock()
+        digests = [_digest(output) for output, _ in self._call.outputs]
+        call, written = self._call, self._clock()
         times = [
             timings(
                 request,
-                received=job.received,
-                tokenized=job.tokenized,
+                received=call.received,
+                tokenized=call.tokenized,
                 written=written,
                 bandwidth=self._bandwidth(),
             )
-            for request in job.requests
+            for request in call.requests
         ]
-        seed = self._job.requests[0].options.sampling.seed
+        seed = self._call.requests[0].options.sampling.seed
         cache = [
             explained(request, self._tokenizer) if self._explains_cache else {"cached_tokens": request.n_cached}
-            for request in self._job.requests
+            for request in self._call.requests
         ]
         return {
             "digest": digests[0],
@@ -141,8 +143,8 @@ class Reply(ABC):
     def _chunk(self, choice: Json) -> Json:
         return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
 
-    def _tokens(self, i: int, output: Output, after: Mark, until: Mark) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of the tokens between two marks, without the end-of-text token."""
+    def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
+        """Return the log-probabilities of the tokens between two points of progress, without the end-of-text token."""
         if self._n_logprobs is None or output.logprobs is None:
             return None
         is_end = until.finish_reason == "stop" and not self._owners[i].options.ignore_eos
@@ -152,7 +154,7 @@ class Reply(ABC):
         return output.logprobs[after.n_tokens : n]
 
     @abstractmethod
-    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         """Return a choice of the whole reply."""
 
     @abstractmethod
@@ -173,14 +175,14 @@ class ChatReply(Reply):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, **about: Any) -> None:
-        super().__init__(job, tokenizer, **about)
-        self._reasoning = [self._reader(i) for i in range(len(job.outputs))]
+    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+        super().__init__(call, tokenizer, **about)
+        self._reasoning = [self._reader(i) for i in range(len(call.outputs))]
 
     def _reader(self, i: int) -> Reasoning:
         return Reasoning.after(self._tokenizer, self._owners[i].prompt_ids)
 
-    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         thought, said = split([text], self._reader(i))
         message = {"role": "assistant", "content": said, "refusal": None}
         if thought:
@@ -189,7 +191,7 @@ class ChatReply(Reply):
             "index": i,
             "message": message,
             "logprobs": self._logprobs(tokens),
-            "finish_reason": mark.finish_reason,
+            "finish_reason": progress.finish_reason,
         }
 
     def _opening(self, i: int) -> list[Json]:
@@ -220,12 +222,15 @@ class CompletionReply(Reply):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     echoes: Sequence[str] = ()
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, **about: Any) -> None:
-        super().__init__(job, tokenizer, **about)
-        self._offsets = [0] * len(job.outputs)
+    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+        super().__init__(call, tokenizer, **about)
+        self._offsets = [0] * len(call.outputs)
 
-    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
-        return {**self._text(i, self._echo(i) + text, tokens, len(self._echo(i))), "finish_reason": mark.finish_reason}
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
+        return {
+            **self._text(i, self._echo(i) + text, tokens, len(self._echo(i))),
+            "finish_reason": progress.finish_reason,
+        }
 
     def _opening(self, i: int) -> list[Json]:
         self._offsets[i] = len(self._echo(i))

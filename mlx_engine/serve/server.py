@@ -318,7 +318,7 @@ class Server(uvicorn.Server):
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if is_late and self._worker.n_open:
             message = "the server is shutting down"
-            self._worker.end_jobs(ApiError(503, message, code="closing"))
+            self._worker.end_calls(ApiError(503, message, code="closing"))
         if self._worker.fault is not None or is_late or (self._deadline is not None and not self._worker.n_open):
             self.should_exit = True
         return await super().on_tick(counter)

@@ -27,7 +27,7 @@ class Service:
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
-        keep_alive_seconds: a stream without news gets a comment so often.
+        keep_alive_seconds: a stream without new text gets a comment so often.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
         explains_cache: whether a reply says where a prompt leaves the prefix cache, which shows a client how far the

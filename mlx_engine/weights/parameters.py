@@ -20,7 +20,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.plan import Tensor
-from mlx_engine.weights.stage import Elsewhere, OwnSlices, Stage, is_elsewhere
+from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewhere
 
 # Called with (prepared, total) tensors while a model is built.
 Progress = Callable[[int, int], None]
@@ -153,14 +153,14 @@ class Parameters:
 
     def elsewhere(self, name: str) -> Array:
         """Return a placeholder for `name.weight`, which this process does not use."""
-        return cast(Array, Elsewhere(f"{name}.weight", self._tensors[f"{name}.weight"].shape))
+        return cast(Array, RemoteWeight(f"{name}.weight", self._tensors[f"{name}.weight"].shape))
 
     def _reads(self, name: str) -> bool:
         """Return whether this process reads a tensor."""
         return self.stage is None or self.stage.reads(name, is_tied="output.weight" not in self._tensors)
 
     def _stored(self, name: str) -> Weight:
-        return self._read(name) if self._reads(name) else cast(Weight, Elsewhere(name, self._tensors[name].shape))
+        return self._read(name) if self._reads(name) else cast(Weight, RemoteWeight(name, self._tensors[name].shape))
 
     def _read(self, name: str) -> Weight:
         return self._tensors[name].weight(self._checkpoint)

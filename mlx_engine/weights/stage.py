@@ -68,7 +68,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Elsewhere:
+class RemoteWeight:
     """A weight that another rank has: name and shape are known, the values are zeros, and none is read."""
 
     name: str
@@ -76,7 +76,7 @@ class Elsewhere:
     type: GGMLType = F32
     nbytes: int = 0
 
-    def as_type(self, type_: GGMLType) -> Elsewhere:
+    def as_type(self, type_: GGMLType) -> RemoteWeight:
         """Return the weight as it would be after a conversion."""
         return replace(self, type=type_)
 
@@ -87,7 +87,7 @@ class Elsewhere:
 
 def is_elsewhere(value: Any) -> bool:
     """Return whether a weight belongs to another rank."""
-    return isinstance(value, Elsewhere)
+    return isinstance(value, RemoteWeight)
 
 
 class OwnSlices(Protocol):

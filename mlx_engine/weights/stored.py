@@ -15,7 +15,7 @@ from mlx_engine.quant.weight import Weight
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorLayout:
     """How a file stores a tensor: its name there, and how its values differ from the model's.
 
     Attributes:
