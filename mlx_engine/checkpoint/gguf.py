@@ -24,7 +24,7 @@ import mmap
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -96,16 +96,12 @@ def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[i
             found=f"only {max(0, cursor.size - data_offset):,} bytes left of {cursor.size:,}",
             hint="the file is cut short or damaged; download or convert it again",
         )
-    return data_offset, {name: _moved(info, data_offset) for name, info in tensors.items()}
+    return data_offset, {name: replace(info, offset=info.offset + data_offset) for name, info in tensors.items()}
 
 
 def padded(n_bytes: int, alignment: int) -> int:
     """Round `n_bytes` up to a multiple of `alignment`."""
     return -(-n_bytes // alignment) * alignment
-
-
-def _moved(info: TensorInfo, by: int) -> TensorInfo:
-    return TensorInfo(info.name, info.shape, info.type, info.offset + by, info.nbytes)
 
 
 def _read_record(cursor: Cursor, index: int, known: dict[str, TensorInfo], *, expected_offset: int) -> TensorInfo:

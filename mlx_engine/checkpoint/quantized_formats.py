@@ -178,8 +178,6 @@ _FP8_KNOWN = (
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 # Weights per piece: temporaries take a few megabytes.
 _FP8_PIECE = 1 << 20
-# A function from row numbers to the factors of these rows, which broadcast with their weights.
-_Factor = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 # Scales of activations.
 _FP8_UNUSED = ("input_scale", "activation_scale")
 
@@ -230,31 +228,27 @@ def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer
 
     def read() -> Weight:
         scales = floats(files, scale)
-        factor = _by_rows(scales) if block is None else _by_blocks(scales, block, k)
+        column = scales.reshape(-1, 1)
         out = np.empty((n, k), dtype=np.float32)
         step = max(1, _FP8_PIECE // max(k, 1))
         for first in range(0, n, step):
             rows = np.arange(first, min(first + step, n))
             with np.errstate(invalid="ignore", over="ignore"):  # any bytes are weights
-                np.multiply(E4M3[codes[rows]], factor(rows), out=out[rows[0] : rows[-1] + 1])
+                if block is None:
+                    factors = column[rows] if len(column) > 1 else column
+                else:
+                    factors = np.repeat(scales[rows // block[0]], block[1], axis=1)[:, :k]
+                np.multiply(E4M3[codes[rows]], factors, out=out[rows[0] : rows[-1] + 1])
         return Weight(f"{prefix}.weight", (n, k), F32, out.view(np.uint8).reshape(-1))
 
     return Layer((n, k), (f"{prefix}.weight", scale, *unused), read)
 
 
-def _by_blocks(scales: NDArray[np.float32], block: tuple[int, int], k: int) -> _Factor:
-    return lambda rows: np.repeat(scales[rows // block[0]], block[1], axis=1)[:, :k]
-
-
-def _by_rows(scales: NDArray[np.float32]) -> _Factor:
-    column = scales.reshape(-1, 1)
-    return lambda rows: column[rows] if len(column) > 1 else column
-
-
 COMPRESSED_FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized")
-_COMPRESSED_KNOWN = ("config_groups", "format", "global_compression_ratio", "ignore", "quant_method",
-"quantization_status",
-          "sparsity_config", "version")  # fmt: skip
+_COMPRESSED_KNOWN = (
+    "config_groups", "format", "global_compression_ratio", "ignore", "quant_method", "quantization_status",
+    "sparsity_config", "version",
+)  # fmt: skip
 _COMPRESSED_OPTIONAL = ("weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point")
 
 

@@ -112,7 +112,10 @@ class Reply(ABC):
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts.
         """
-        digests = [_digest(output) for output, _ in self._call.outputs]
+        digests = [
+            digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
+            for output, _ in self._call.outputs
+        ]
         call, written = self._call, self._clock()
         times = [
             timings(
@@ -238,7 +241,7 @@ class CompletionReply(Reply):
 
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
         choice = self._text(i, text, tokens, self._offsets[i])
-        self._offsets[i] += sum(len(self._decoded(token.token_id)) for token in tokens or ())
+        self._offsets[i] += sum(len(_token_text(self._tokenizer, token.token_id)) for token in tokens or ())
         return choice
 
     def _closing(self, i: int, reason: str) -> list[Json]:
@@ -246,9 +249,6 @@ class CompletionReply(Reply):
 
     def _echo(self, i: int) -> str:
         return self.echoes[i] if self.echoes else ""
-
-    def _decoded(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> Json:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
@@ -271,11 +271,6 @@ def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer:
         for request, prompt in zip(requests, prompts, strict=True)
     ]
     return [text for request, text in zip(requests, texts, strict=True) for _ in request.outputs]
-
-
-def _digest(output: Output) -> str:
-    """Return the digest of an answer's tokens and their log-probabilities."""
-    return digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
 
 
 def timings(
@@ -379,7 +374,9 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     if match.end != "differs":
         return {**known, "cause": None if match.end in ("whole", "new") else match.end, **nothing}
     found = request.prompt_ids[match.agreeing : match.agreeing + SHOWN]
-    is_same = _is_same_text(_text_bytes(tokenizer, found), _text_bytes(tokenizer, match.expected))
+    # Both texts are cut off somewhere.
+    a, b = _text_bytes(tokenizer, found), _text_bytes(tokenizer, match.expected)
+    is_same = a.startswith(b) or b.startswith(a)
     return {
         **known,
         "cause": "retokenized" if is_same else "differs",
@@ -387,11 +384,6 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
         "found": _token_shown(tokenizer, found),
         "expected": _token_shown(tokenizer, match.expected),
     }
-
-
-def _is_same_text(a: bytes, b: bytes) -> bool:
-    """Return whether one text begins with the other: both are cut off somewhere."""
-    return a.startswith(b) or b.startswith(a)
 
 
 def _token_shown(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, object]:
