@@ -222,7 +222,7 @@ class RotationSetting:
         if rule != "linear" and factor != 1:
             raise s.error(f"{SCALING}factor", "1.0", factor)
         if rule == "longrope" or ("longrope" in self.rules and factor == 1 and attention != 1):
-            # The divisors are tensors: `models/longrope.py` reads them.
+            # The divisors are tensors: `weights/rope_divisors.py` reads them.
             return replace(plain, rule="longrope", context=context, attention_factor=attention)
         if attention != 1:
             raise s.error(f"{SCALING}attn_factor", "1.0", attention)

@@ -178,17 +178,14 @@ def _tokens(vocabulary: Vocabulary) -> dict[str, object]:
     }
 
 
-# Convert a BPE merge list to SPM scores, if equivalent scores exist. The equivalence is checked for every token.
-#
-# BPE merges the adjacent pair of lowest rank. SPM has no merge list: any adjacent pair that forms a token may merge,
-# the highest score first. Both are equivalent if BPE merges the text of every token into that one token. In that case,
-# two adjacent tokens that form a token T are always the pair of the last merge when BPE encodes T alone: no merge has
-# crossed the ends of the pair, so the merges inside are those of T alone. SPM therefore chooses among the same pairs as
-# BPE, and scores by the rank of that last merge give the same order.
-
-
 def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Sequence[tuple[str, str]]) -> list[float]:
-    """Return a score for each token; `normal` are the ids that merges may produce.
+    """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
+
+    BPE merges the adjacent pair of lowest rank. SPM merges any adjacent pair that forms a token, the highest score
+    first. Both are equivalent if BPE merges the text of every token into that one token, which is checked here: two
+    adjacent tokens that form a token T are then always the pair of the last merge when BPE encodes T alone, since no
+    merge has crossed the ends of the pair. SPM chooses among the same pairs as BPE, and scores by the rank of that last
+    merge give the same order.
 
     Raises:
         TokenizerError: SPM would produce a token that these merges do not.

@@ -202,7 +202,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         prompt_ids: the tokens of the prompt.
         options: keyword arguments of `Options.of` that are not at their defaults; the seed is the one that was used.
         choices: the answers.
-        timings: the receipt, see `timings.py`.
+        timings: the receipt, see `replies.timings`.
     """
 
     id: str

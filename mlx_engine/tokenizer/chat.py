@@ -141,7 +141,7 @@ ITEM_BYTES = array("I").itemsize
 class History:
     """Texts of conversations and their token ids, the least recently used dropped first. Thread-safe.
 
-    Texts are marked (see `markers`): a message that spells a control token differs from a template that wrote it.
+    Texts are marked (see the module): a message that spells a control token differs from a template that wrote it.
 
     The token ids of earlier prompts and answers, so that a conversation continues with the ids that the model
     generated.
@@ -286,7 +286,7 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
 
 
 def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits) -> str:
-    """Return the rendered conversation as a marked text (see `markers`)."""
+    """Return the rendered conversation as a marked text (see the module)."""
     said = "".join(prepared.texts())
     # The template wrote a marker if neither its first nor its last character came from a message.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in said)
