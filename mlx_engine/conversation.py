@@ -291,10 +291,10 @@ def conversation_ids(
         ChatTemplateError: the template cannot render them.
     """
     if prompts.tokenizer.chat_template is not None:
-        from mlx_engine.tokenizer.messages import ChatPrompt
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
         return prompts.chat_ids(ChatPrompt(messages, variables=variables or {}), history)
-    from mlx_engine.tokenizer.messages import messages_for_template
+    from mlx_engine.tokenizer.chat_prompt import messages_for_template
 
     return prompts.ids(plain_text(messages_for_template(messages, "", prompts.tokenizer.where)))
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
-    from mlx_engine.tokenizer.messages import ChatPrompt, Message
+    from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
 
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32

@@ -20,7 +20,7 @@ from mlx_engine.schedule.request import Request
 if TYPE_CHECKING:
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
-    from mlx_engine.tokenizer.messages import ChatPrompt, Message
+    from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
 
 # Text, token ids, messages, or messages with tools, documents and variables of the template.
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"

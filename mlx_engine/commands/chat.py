@@ -71,7 +71,7 @@ def chat(
     from mlx_engine import engine
     from mlx_engine.commands.options.suggested import choose_sampling
     from mlx_engine.conversation import Conversation
-    from mlx_engine.tokenizer.messages import thinking
+    from mlx_engine.tokenizer.chat_prompt import thinking
 
     how = {**compute.machine(), **compute.changes()}
     options_of(run, sampling)  # checked before the model is opened

@@ -121,7 +121,7 @@ class PromptOptions:
         """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""
         if not self.chat:
             return list(texts)
-        from mlx_engine.tokenizer.messages import ChatPrompt, thinking
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
 
         variables = thinking(tokenizer.chat_template, self.think)
         if tokenizer.chat_template is None:

@@ -13,7 +13,7 @@ from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
 from mlx_engine.decode.stops import LONGEST_STOP, MOST_STOPS
 from mlx_engine.errors import Words, is_number, is_whole, require
-from mlx_engine.tokenizer.messages import HALF
+from mlx_engine.tokenizer.chat_prompt import HALF
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

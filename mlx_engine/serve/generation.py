@@ -19,7 +19,7 @@ from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_req
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import DONE, EventStream, comment, event
-from mlx_engine.tokenizer.messages import ChatPrompt
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 

@@ -15,7 +15,7 @@ import msgspec
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
 from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError, cut
-from mlx_engine.tokenizer.messages import ROLES, ChatPrompt
+from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16

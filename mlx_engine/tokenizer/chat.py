@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from mlx_engine.errors import ChatTemplateError, require
 from mlx_engine.machine.forks import kept_over_forks
-from mlx_engine.tokenizer.messages import HALF, ROLES, ChatPrompt, Message, TemplateInput
+from mlx_engine.tokenizer.chat_prompt import HALF, ROLES, ChatPrompt, Message, TemplateInput
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, Limits
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 
@@ -243,7 +243,7 @@ def chat_ids(
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
     A BOS is added if the file asks for one and the template has not written it. Roles are trusted: a program that takes
-    them from outside must restrict them (`messages.ROLES`). All other texts of a message are not.
+    them from outside must restrict them (`chat_prompt.ROLES`). All other texts of a message are not.
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.

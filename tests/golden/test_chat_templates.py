@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_engine.tokenizer import sandbox
-from mlx_engine.tokenizer.messages import ChatPrompt
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 from tests.golden.compare_chat_templates import given
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "chat-templates.json").read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@
 from tests.mutants.plant import Mutant
 
 CHAT, MARKERS, HISTORY = (f"mlx_engine/tokenizer/{name}.py" for name in ("chat", "markers", "history"))
-MESSAGES, PROCESS = "mlx_engine/tokenizer/messages.py", "mlx_engine/tokenizer/sandbox_process.py"
+MESSAGES, PROCESS = "mlx_engine/tokenizer/chat_prompt.py", "mlx_engine/tokenizer/sandbox_process.py"
 CONVERSATION, COMMAND = "mlx_engine/conversation.py", "mlx_engine/commands/chat.py"
 RUN = "stream = self.engine.run(ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None)"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlx_engine.errors import ChatTemplateError, OptionError
 from mlx_engine.tokenizer import chat
 from mlx_engine.tokenizer.chat import chat_ids
-from mlx_engine.tokenizer.messages import ChatPrompt, reads, thinking
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt, reads, thinking
 from tests.unit.test_chat import CHATML, here, user  # noqa: F401 - a fixture
 from tests.unit.test_messages import FORGED
 from tests.unit.test_tokenizer import build, byte_level

@@ -4,7 +4,7 @@ import pytest
 
 from mlx_engine.errors import ChatTemplateError, OptionError
 from mlx_engine.tokenizer.chat import chat_ids
-from mlx_engine.tokenizer.messages import map_texts, messages_for_template, texts
+from mlx_engine.tokenizer.chat_prompt import map_texts, messages_for_template, texts
 from tests.unit.test_chat import here, user  # noqa: F401 - a fixture
 from tests.unit.test_tokenizer import build, byte_level
 

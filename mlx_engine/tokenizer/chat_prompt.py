@@ -182,7 +182,7 @@ class ChatPrompt:
     """A conversation and what else its template reads.
 
     Attributes:
-        messages: see `messages.Message`.
+        messages: see `Message`.
         tools: descriptions of functions as JSON Schema, in the form of OpenAI's API.
         documents: mappings with the keys that the template reads, usually `title` and `text`.
         variables: other variables of the template, by name.
