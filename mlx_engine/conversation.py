@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlx_engine.engine import Engine, RequestBuilder
     from mlx_engine.loop.scheduler import Scheduler
     from mlx_engine.loop.stream import Generation, Progress, Stream
-    from mlx_engine.tokenizer.history import History
+    from mlx_engine.tokenizer.chat import History
     from mlx_engine.tokenizer.thinking import Reasoning
 
 # A template that reads the reasoning of an answer as a field of its message.
@@ -82,7 +82,7 @@ class Conversation:
             kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context.
             variables: variables of the chat template, such as `enable_thinking`.
         """
-        from mlx_engine.tokenizer.history import History
+        from mlx_engine.tokenizer.chat import History
 
         self.engine, self.options = engine, options or Options()
         self.messages: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ class Conversation:
 
     def _remembered(self, messages: list[dict[str, Any]]) -> History:
         """Return a history with the ids of the answers among the first messages of this conversation."""
-        from mlx_engine.tokenizer.history import History
+        from mlx_engine.tokenizer.chat import History
 
         history, n_system = History(self.engine.tokenizer), len(messages) - _n_said(messages)
         for turn in self.turns:
@@ -295,9 +295,9 @@ def conversation_ids(
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
         return prompts.chat_ids(ChatPrompt(messages, variables=variables or {}), history)
-    from mlx_engine.tokenizer.messages import for_template
+    from mlx_engine.tokenizer.chat_prompt import messages_for_template
 
-    return prompts.ids(plain_text(for_template(messages, "", prompts.tokenizer.where)))
+    return prompts.ids(plain_text(messages_for_template(messages, "", prompts.tokenizer.where)))
 
 
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:

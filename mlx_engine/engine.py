@@ -26,7 +26,8 @@ from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.config.context import context_notes
+from mlx_engine.config.rope import context_notes
+from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import (
     ClosedError,
     ContextLengthError,
@@ -69,9 +70,8 @@ if TYPE_CHECKING:
 
     from mlx_engine.distributed.shard import Shard
     from mlx_engine.tokenizer import Tokenizer
-    from mlx_engine.tokenizer.chat_prompt import ChatPrompt
-    from mlx_engine.tokenizer.history import History
-    from mlx_engine.tokenizer.messages import Message
+    from mlx_engine.tokenizer.chat import History
+    from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
 
 # Text, token ids, messages, or messages with tools, documents and variables of the template.
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
@@ -486,8 +486,7 @@ class RequestBuilder:
 
         `check` is called before each piece of the work with its text; what it raises ends the work.
         """
-        from mlx_engine.tokenizer.chat import chat_ids
-        from mlx_engine.tokenizer.markers import unchecked
+        from mlx_engine.tokenizer.chat import chat_ids, unchecked
 
         return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 

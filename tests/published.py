@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.quant.types import F32
 from mlx_engine.weights.model import model_file
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from kernels import blocks
 from mlx_engine.quant import BY_NAME
-from mlx_engine.quant.group_types import GROUP_TYPES
+from mlx_engine.quant.groups import GROUP_TYPES
 from mlx_engine.quant.weight import Weight
 
 # A quant, and the scale of its group, on average.

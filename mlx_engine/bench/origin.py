@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import mlx_engine
-from mlx_engine.checkpoint.gguf_split import part_files
+from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.machine.cores import usable_cores
 

@@ -5,7 +5,7 @@ Layers with a state in place of keys and values have no pages: their slots are i
 Layers with the same attention window form a group, and each group has its own pages. A page is `page` consecutive
 slots, one per token, in the KV store of every layer of the group. Keys and values are written once and never moved.
 
-Pages are counted: several sequences and a prefix cache may hold the same page. A page is free when nobody holds it.
+Pages are counted: several sequences and a prefix cache may hold the same page. A page without a holder is free.
 """
 
 from __future__ import annotations
@@ -167,14 +167,14 @@ class KVPool:
         self._references[group][pages // self.page] += 1
 
     def give_back(self, group: int, pages: np.ndarray) -> None:
-        """Remove one reference from each of several different pages, and free the pages that nobody holds.
+        """Remove one reference from each of several different pages, and free the pages without one.
 
         Args:
             group: the group of layers.
             pages: their first slots (n,), in the order of the page table.
 
         Raises:
-            ValueError: nobody holds one of the pages; nothing has changed.
+            ValueError: one of the pages is free; nothing has changed.
         """
         references, numbers = self._references[group], pages // self.page
         left = references[numbers] - 1
@@ -204,7 +204,7 @@ def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, lo
 
     Without a window: the last page of each sequence may be almost empty. So the sequences need at most
     `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
-    With a window: a sequence keeps at most `window - 1 + longest_pass` tokens. The first of them may lie anywhere in
+    With a window: a sequence keeps at most `window - 1 + longest_pass` tokens. The first of them may be anywhere in
     its page, so each sequence needs one page more than these tokens fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1

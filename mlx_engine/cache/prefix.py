@@ -1,9 +1,9 @@
 """The prefix cache: keys and values of earlier prompts and answers, reused by sequences with the same first tokens.
 
-The tokens lie in a radix tree (`radix.py`), whose nodes hold pages of the pool. The longest common prefix is found
-down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence. If clients
-must not learn about each other's prompts, whole pages alone are kept and reused: otherwise the counts of cached tokens
-and of pages, and the times, would tell a client who guesses a prompt how many tokens of its guess are right.
+The tokens are the edges of a radix tree (`radix.py`), whose nodes hold pages of the pool. The longest common prefix is
+found down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence. If
+clients must not learn about each other's prompts, whole pages alone are kept and reused: otherwise the counts of cached
+tokens and of pages, and the times, would show a client that guesses a prompt how many tokens of its guess are right.
 
 A page that a sequence holds too is in use and is never freed. The other pages leave, least recently used first, when
 the pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
@@ -73,7 +73,7 @@ class PrefixStats:
         hits: those that found at least one token.
         queried_tokens: tokens that were looked up.
         cached_tokens: tokens that need not be computed again.
-        evicted_pages: pages, over all groups, that the cache let go for lack of room.
+        evicted_pages: pages, over all groups, that the cache let go for lack of memory.
     """
 
     queries: int = 0

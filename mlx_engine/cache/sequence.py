@@ -2,7 +2,7 @@
 
 A forward pass of n tokens calls `begin(n)`, which allocates pages; the n tokens are then pending. `commit(n)` adds them
 to the sequence; `roll_back(n)` discards them, if the pass failed or other tokens follow. Several passes may be begun
-before the first is committed: a lazy backend submits a pass before the host knows its token.
+before the first is committed: a lazy backend submits a pass before its token has reached the host.
 
 Whole pages may be shared with other sequences and with a prefix cache. `lend` gives pages to another holder, `adopt`
 begins with pages of another holder, `fork` does both. A shared page is copied before a token is overwritten in it. A
@@ -107,7 +107,9 @@ class KVSequence:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
         for group, window in enumerate(self.pool.windows):
             if window is not None and self._firsts[group] * self.pool.page > max(0, length + 1 - window):
-                raise ValueError(f"truncate: tokens that a window of {window} sees after {length} have been given back")
+                raise ValueError(
+                    f"truncate: tokens that a window of {window} reads after {length} have been given back"
+                )
         if length < self.length and self.pool.states.n_slots:
             raise ValueError(f"truncate: the state after {length} tokens has been given back")
         self.length = length
@@ -130,14 +132,14 @@ class KVSequence:
     def fork(self) -> KVSequence:
         """Return a new sequence with the same committed tokens. Whole pages are shared, a partly used one is copied.
 
-        The state is shared: nobody writes to it again.
+        The state is shared: no pass writes to it again.
 
         Raises:
             CacheFullError: the pool has no free page for the copy; nothing has changed.
         """
-        twin = self.pool.sequence(self.capacity)
-        twin.adopt(self.lend(self.length), self.length, self.state.committed)
-        return twin
+        fork = self.pool.sequence(self.capacity)
+        fork.adopt(self.lend(self.length), self.length, self.state.committed)
+        return fork
 
     def lend(self, length: int) -> list[np.ndarray]:
         """Return the pages of the first `length` committed tokens, for a holder that adds a reference to each.
@@ -154,7 +156,7 @@ class KVSequence:
 
         Args:
             pages: for each group of layers the first slots (P,) of pages in use, as `lend` returns them. A page that
-                no later token sees may be -1.
+                no later token reads may be -1.
             length: number of tokens; they fill P pages, the last one perhaps in part.
             state: the state after these tokens, for models that have one.
 
@@ -173,7 +175,7 @@ class KVSequence:
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
-            self.pool.retain(group, of_group)  # before room for a copy is made: no page may be reclaimed
+            self.pool.retain(group, of_group)  # before a copy is allocated: no page may be reclaimed
         if state is not None:
             self.state.adopt(state)
         if length % self.pool.page and not self.pool.make_room([1] * len(firsts)):

@@ -1,9 +1,9 @@
 """States: what recurrent and convolution layers keep of a sequence, in place of keys and values.
 
-A state has a fixed size and does not grow with the sequence. It lies in a slot, which holds the state of all such
+A state has a fixed size and does not grow with the sequence. It is stored in a slot, which holds the state of all such
 layers after a number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads it and
 writes another slot. So a pass that fails or is rolled back has changed nothing that was committed, and sequences and a
-prefix cache share a state by reference. Slots are counted; a slot is free when nobody holds it.
+prefix cache share a state by reference. Slots are counted; a slot without a holder is free.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ class StatePool:
             self._references[slot] += 1
 
     def give_back(self, slot: int) -> None:
-        """Remove a reference, and free the slot if nobody holds it.
+        """Remove a reference, and free the slot if that was the last one.
 
         Raises:
-            ValueError: nobody holds the slot.
+            ValueError: the slot is free.
         """
         if slot == ZERO:
             return
@@ -156,7 +156,9 @@ class SequenceState:
         return not self._pool.n_slots or self._pool.make_room(1)
 
     def begin(self, first: int, n: int, inside: int | None = None) -> None:
-        """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens, if room is.
+        """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens.
+
+        Without a free slot, that state is not kept.
 
         Raises:
             ValueError: the state before these tokens was never computed: a pass was committed or rolled back in part.

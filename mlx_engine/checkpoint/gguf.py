@@ -1,4 +1,4 @@
-"""Read GGUF files. A file is memory-mapped: opening it parses the header and reads no tensor data.
+"""Read GGUF files, also split ones. A file is memory-mapped: opening it parses the header and reads no tensor data.
 
 Layout: magic, version, counts; the metadata as typed key-value pairs; one record per tensor (name,
 dimensions, type, offset); padding to `general.alignment`; the tensors, each padded likewise. Versions 2 and
@@ -19,22 +19,138 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import mmap
 import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlx_engine.checkpoint.gguf_tensors import TensorInfo, read_tensor_infos
-from mlx_engine.checkpoint.gguf_types import Value, ValueType
-from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, Cursor, read_value, read_value_type, shown
-from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
+from mlx_engine.checkpoint.gguf_values import (
+    MAX_KEY_BYTES,
+    Cursor,
+    Value,
+    ValueType,
+    read_value,
+    read_value_type,
+    shown,
+)
 from mlx_engine.checkpoint.mapping import view
-from mlx_engine.checkpoint.paths import other_kind, refuse_other_paths
+from mlx_engine.checkpoint.paths import POINTER_BYTES, other_kind, refuse_other_paths, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.quant.types import BY_ID, GGMLType
 from mlx_engine.quant.weight import Weight
+
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the terminating zero byte
+MAX_DIMS = 4  # GGML_MAX_DIMS
+# ggml counts elements in a signed 64-bit integer. The limit is eight times smaller, because NumPy's size in bytes
+# of the values as float64 must fit into 63 bits too.
+MAX_ELEMENTS = 1 << 60
+
+_DAMAGED_RECORD = "the file is damaged, or made by a faulty converter; download or convert it again"
+_RECORD_BYTES = 640  # a TensorInfo with its name and shape, and its dict entry: an upper bound
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's record.
+
+    `shape` is row-major, the reverse of the order in the file; `offset` counts from the start of the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    offset: int
+    nbytes: int
+
+
+def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[int, dict[str, TensorInfo]]:
+    """Return the byte at which tensor data begins, and the tensors by name. All tensors are within the file.
+
+    Raises:
+        FormatError: a record is damaged, tensors leave gaps or overlap, or the file ends before their data
+        does.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    starts: list[int] = []
+    data_bytes = 0
+    for i in range(n_tensors):
+        info = _read_record(cursor, i, tensors, expected_offset=data_bytes)
+        tensors[info.name] = info
+        starts.append(data_bytes)
+        data_bytes += padded(info.nbytes, alignment)
+    if not n_tensors:
+        return cursor.at, {}
+    data_offset = padded(cursor.at, alignment)
+    if data_offset + data_bytes > cursor.size:
+        raise cursor.error(
+            f"data of {n_tensors:,} tensors",
+            at=data_offset,
+            expected=f"{data_bytes:,} bytes",
+            found=f"only {max(0, cursor.size - data_offset):,} bytes left of {cursor.size:,}",
+            hint="the file is cut short or damaged; download or convert it again",
+        )
+    return data_offset, {name: replace(info, offset=info.offset + data_offset) for name, info in tensors.items()}
+
+
+def padded(n_bytes: int, alignment: int) -> int:
+    """Round `n_bytes` up to a multiple of `alignment`."""
+    return -(-n_bytes // alignment) * alignment
+
+
+def _read_record(cursor: Cursor, index: int, known: dict[str, TensorInfo], *, expected_offset: int) -> TensorInfo:
+    at = cursor.at
+    cursor.spend(_RECORD_BYTES, f"tensor {index}")
+    name = cursor.string(f"name of tensor {index}", max_bytes=MAX_NAME_BYTES)
+    field = f"tensor {shown(name)}"
+    if name in known:
+        raise cursor.error(
+            field, at=at, expected="a unique name", found="a second tensor of this name", hint=_DAMAGED_RECORD
+        )
+    shape = _read_shape(cursor, field)
+    type_ = _read_type(cursor, field, shape)
+    at = cursor.at
+    offset = cursor.u64(f"{field}, offset,")
+    if offset != expected_offset:
+        expected = f"{expected_offset:,}, where the tensor before it ends"
+        raise cursor.error(f"{field}, offset,", at=at, expected=expected, found=f"{offset:,}", hint=_DAMAGED_RECORD)
+    return TensorInfo(name, shape, type_, offset, type_.bytes_for(math.prod(shape)))
+
+
+def _read_shape(cursor: Cursor, field: str) -> tuple[int, ...]:
+    at = cursor.at
+    n_dims = cursor.u32(f"{field}, number of dimensions,")
+    if n_dims > MAX_DIMS:
+        what = f"{field}, number of dimensions,"
+        raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=_DAMAGED_RECORD)
+    at = cursor.at
+    dims = [cursor.u64(f"{field}, dimension {i},") for i in range(n_dims)]
+    # Zero dimensions are left out of the product: an empty tensor is allowed, unless its other dimensions overflow.
+    if math.prod(max(dim, 1) for dim in dims) >= MAX_ELEMENTS:
+        expected = f"fewer than 2**{MAX_ELEMENTS.bit_length() - 1} elements"
+        raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=_DAMAGED_RECORD)
+    return tuple(reversed(dims))
+
+
+def _read_type(cursor: Cursor, field: str, shape: tuple[int, ...]) -> GGMLType:
+    at = cursor.at
+    number = cursor.u32(f"{field}, type,")
+    type_ = BY_ID.get(number)
+    if type_ is None:
+        hint = "the file is damaged, or the type is newer than this reader, or ggml has removed it"
+        raise cursor.error(f"{field}, type,", at=at, expected="a ggml type number", found=f"{number:,}", hint=hint)
+    row = shape[-1] if shape else 1
+    if row % type_.block_size:
+        expected = f"rows of whole {type_.name} blocks, {type_.block_size} weights each"
+        raise cursor.error(f"{field}, type,", at=at, expected=expected, found=f"rows of {row:,}", hint=_DAMAGED_RECORD)
+    return type_
+
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -43,8 +159,6 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
-# The number of parts of a split file, see gguf_split.py.
-COUNT_KEY = "split.count"
 
 # Smallest key-value pair: key length (8), one byte of key, value type (4), one byte of value. Smallest tensor
 # record: name length (8), no name, number of dimensions (4), no dimensions, type (4), offset (8).
@@ -169,12 +283,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         FormatError: the file is not valid GGUF; the message says where, what was expected and what was found.
     """
     opened = _open_part(Path(path))
-    if COUNT_KEY not in opened.metadata:
-        return opened
-    from mlx_engine.checkpoint.gguf_split import open_split
-
     try:
-        return open_split(opened, _open_part)
+        return _open_split(opened) if COUNT_KEY in opened.metadata else opened
     except BaseException:
         opened.close()
         raise
@@ -240,3 +350,123 @@ def _alignment(cursor: Cursor, metadata: dict[str, object], kinds: dict[str, Val
         found=f"{kind.name} {value}" if isinstance(value, int | float) else kind.name,
         hint="the file is damaged, or made by a faulty converter; download or convert it again",
     )
+
+
+COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
+_SPLIT_KEYS = (NUMBER_KEY, COUNT_KEY, TENSORS_KEY)
+_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_DAMAGED_PARTS = "the parts are of different models or damaged; download all of them again"
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of the split file to which a file of this name belongs, or the name alone."""
+    match = _PART_NAME.fullmatch(name)
+    if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
+        return [name]
+    return [f"{match['stem']}-{i:05}-of-{match['count']}.gguf" for i in range(1, int(match["count"]) + 1)]
+
+
+def part_files(path: Path) -> list[Path]:
+    """Return the files of the split file to which `path` belongs by its name, or `path` alone if one is missing."""
+    files = [path.with_name(name) for name in part_names(path.name)]
+    return files if all(file.is_file() for file in files) else [path]
+
+
+class SplitGGUFFile(GGUFFile):
+    """All parts of a split GGUF file as one: the metadata of the first part, and the tensors of all.
+
+    Split GGUF files, NAME-00001-of-00005.gguf: their names, and all parts as one file.
+
+    The first part has the metadata of the model; all parts have their number, counted from 0, the number of parts and
+    the number of tensors in all. Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
+    """
+
+    def __init__(self, parts: Sequence[GGUFFile]) -> None:
+        first = parts[0]
+        self.path, self.version, self.alignment = first.path, first.version, first.alignment
+        self.metadata = {key: value for key, value in first.metadata.items() if key not in _SPLIT_KEYS}
+        self.kinds = {key: kind for key, kind in first.kinds.items() if key not in _SPLIT_KEYS}
+        self.data_offset = sum(part.data_offset for part in parts)
+        self.tensors = {name: info for part in parts for name, info in part.tensors.items()}
+        self._parts = parts
+        self._part_of = {name: part for part in parts for name in part.tensors}
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of all parts, in order."""
+        return [part.path for part in self._parts]
+
+    def weight(self, name: str) -> Weight:
+        """Return a tensor in its stored type, as a view of the mapped part that has it."""
+        return self._part_of[self._info(name).name].weight(name)
+
+    def close(self) -> None:
+        """Close all parts."""
+        for part in self._parts:
+            part.close()
+
+
+def _open_split(named: GGUFFile) -> GGUFFile:
+    """Open all parts of a split file, given any of them; a file with a count of one part is returned itself.
+
+    Raises:
+        SourceError: a part is missing, or the name of the file does not show where the others are.
+        FormatError: the parts do not fit together.
+    """
+    count = _part_number(named, COUNT_KEY)
+    if count == 1:
+        return named
+    names = part_names(named.path.name)
+    if len(names) != count:
+        raise SourceError(
+            f"{named.path}: this is one of {count:,} parts, but its name does not end in -00001-of-{count:05}.gguf; "
+            "give all parts the names that they were published with"
+        )
+    paths = [named.path.with_name(name) for name in names]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - 5:,} more" if len(missing) > 5 else ""
+        raise SourceError(
+            f"{named.path}: of the {count:,} parts of this split file, {', '.join(missing[:5])}{more} are missing; "
+            "download them to the same folder"
+        )
+    parts: list[GGUFFile] = []
+    try:
+        for path in paths:
+            parts.append(named if path == named.path else _open_part(path))
+        _check_parts(parts, count)
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+    return SplitGGUFFile(parts)
+
+
+def _check_parts(parts: Sequence[GGUFFile], count: int) -> None:
+    """Check that the parts are numbered in order, and have together the tensors that the first one counts."""
+    names = set[str]()
+    for number, part in enumerate(parts):
+        for key, expected in ((COUNT_KEY, count), (NUMBER_KEY, number)):
+            found = _part_number(part, key)
+            if found != expected:
+                raise _part_error(part, f"{key} to be {expected:,}", f"{found:,}")
+        twice = sorted(names & set(part.tensors))
+        if twice:
+            raise _part_error(part, "each tensor in one part only", f"{twice[0]!r} in two")
+        names |= set(part.tensors)
+    total = _part_number(parts[0], TENSORS_KEY)
+    if len(names) != total:
+        raise _part_error(
+            parts[0], f"{total:,} tensors in all parts together, as {TENSORS_KEY} says", f"{len(names):,}"
+        )
+
+
+def _part_number(part: GGUFFile, key: str) -> int:
+    value = part.metadata.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < (key == COUNT_KEY):
+        raise _part_error(part, f"a whole number as {key}", repr(value)[:80])
+    return value
+
+
+def _part_error(part: GGUFFile, expected: str, found: str) -> FormatError:
+    return FormatError(where=str(part.path), expected=expected, found=found, hint=_DAMAGED_PARTS)

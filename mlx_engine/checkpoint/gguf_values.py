@@ -16,12 +16,102 @@ from __future__ import annotations
 
 import mmap
 import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
-from mlx_engine.checkpoint.gguf_strings import any_strings, short_strings
-from mlx_engine.checkpoint.gguf_types import CODES, DTYPES, ValueType
 from mlx_engine.errors import FormatError
+
+
+class ValueType(IntEnum):
+    """The types of metadata values, by their number in the file."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+@dataclass(frozen=True)
+class Value:
+    """A metadata value with an explicit stored type, for values whose default type is not the wanted one."""
+
+    kind: ValueType
+    value: object
+
+
+# The `struct` code of each number type. NumPy's codes differ (its "l" has 8 bytes on Linux and 4 on Windows).
+CODES = {
+    ValueType.UINT8: "<B",
+    ValueType.INT8: "<b",
+    ValueType.UINT16: "<H",
+    ValueType.INT16: "<h",
+    ValueType.UINT32: "<I",
+    ValueType.INT32: "<i",
+    ValueType.FLOAT32: "<f",
+    ValueType.BOOL: "<?",
+    ValueType.UINT64: "<Q",
+    ValueType.INT64: "<q",
+    ValueType.FLOAT64: "<d",
+}
+DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in CODES.items()}
+
+
+_U64 = struct.Struct("<Q")
+
+
+def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
+    """Decode up to `n` strings from the start of `piece`; return them and the bytes read, or None if not applicable.
+
+    A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A length below 256
+    is stored as one byte and seven zeros, a sequence that short texts do not contain, so every such sequence is
+    taken for the start of a string. The guess is verified: each string must end where the next one starts. With
+    the length bytes zeroed, one `split` returns all strings.
+    """
+    if len(piece) < 8:
+        return None
+    numbers = np.ndarray((len(piece) - 7,), "<u8", piece, strides=(1,))
+    starts = np.flatnonzero(numbers < 256)[:n]
+    ends = starts + 8 + numbers[starts].astype(np.int64)
+    if starts.size == 0 or starts[0] != 0 or np.any(ends[:-1] != starts[1:]):
+        return None
+    if ends[-1] > len(piece):
+        starts, ends = starts[:-1], ends[:-1]
+    if starts.size == 0:
+        return None
+    n_bytes = int(ends[-1])
+    flat = np.frombuffer(piece, np.uint8, n_bytes).copy()
+    flat[starts] = 0
+    if np.count_nonzero(flat) != n_bytes - 8 * starts.size:  # `split` would cut a text at a zero byte of its own
+        return None
+    return flat.tobytes().decode("utf-8", "surrogateescape").split("\0" * 8)[1:], n_bytes
+
+
+def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
+    """Decode up to `n` strings one by one; return them and the bytes read, no strings if the first is incomplete."""
+    out: list[str] = []
+    at, last = 0, len(piece) - 8
+    for _ in range(n):
+        if at > last:
+            break
+        end = at + 8 + _U64.unpack_from(piece, at)[0]
+        if end > len(piece):
+            break
+        out.append(piece[at + 8 : end].decode("utf-8", "surrogateescape"))
+        at = end
+    return out, at
+
 
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
 MAX_DEPTH = 8  # nested arrays; no known file has any, and llama.cpp rejects them

@@ -8,8 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from mlx_engine.checkpoint.lfs import refuse_pointer
-from mlx_engine.checkpoint.paths import read_file
+from mlx_engine.checkpoint.paths import read_file, refuse_pointer
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
 from mlx_engine.errors import SHOWN, FormatError, SourceError
 
@@ -42,8 +41,8 @@ def shards(folder: Path) -> list[SafetensorsFile]:
     if missing:
         more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
         raise SourceError(
-            f"{folder}: expected {len(names):,} safetensors files, as {source} says, found no "
-            f"{', '.join(missing[:SHOWN])}{more}; download what is missing, "
+            f"{folder}: of {len(names):,} safetensors files (by {source}), "
+            f"{', '.join(missing[:SHOWN])}{more} are missing; download what is missing, "
             f"`hf download ORG/NAME --local-dir {shlex.quote(str(folder))}`"
         )
     return [open_safetensors(folder / name) for name in names]

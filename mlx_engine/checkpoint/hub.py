@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from mlx_engine.checkpoint.gguf_split import part_names
+from mlx_engine.checkpoint.gguf import part_names
 from mlx_engine.checkpoint.hub_names import HubName, is_type, of_type
 from mlx_engine.errors import SourceError, shown
 
@@ -40,7 +40,7 @@ def download(repo: str, file: str | None) -> Path:
         files = _remote_files(repo)
         return _fetch(repo, _choose(repo, files, file), offline=False)
     except HFValidationError as error:
-        raise SourceError(f"{name}: expected a file here or a hub id, found neither: {_first_line(error)}") from error
+        raise SourceError(f"{name}: neither a file nor a hub id ({_first_line(error)})") from error
     except SourceError:
         raise
     except OSError as error:
@@ -49,7 +49,7 @@ def download(repo: str, file: str | None) -> Path:
         cached = _cached(repo, file)
         if cached is None:
             raise SourceError(
-                f"{name}: expected the hub to answer, found {_first_line(error)}; "
+                f"{name}: the hub does not answer ({_first_line(error)}); "
                 "check the network, or give the path of a file that is already here"
             ) from error
         return cached
@@ -115,15 +115,16 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
     if not ggufs:
         if "config.json" in files and wanted is None:
             return None
-        expected = f"GGUF files{'' if wanted else ' or a config.json with safetensors'}"
-        raise SourceError(f"{repo}: expected {expected}, found none")
+        others = "" if wanted else " and no config.json with safetensors"
+        raise SourceError(f"{repo}: this repository has no GGUF files{others}")
     if wanted is None:
         likely = ggufs if len(ggufs) == 1 else [name for name in ggufs if "q8_0" in name.lower()]
-        expected = f"the name of a file or its type, as {repo}:FILE or {repo}:Q4_K_M"
+        hint = f"name one of these files or its type, as {repo}:FILE or {repo}:Q4_K_M"
     else:
-        likely, expected = of_type(ggufs, wanted), f"one GGUF file with {wanted} in its name; {repo}:FILE names it"
+        likely = of_type(ggufs, wanted)
+        hint = f"{'several files have' if likely else 'no file has'} {wanted} in the name; name a file, as {repo}:FILE"
     if len(likely) != 1:
-        raise SourceError(f"{repo}: expected {expected}; found {', '.join(sorted(likely or ggufs))}")
+        raise SourceError(f"{repo}: {hint}: {', '.join(sorted(likely or ggufs))}")
     return likely[0]
 
 
@@ -132,8 +133,8 @@ def _check_file_name(repo: str, file: str | None) -> None:
     path = PureWindowsPath(file or "")  # which knows both separators, and drives
     if path.drive or path.root or ".." in path.parts:
         raise SourceError(
-            f"{repo}:{file}: expected the name of a file in the repository after the colon, found {shown(file)}, which "
-            "leads out of it; name a file as the hub lists it, or give the path of a file that is here"
+            f"{repo}:{file}: {shown(file)} leads out of the repository; name a file as the hub lists it, or give the "
+            "path of a file that is here"
         )
 
 

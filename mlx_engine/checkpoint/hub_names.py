@@ -68,12 +68,9 @@ def _from_address(text: str) -> HubName:
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")
     except ValueError as error:
-        raise SourceError(f"{text}: expected an address of huggingface.co, found none: {error}") from error
+        raise SourceError(f"{text}: not a valid address ({error})") from error
     if parts.netloc.lower() not in HOSTS and parts.netloc != _own_host():
-        raise SourceError(
-            f"{text}: expected an address of huggingface.co, found one of {parts.netloc}; download the file and give "
-            "its path"
-        )
+        raise SourceError(f"{text}: {parts.netloc} is not huggingface.co; download the file and give its path")
     path = unquote(parts.path).strip("/")
     match, (first, *rest) = HUB_ID.fullmatch(path), path.split("/")
     if match is not None and first not in NO_MODELS:
@@ -82,14 +79,16 @@ def _from_address(text: str) -> HubName:
         return HubName(match["repo"], match["file"] or shown[0])
     is_page = len(rest) >= 3 and first not in NO_MODELS and rest[1] in (*FILE_PAGES, "tree")
     if not is_page or {"", ".", ".."} & {*rest}:
-        raise SourceError(f"{text}: expected the page of a model or of its GGUF file, found another page; check it")
+        raise SourceError(f"{text}: this is not the page of a model or of its GGUF file; check the address")
     repo, (page, branch, *file) = f"{first}/{rest[0]}", rest[1:]
     if branch != BRANCH:
-        raise SourceError(f"{text}: expected the branch {BRANCH}, found {branch}; download the file and give its path")
+        raise SourceError(
+            f"{text}: only the branch {BRANCH} is read, not {branch}; download the file and give its path"
+        )
     if page == "tree" and not file:
         return HubName(repo, None)
     if page == "tree" or not file or not file[-1].lower().endswith(".gguf"):
-        raise SourceError(f"{text}: expected a GGUF file, found another; for a folder of safetensors give {repo}")
+        raise SourceError(f"{text}: not a GGUF file; for a folder of safetensors give {repo}")
     return HubName(repo, "/".join(file))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from mlx_engine.checkpoint.gguf_split import part_files
+from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.errors import SourceError
 
 # Pieces that are read of each file, evenly spaced, and their size: 4 MiB in all.
@@ -34,5 +34,5 @@ def identity(path: Path) -> str:
                     opened.seek(at)
                     hashed.update(opened.read(PIECE_BYTES))
         except OSError as error:
-            raise SourceError(f"{file}: expected a readable file, found {error}; check the path") from error
+            raise SourceError(f"{file}: cannot be read ({error.strerror or error}); check the path") from error
     return hashed.hexdigest()

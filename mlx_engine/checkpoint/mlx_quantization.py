@@ -15,18 +15,8 @@ from dataclasses import dataclass
 from mlx_engine.checkpoint.quantized import quant_method
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, TensorEntry
 from mlx_engine.errors import FormatError, UnsupportedConfigError
-from mlx_engine.quant.group_types import (
-    AFFINE_BITS,
-    AFFINE_GROUPS,
-    BYTE,
-    FIXED,
-    FLOATS,
-    MODES,
-    GroupType,
-    affine,
-    fixed,
-)
 from mlx_engine.quant.group_weight import GroupWeight, Parts
+from mlx_engine.quant.groups import AFFINE_BITS, AFFINE_GROUPS, BYTE, FIXED, FLOATS, MODES, GroupType, affine, fixed
 
 KEYS = ("quantization", "quantization_config")
 WEIGHT, SCALES, BIASES = ".weight", ".scales", ".biases"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 
@@ -38,12 +39,12 @@ def refuse_other_paths(path: Path, expected: str) -> None:
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise SourceError(f"{path}: expected {expected}, found no such file; check the path") from None
+        raise SourceError(f"{path}: no such file") from None
     if stat.S_ISDIR(mode):
-        raise SourceError(f"{path}: expected {expected}, found a folder; name a file in it")
+        raise SourceError(f"{path}: this is a folder, not {expected}; name a file in it")
     if not stat.S_ISREG(mode):
-        found = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
-        raise SourceError(f"{path}: expected {expected}, found {found}; write its content to a file, and name the file")
+        found = next((name for is_kind, name in _KINDS if is_kind(mode)), "an unknown kind of file")
+        raise SourceError(f"{path}: this is {found}, not {expected}; write its content to a file, and name the file")
 
 
 def read_file(path: Path, most: int) -> bytes:
@@ -62,8 +63,7 @@ def read_file(path: Path, most: int) -> bytes:
     except SourceError:
         raise
     except OSError as error:
-        found = error.strerror or str(error)
-        raise SourceError(f"{path}: expected a readable file, found {found}; check the path") from error
+        raise SourceError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
@@ -74,3 +74,30 @@ def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
     if head.lstrip()[:1] == b"{":
         return "a JSON file, which has no weights", name_folder
     return next((kind for magic, kind in _SIGNATURES.items() if head.startswith(magic)), None)
+
+
+# The specification's size limit of a pointer. Its first line is a version line, which begins no model file.
+POINTER_BYTES = 1024
+_VERSION = b"version https://git-lfs.github.com/spec/"
+_SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)
+
+
+def refuse_pointer(path: Path, head: bytes, expected: str) -> None:
+    """Raise an error that names the pointer if `head`, the first bytes of the file at `path`, is one.
+
+    A clone that was made without Git LFS has short text files in place of large files.
+
+    Source: https://github.com/git-lfs/git-lfs/blob/v3.5.1/docs/spec.md
+
+    Raises:
+        FormatError: the file is a Git-LFS pointer; the message has the size of the real file.
+    """
+    if not head.startswith(_VERSION):
+        return
+    size = _SIZE.search(head[:POINTER_BYTES])
+    raise FormatError(
+        where=str(path),
+        expected=expected,
+        found="a Git-LFS pointer" + (f" to a file of {int(size[1]):,} bytes" if size else ""),
+        hint="run `git lfs pull` in the repository that this file belongs to, or download the file again",
+    )

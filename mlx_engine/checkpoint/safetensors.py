@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.checkpoint.mapping import view
-from mlx_engine.checkpoint.paths import refuse_other_paths
+from mlx_engine.checkpoint.paths import POINTER_BYTES, refuse_other_paths, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
 # The readable types, spelled as in GGUF. Tensors of other types are listed; loading one raises an error.
@@ -103,7 +104,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     except SourceError:
         raise
     except (OSError, ValueError) as error:
-        raise SourceError(f"{str(path)!r}: expected a readable file, found {error}") from error
+        raise SourceError(f"{str(path)!r}: cannot be read ({error})") from error
     return SafetensorsFile(path, data, _table(path, data))
 
 
@@ -169,3 +170,45 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 
 def _damaged(path: Path, expected: str, found: str) -> FormatError:
     return FormatError(where=str(path), expected=expected, found=found, hint=DAMAGED)
+
+
+# The header is padded to a multiple of this, so that tensor data is aligned.
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to write: F32, F16 or BF16, with row-major shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.type.bytes_for(math.prod(self.shape))
+
+
+def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDArray[np.uint8]]) -> None:
+    """Write the header, then tensor data: `pieces`, concatenated, are the bytes of all entries in their order.
+
+    Write safetensors files piece by piece: only one piece of one tensor is in memory at a time.
+
+    Raises:
+        ValueError: the pieces have more or fewer bytes than the entries.
+        OSError: the file cannot be written.
+    """
+    # transformers rejects a file without this entry as one of another framework.
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for entry in entries:
+        start, end = end, end + entry.nbytes
+        table[entry.name] = {"dtype": entry.type.name, "shape": entry.shape, "data_offsets": [start, end]}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        written = sum(stream.write(piece.data) for piece in pieces)
+    if written != end:
+        raise ValueError(f"{path}: the header has {end:,} bytes of tensors, the pieces had {written:,}")

@@ -26,7 +26,7 @@ from kernels import blocks
 from kernels.drafts import draft, remove_dead
 from mlx_engine import quant
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError, size
 from mlx_engine.observe import log

@@ -12,6 +12,7 @@ ASSETS = Path(__file__).parent.parent / "assets"
 BUILTIN = ASSETS / "storyteller-q8_0.gguf"
 
 PREFIX = "shape:"
+KINDS = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
 
 
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -29,20 +30,19 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
 
         return shape_path(source.removeprefix(PREFIX), progress)
     if not str(source):
-        raise SourceError("expected a file, a folder, 'builtin' or a hub id org/repo[:file], found an empty name")
+        raise SourceError(f"the name of the model is empty; give {KINDS}")
     try:
         path = Path(source).expanduser()
         if path.exists():
             return path
         # A name that is too long, a user who does not exist, a NUL.
     except (OSError, RuntimeError, ValueError) as error:
-        raise SourceError(f"{str(source)[:80]!r}: expected a path or a hub id, found {error}") from error
+        raise SourceError(f"{str(source)[:80]!r}: neither a path nor a hub id ({error})") from error
     name = None if isinstance(source, Path) else hub_name(source)
     # "models/qwen3.gguf" has the form of a hub id, but means a file.
     is_file = name is not None and source == name.repo and path.suffix in (".gguf", ".safetensors")
     if name is None or is_file or path.parent.is_dir():
-        expected = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
-        raise SourceError(f"{source}: expected {expected}, found nothing at this path; check the path")
+        raise SourceError(f"{source}: no such file or folder; give {KINDS}")
     from mlx_engine.checkpoint.hub import download
 
     return download(*name)

@@ -133,7 +133,7 @@ TITLES = {
 
 def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> None:
     """Print header, model sizes, how it would run (`run_facts`), metadata, tensors, and totals by type."""
-    from mlx_engine.checkpoint.summary import summary
+    from mlx_engine.checkpoint.listing import summary
 
     sizes, totals = summary(listing), listing.totals()
     if as_json:

@@ -65,7 +65,7 @@ def quantize(
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.config.layer_types import HEAD
     from mlx_engine.convert.file_types import FileConversion
-    from mlx_engine.convert.mlx_targets import TARGETS as MLX_TARGETS
+    from mlx_engine.convert.mlx_tensors import TARGETS as MLX_TARGETS
     from mlx_engine.convert.requantize import requantize
 
     to = to.lower()

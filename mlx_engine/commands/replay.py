@@ -15,7 +15,7 @@ from mlx_engine.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
-    from mlx_engine.serve.entry import Entry, ModelId
+    from mlx_engine.serve.journal import Entry, ModelId
 
 Numbered = tuple[int, "Entry"]
 

@@ -25,8 +25,7 @@ from mlx_engine.errors import EngineError, OptionError, size
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.loop.scheduler import Scheduler
-    from mlx_engine.serve.journal import Journal
-    from mlx_engine.serve.recorder import Recorder
+    from mlx_engine.serve.journal import Journal, Recorder
     from mlx_engine.serve.service import Service
 
 # Python's own defaults: new objects, and collections of the younger generation, between two collections.
@@ -248,8 +247,7 @@ def answer_requests(
     """
     import asyncio  # takes 20 ms, which no other command should pay
 
-    from mlx_engine.serve.connection import ConnectionLimit, most_connections, raise_descriptor_limit
-    from mlx_engine.serve.server import Server, listen
+    from mlx_engine.serve.server import ConnectionLimit, Server, listen, most_connections, raise_descriptor_limit
 
     raise_descriptor_limit()
     opened, listener = opened_journal(journal), listen(address.host, address.port)
@@ -472,8 +470,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
         options: the options of `load` that change its numbers.
     """
     from mlx_engine.checkpoint.identity import identity
-    from mlx_engine.serve.entry import ModelId
-    from mlx_engine.serve.recorder import Recorder
+    from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
     # A file is found again from any folder.

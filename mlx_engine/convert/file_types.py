@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlx_engine.checkpoint.gguf_types import Value
+from mlx_engine.checkpoint.gguf_values import Value
 from mlx_engine.config.layer_types import HEAD, LAYER_TYPES, layer_type
 from mlx_engine.convert.gguf_form import Part
 from mlx_engine.quant.types import BY_NAME, F16, GGMLType

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from tokenizers import decoders, processors
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.convert.tokenizer_to_json import to_json
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.tokenizer.gguf import from_gguf as read_tokenizer
-from mlx_engine.weights.divisors import rule_of
+from mlx_engine.tokenizer.tokenizer import Tokenizer
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.rope_divisors import rule_of
 
 # `model_type` of the text models whose GGUF architecture has another name, and that are not the first of their file.
 TEXT_MODELS = {
@@ -35,7 +37,7 @@ WITH_WINDOW = {"olmo2": "olmo3"}
 
 @dataclass(frozen=True)
 class FolderForm:
-    """The files of a folder beside the weights: the contents of config.json, and other files as text by name."""
+    """The files of a folder other than the weights: the contents of config.json, and other files as text by name."""
 
     config: Mapping[str, Any]
     files: Mapping[str, str]
@@ -96,3 +98,49 @@ def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any)
             expected=f"a value that config.json can store, {getattr(again, name, None)!r:.60}",
             found=getattr(config, name),
         )
+
+
+def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
+    """Return tokenizer.json, tokenizer_config.json and, if there is a template, chat_template.jinja.
+
+    Args:
+        tokenizer: the tokenizer of a GGUF file.
+        context_length: the number of tokens that the model was trained on.
+    """
+    vocabulary, core = tokenizer.parts()
+    core.decoder = _decoder(vocabulary)
+    if vocabulary.add_bos and vocabulary.bos_id is not None:
+        bos = vocabulary.tokens[vocabulary.bos_id]
+        core.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, vocabulary.bos_id)]
+        )
+    files = {
+        "tokenizer.json": core.to_str(),
+        "tokenizer_config.json": json.dumps(_config(vocabulary, context_length), ensure_ascii=False, indent=4) + "\n",
+    }
+    if vocabulary.chat_template is not None:
+        files["chat_template.jinja"] = vocabulary.chat_template
+    return files
+
+
+def _decoder(vocabulary: Vocabulary) -> Any:
+    """Return the decoder of Hugging Face's own tokenizers of this kind."""
+    if vocabulary.kind == "byte-level BPE":
+        return decoders.ByteLevel()
+    steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.space_prefix is not SpacePrefix.NEVER:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
+
+
+def _config(vocabulary: Vocabulary, context_length: int) -> dict[str, object]:
+    unknown = next(iter(vocabulary.ids_of(TokenType.UNKNOWN)), None)
+    ids = {"bos": vocabulary.bos_id, "eos": vocabulary.eos_id, "unk": unknown, "pad": vocabulary.pad_id}
+    roles = {f"{role}_token": vocabulary.tokens[i] for role, i in ids.items() if i is not None}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **roles,
+        "add_bos_token": vocabulary.add_bos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context_length,
+    }

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.quant import mxfp4
+from mlx_engine.quant import regroup
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 # Matrices that are no factors of products: llama.cpp requires floats.
 FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".bias")
@@ -85,18 +85,18 @@ def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) ->
 def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     forms = {id(tensor): tensor.stored("gguf") for tensor in tensors}
     tensors = sorted(tensors, key=lambda t: ((forms[id(t)].expert or (0, 0))[0], (forms[id(t)].rows or (0, 0))[0]))
-    stored: Stored = tensors[0].stored("gguf")
+    stored: TensorLayout = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
     # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products. Routers
     # are never quantised.
     is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
     type_ = checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
-    type_ = F32 if is_float or stored.is_shifted else mxfp4.GGUF if type_ == mxfp4.MLX else type_
+    type_ = F32 if is_float or stored.is_shifted else regroup.GGUF if type_ == regroup.MLX else type_
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 
-def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
-    weights = [mxfp4.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
+def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: TensorLayout, type_: GGMLType) -> Weight:
+    weights = [regroup.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
     parts = [tensor.stored("gguf").in_file_order(weight) for tensor, weight in zip(tensors, weights, strict=True)]
     return stored.put(parts, [tensor.stored("gguf").order for tensor in tensors])
 

@@ -22,23 +22,20 @@ from kernels.drafts import draft
 from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.checkpoint.safetensors_writer import write_safetensors
+from mlx_engine.checkpoint.safetensors import write_safetensors
 from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES
+from mlx_engine.config.rope import Rotation
 from mlx_engine.convert.folder_form import from_gguf
-from mlx_engine.convert.mixed import Matrix, check_mixed
-from mlx_engine.convert.mlx_config import INNER, config_for_mlx
-from mlx_engine.convert.mlx_limits import check_loads, notes_on
-from mlx_engine.convert.mlx_names import mlx_form
-from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
-from mlx_engine.convert.mlx_targets import TARGETS, target_type
-from mlx_engine.convert.requantize import Line, check_finite
-from mlx_engine.errors import OptionError, SourceError, listed
-from mlx_engine.quant.group_types import GroupType
+from mlx_engine.convert.mlx_tensors import KEEP, OTHERS, TABLE, TARGETS, Part, mlx_form, parts_of, target_type
+from mlx_engine.convert.requantize import Line, Matrix, check_finite, check_mixed
+from mlx_engine.errors import ModelError, OptionError, SourceError, listed
+from mlx_engine.models.qwen3_5 import DELTA
 from mlx_engine.quant.group_weight import GroupWeight
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 # Bytes of tensors per file, as mlx-lm has it.
 SHARD_BYTES = 5 << 30
@@ -136,7 +133,9 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
         raise OptionError(f"{target} exists; name a new folder", option="OUT", found=str(target))
 
 
-def forms_of(config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Stored]]:
+def forms_of(
+    config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]
+) -> dict[str, tuple[Tensor, TensorLayout]]:
     """Return the tensors and how the new folder stores them, by its config.json and the config of the model."""
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
@@ -220,3 +219,169 @@ def _copy_others(source: Path, target: Path) -> None:
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in NOT_COPIED):
             shutil.copyfile(file, target / file.name)
+
+
+# The kinds of layers with rotary settings of their own.
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+# Architectures that mlx-lm has only as the text model of another one, by the names of transformers.
+INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
+GEMMA4 = ("gemma4", "gemma4_text")
+# Architectures whose nested settings mlx-lm reads.
+NESTED = ("ministral3", *INNER, *INNER.values(), *GEMMA4)
+# Architectures whose number of tokens mlx-lm reads outside of `text_config`.
+SIZE_OUTSIDE = ("gemma3", "gemma4")
+# Rotary settings as transformers 4 has them.
+ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
+# Architectures whose kinds of layers have one base, and that have no key for a second.
+ONE_BASE = ("olmo3",)
+# Keys of nested settings that mlx-lm reads outside of `rope_scaling`.
+BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
+
+
+def config_for_mlx(
+    config: Mapping[str, Any], *, has_head: bool, known: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a config that does not rely on defaults in which mlx-lm and transformers differ.
+
+    `tie_word_embeddings` is written out: for Llama the defaults are opposite. transformers 5 nests the rotary settings
+    in `rope_parameters`, which most of mlx-lm 0.32 does not read: Llama's base would be 10,000 without a word. They are
+    written as transformers 4 did. In a model that also reads images, these are settings of the text model.
+
+    Args:
+        config: config.json of the original folder.
+        has_head: whether the folder has a matrix for the head.
+        known: the settings of the text model as they were read, `ConfigBase.to_hf`; the config may lack some of them.
+    """
+    text, known = config.get("text_config"), known or {}
+    if isinstance(text, Mapping):
+        made = {**config, "text_config": _text_model(text, known, has_head=has_head)}
+        is_outer = made.get("model_type") in SIZE_OUTSIDE and "vocab_size" in known
+        return made | ({"vocab_size": known["vocab_size"]} if is_outer else {})
+    made = _text_model(config, known, has_head=has_head)
+    return made | ({"model_type": INNER[made["model_type"]]} if made.get("model_type") in INNER else {})
+
+
+def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
+    made = _named_as_published({**config, "tie_word_embeddings": not has_head})
+    missing = {key: value for key, value in known.items() if made.get(key) is None and value is not None}
+    if not ROTARY.isdisjoint(made):
+        missing.pop("rope_parameters", None)
+    made = _completed(made | missing)
+    if made.get("model_type") in NESTED:
+        return made
+    nested = made.pop("rope_parameters", None)
+    if not isinstance(nested, Mapping):
+        return made
+    of_all = nested.get(GLOBAL, nested)
+    local = nested.get(LOCAL)
+    made["rope_theta"] = of_all.get("rope_theta", made.get("rope_theta"))
+    if local is not None and not (made.get("model_type") in ONE_BASE and local["rope_theta"] == made["rope_theta"]):
+        made["rope_local_base_freq"] = local["rope_theta"]
+    rule = of_all.get("rope_type", "default")
+    made["rope_scaling"] = None if rule == "default" else {k: v for k, v in of_all.items() if k != "rope_theta"}
+    if rule == "longrope":
+        made |= {key: of_all[key] for key in BESIDE if key in of_all}
+        made["rope_scaling"] |= {"type": rule}
+    return {key: value for key, value in made.items() if value is not None or key == "rope_scaling"}
+
+
+def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the names that its repository publishes, where transformers 5 saves others."""
+    if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
+    if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
+        config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
+    if config.get("model_type") in INNER:
+        config["model_type"] = INNER[config["model_type"]]
+    kinds = config.get("layer_types") or ()
+    if config.get("model_type") in INNER.values() and GLOBAL in kinds:
+        config.setdefault("full_attention_interval", kinds.index(GLOBAL) + 1)
+    sizes = config.pop("per_layer_config", None)
+    if config.get("model_type") == "gemma4_text" and sizes is not None:
+        of_global = sizes.get(str(config["num_hidden_layers"] - 1), {})  # the last layer is global
+        for key, name in (("head_dim", "global_head_dim"), ("num_key_value_heads", "num_global_key_value_heads")):
+            config[name] = of_global.get(key, config.get(key))
+    if config.get("model_type") == "lfm2" and "hidden_size" in config:
+        config.setdefault("block_dim", config["hidden_size"])
+    return config
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the keys that mlx-lm requires in addition to those that transformers reads."""
+    if config.get("model_type") == "gpt2" and "n_positions" in config:
+        config.setdefault("n_ctx", config["n_positions"])
+    if config.get("model_type") in GEMMA4 and "vocab_size" in config:
+        config.setdefault("vocab_size_per_layer_input", config["vocab_size"])
+    return config
+
+
+# What mlx-lm's implementation of an architecture cannot load, and where its results differ. As of mlx-lm 0.32.
+
+
+# Architectures whose heads have hidden_size / n_heads elements in mlx-lm, whatever config.json says.
+HEADS_OF_SIZE = ("granite", "granitemoehybrid", "lfm2", "mixtral", "phi3", "qwen2", "qwen2_moe")
+# Architectures for which mlx-lm has only the interval between layers that attend to all tokens.
+BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
+# Architectures whose window mlx-lm does not have.
+WITHOUT_WINDOW = ("gemma2", "phi3")
+
+
+def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> None:
+    """Check that mlx-lm can load a model.
+
+    Args:
+        where: the folder or file, for the error.
+        model_type: `model_type` of config.json.
+        config: the sizes of the model.
+        has_head: whether the model has a matrix for the head.
+
+    Raises:
+        ModelError: mlx-lm has no such model.
+    """
+    problem = _gpt2(config, has_head=has_head) if model_type == "gpt2" else _layers(model_type, config)
+    if model_type in HEADS_OF_SIZE and config.head_dim * config.n_heads != config.hidden_size:
+        size = config.hidden_size // config.n_heads
+        problem = f"heads of {size} elements, hidden_size / n_heads, found {config.head_dim}"
+    if problem is not None:
+        raise ModelError(
+            f"{where}: expected {problem}; mlx-lm's {model_type!r} has no other models: it would not load the folder "
+            "or compute something else; --to q8_0 or q4_0 writes a GGUF file"
+        )
+
+
+def _gpt2(config: Any, *, has_head: bool) -> str | None:
+    """Return what mlx-lm expects of a GPT-2, and what was found; None if the model is like that."""
+    size = 4 * config.hidden_size
+    if config.intermediate_size != size:
+        return f"an FFN of {size:,}, 4 times the hidden size, found {config.intermediate_size:,}"
+    return "a head that is tied to the embedding table, found a matrix for the head" if has_head else None
+
+
+def _layers(model_type: str, config: Any) -> str | None:
+    """Return what mlx-lm expects of the order of layers, and what was found; None if they have this order.
+
+    For some architectures it has only the interval between layers that attend to all tokens, and of gpt-oss that there
+    are layers of both kinds.
+    """
+    if model_type in BY_INTERVAL:
+        kinds = getattr(config, "kinds", None)
+        is_other = [kind == DELTA for kind in kinds] if kinds else [window is not None for window in config.windows]
+        n = is_other.index(False) + 1 if False in is_other else 0
+        if not n or is_other != [(i + 1) % n != 0 for i in range(len(is_other))]:
+            return "every n-th layer to attend to all tokens, found another order of layers"
+    if model_type == "gpt_oss" and len({window is None for window in config.windows}) < 2:
+        return "layers with a window and layers without, found one kind alone"
+    return None
+
+
+def notes_on(model_type: str, config: Any) -> list[str]:
+    """Return lines for the user about results of mlx-lm that differ from this engine's."""
+    windows = [window for window in config.windows if window is not None]
+    found, rope = [], getattr(config, "rope", None)
+    if model_type in WITHOUT_WINDOW and windows:
+        found.append(f"its attention has no window: its results differ after {min(windows):,} tokens")
+    if isinstance(rope, Rotation) and rope.rule == "yarn" and not rope.truncate:
+        found.append("it rounds the limits of YaRN, as llama.cpp does: its results differ")
+    if isinstance(rope, Rotation) and rope.rule == "longrope":
+        found.append(f"it has LongRoPE's long factors only: its results differ up to {rope.context:,} tokens")
+    return [f"mlx-lm's {model_type!r}: {line}" for line in found]

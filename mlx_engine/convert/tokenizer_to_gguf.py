@@ -7,18 +7,19 @@ U+2581 in a text for SPM is not a space; and how text around a spelled special t
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlx_engine.convert.tokenizer_models import byte_level, refused, spm
-from mlx_engine.tokenizer.folder import tokenizer_json
+from mlx_engine.errors import TokenizerError
+from mlx_engine.tokenizer.bpe import name_of
 from mlx_engine.tokenizer.gguf import from_gguf
-from mlx_engine.tokenizer.hf import parse
-from mlx_engine.tokenizer.special import TokenType
-from mlx_engine.tokenizer.vocabulary import SPACE_MARK, Vocabulary
+from mlx_engine.tokenizer.hf import parse, tokenizer_json
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 
 # Keys for end tokens other than `eos` that are not recognised by their text.
 MORE_ENDS = ("eot", "eom")
@@ -91,3 +92,127 @@ def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str,
         raise refused(vocabulary, "ends of a text", f"at most {len(MORE_ENDS)} without a usual name", missed)
     keys = (f"tokenizer.ggml.{name}_token_id" for name in MORE_ENDS)
     return metadata | dict(zip(keys, missed, strict=False))
+
+
+MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}
+# After spaces are replaced, there are none left to split at.
+NO_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def refused(vocabulary: Vocabulary, what: str, expected: str, found: object) -> TokenizerError:
+    """Return the error for a tokenizer that GGUF cannot represent; `what` names the setting."""
+    return TokenizerError(
+        f"{vocabulary.where}: expected {what} to be {expected}, found {found!s:.120}; GGUF cannot store this, so the "
+        "file would give other ids: quantise the folder on load instead, with --quant"
+    )
+
+
+def byte_level(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
+    """Return the metadata of a byte-level BPE: pre-tokenizer, tokens and merges.
+
+    Raises:
+        TokenizerError: GGUF cannot represent a setting.
+    """
+    model = file["model"]
+    _check_model(vocabulary, model, byte_fallback=False)
+    if file["normalizer"] not in (None, {"type": "NFC"}):
+        raise refused(vocabulary, "normalizer", "NFC, or none", file["normalizer"])
+    pre = name_of(file["pre_tokenizer"], whole_words=bool(model["ignore_merges"]))
+    if pre is None:
+        raise refused(vocabulary, "pre_tokenizer", "one that GGUF has a name for", file["pre_tokenizer"])
+    merges = [" ".join(pair) for pair in model["merges"]]
+    if len({*merges}) < len(merges) or any(merge.count(" ") != 1 for merge in merges):
+        raise refused(vocabulary, "merges", "pairs without spaces, each listed once", "others")
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        **_tokens(vocabulary),
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+def spm(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
+    """Return the metadata of an SPM: tokens, and scores that give the same merges.
+
+    Raises:
+        TokenizerError: GGUF cannot represent a setting.
+    """
+    _check_model(vocabulary, file["model"], byte_fallback=True)
+    if file["model"]["ignore_merges"]:
+        raise refused(vocabulary, "ignore_merges", "false", "true")
+    prefixes = {SpacePrefix.NEVER: [MARK], SpacePrefix.SECTION: [PREPEND, MARK]}
+    steps = file["normalizer"] or {}
+    steps = steps.get("normalizers", [steps])
+    if steps != prefixes.get(vocabulary.space_prefix):
+        raise refused(vocabulary, "normalizer", f"spaces to {SPACE_MARK}, with or without one before", steps)
+    if file["pre_tokenizer"] not in (None, NO_CUT):
+        raise refused(vocabulary, "pre_tokenizer", "none", file["pre_tokenizer"])
+    if len(vocabulary.ids_of(TokenType.BYTE)) < 256:
+        raise refused(vocabulary, "byte tokens", "256", len(vocabulary.ids_of(TokenType.BYTE)))
+    merges = [tuple(pair) for pair in file["model"]["merges"]]
+    values = scores(vocabulary.where, vocabulary.tokens, vocabulary.ids_of(TokenType.NORMAL), merges)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        **_tokens(vocabulary),
+        "tokenizer.ggml.scores": np.array(values, np.float32),
+        "tokenizer.ggml.add_space_prefix": vocabulary.space_prefix is SpacePrefix.SECTION,
+    }
+
+
+def _check_model(vocabulary: Vocabulary, model: dict[str, Any], *, byte_fallback: bool) -> None:
+    if model["type"] != "BPE":
+        raise refused(vocabulary, "the model", "BPE", model["type"])
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model[key]:
+            raise refused(vocabulary, key, "absent", model[key])
+    if model["byte_fallback"] != byte_fallback:
+        raise refused(vocabulary, "byte_fallback", str(byte_fallback).lower(), model["byte_fallback"])
+
+
+def _tokens(vocabulary: Vocabulary) -> dict[str, object]:
+    return {
+        "tokenizer.ggml.tokens": vocabulary.tokens,
+        "tokenizer.ggml.token_type": vocabulary.types.astype(np.int32),
+    }
+
+
+def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Sequence[tuple[str, str]]) -> list[float]:
+    """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
+
+    BPE merges the adjacent pair of lowest rank. SPM merges any adjacent pair that forms a token, the highest score
+    first. Both are equivalent if BPE merges the text of every token into that one token, which is checked here: two
+    adjacent tokens that form a token T are then always the pair of the last merge when BPE encodes T alone, since no
+    merge has crossed the ends of the pair. SPM chooses among the same pairs as BPE, and scores by the rank of that last
+    merge give the same order.
+
+    Raises:
+        TokenizerError: SPM would produce a token that these merges do not.
+    """
+    ids = {tokens[i]: i for i in normal}
+    # Tokens of other types are matched before merging, or never produced from plain text.
+    ranks = {pair: rank for rank, pair in enumerate(merges) if all(text in ids for text in (*pair, "".join(pair)))}
+    last = {i: last_step(token, ranks) for token, i in ids.items() if len(token) > 1}
+    for i, rank in last.items():
+        if rank is None and any(tokens[i][:cut] in ids and tokens[i][cut:] in ids for cut in range(1, len(tokens[i]))):
+            raise TokenizerError(
+                f"{where}: expected merges that make {tokens[i]!r:.40} (id {i:,}) of its own text, found none; in GGUF "
+                "scores decide, by which two tokens would: quantise the folder on load instead, with --quant"
+            )
+    # float32 is exact up to 2^24: ranks of merges may exceed that, numbers of tokens do not.
+    made = sorted((rank, i) for i, rank in last.items() if rank is not None)
+    places = {i: place for place, (_, i) in enumerate(made)}
+    return [-float(places.get(i, len(made))) for i in range(len(tokens))]
+
+
+def last_step(text: str, ranks: Mapping[tuple[str, str], int]) -> int | None:
+    """Return the rank of the merge that makes `text` one token; None if merging ends with several tokens."""
+    parts, rank = list(text), None
+    while len(parts) > 1:
+        steps = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
+        if not steps:
+            return None
+        rank, i = min(steps)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return rank

@@ -15,7 +15,7 @@ from mlx_engine.checkpoint.listing import Listing, open_listing
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismatchError
 from mlx_engine.quant import readable_types
-from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.weights.allowed import allow
 from mlx_engine.weights.model import model_file
@@ -74,7 +74,7 @@ def verify(
 
 
 def _file(listing: Listing) -> Finding:
-    """Check for bytes after the last tensor. Opening the file has checked that all tensors lie within it."""
+    """Check for bytes after the last tensor. Opening the file has checked that all tensors are within it."""
     size, n_tensors = listing.header["file_bytes"], len(listing.tensors)
     what = f"{listing.format}: {n_tensors:,} tensors and {len(listing.metadata):,} settings in {size:,} bytes"
     if listing.format != "GGUF":

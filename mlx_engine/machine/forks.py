@@ -1,4 +1,4 @@
-"""Locks that a forked process can use.
+"""Locks that are safe across fork().
 
 `fork` copies a lock as it is, but of all threads only the one that forks. A lock that another thread holds would stay
 locked in the child for ever, and what it protects might be half changed. So the thread that forks first acquires all
@@ -47,7 +47,7 @@ def kept_over_forks(lock: L, *, is_outer: bool = False) -> L:
 
 
 def is_abandoned(lock: Lock) -> bool:
-    """Return whether a thread of the parent held the lock for all of PATIENCE, so that nobody here will release it."""
+    """Return whether a thread of the parent held the lock for all of PATIENCE, so that it is never released here."""
     return bool(_abandoned) and lock in _abandoned
 
 

@@ -14,11 +14,9 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import n_embeddings
-from mlx_engine.config.declared import Expected, Naming, declared, whole
+from mlx_engine.config.declared import Expected, Naming, declared, n_embeddings, whole
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3
 from mlx_engine.models.gemma3 import AttentionScale, ScaledEmbeddings, Sizes, scale_factor

@@ -17,13 +17,23 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, halves, n_embeddings, one_per_head
-from mlx_engine.config.declared import CLOSE, Declared, Expected, Naming, declared, number, whole
-from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.declared import (
+    CLOSE,
+    ConfigBase,
+    Expected,
+    Naming,
+    believable,
+    declared,
+    divides,
+    halves,
+    n_embeddings,
+    number,
+    one_per_head,
+    whole,
+)
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, Mixer
 from mlx_engine.weights.parameters import Parameters
@@ -86,7 +96,7 @@ def usual_scale(cfg: Any, layers_of_27b: int) -> float:
 
 
 @dataclass(frozen=True)
-class Sizes(Declared):
+class Sizes(ConfigBase):
     """The sizes that Gemma 2 and Gemma 3 name and leave out alike."""
 
     n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)

@@ -24,13 +24,22 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.parameters import Array, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, halves, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, Key, Naming, declared, number, whole
-from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.declared import (
+    ConfigBase,
+    Expected,
+    Key,
+    Naming,
+    believable,
+    declared,
+    divides,
+    halves,
+    n_embeddings,
+    number,
+    whole,
+)
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import LAYER_KINDS, rotation
-from mlx_engine.config.settings import MOST_LAYERS, Settings
+from mlx_engine.config.rope import LAYER_KINDS, Rotation, rotation
+from mlx_engine.config.settings import HARMLESS, MOST_LAYERS, Settings
 from mlx_engine.models import gemma3, llama
 from mlx_engine.models.gemma3 import ScaledEmbeddings
 from mlx_engine.models.layer import (
@@ -43,10 +52,10 @@ from mlx_engine.models.layer import (
     PerLayer,
     SharedAttention,
 )
-from mlx_engine.weights.divisors import FREQUENCIES
 from mlx_engine.weights.experts import Names, experts, most_experts, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.rope_divisors import FREQUENCIES
 from mlx_engine.weights.table import Row, Table, layer_tensors, padded, stem_of, tensors
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
@@ -240,7 +249,7 @@ def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes of a Gemma 4 model. `head_dim`, `n_kv_heads` and `intermediate_size` are those of the first layers.
 
     Fields have the defaults of transformers, because a config.json may omit most of them.

@@ -14,14 +14,13 @@ from functools import partial
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, number, whole
+from mlx_engine.config.declared import ConfigBase, Expected, believable, divides, n_embeddings, number, whole
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Layer, LayerTensors, Plain
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Head, head_of, padded
 
 ARCHITECTURES = ("gpt2",)
@@ -30,7 +29,7 @@ GGUF_ARCHITECTURE = "gpt2"
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes of a GPT-2."""
 
     n_layers: int = whole("block_count", "n_layer", condition=believable)
@@ -156,7 +155,7 @@ def _linear(
     """Return the tensors of a linear layer, which transformers stores as a Conv1D, (in, out), if `transposed`."""
     gguf = gguf or name
     return [
-        Tensor(f"{name}.weight", Stored(f"{hf}.weight", rows, transposed=transposed), (n_out, n_in),
-               gguf=Stored(f"{gguf}.weight", rows)),
-        Tensor(f"{name}.bias", Stored(f"{hf}.bias", rows), (n_out,), gguf=Stored(f"{gguf}.bias", rows)),
+        Tensor(f"{name}.weight", TensorLayout(f"{hf}.weight", rows, transposed=transposed), (n_out, n_in),
+               gguf=TensorLayout(f"{gguf}.weight", rows)),
+        Tensor(f"{name}.bias", TensorLayout(f"{hf}.bias", rows), (n_out,), gguf=TensorLayout(f"{gguf}.bias", rows)),
     ]  # fmt: skip

@@ -17,8 +17,7 @@ from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, Key, declared, number, whole
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen2
 from mlx_engine.models.decoder import Decoder

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import each_layer, stated
-from mlx_engine.config.declared import Expected, number, whole
+from mlx_engine.config.declared import Expected, each_layer, number, stated, whole
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors

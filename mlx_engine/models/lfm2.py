@@ -14,16 +14,26 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Convolution
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, convolves, halves, n_embeddings, per_head
-from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.declared import (
+    ConfigBase,
+    Expected,
+    Naming,
+    believable,
+    convolves,
+    declared,
+    halves,
+    n_embeddings,
+    number,
+    per_head,
+    whole,
+)
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, ShortConv
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row, Table, head_of, tensors
 
 ARCHITECTURES = ("lfm2",)
@@ -84,7 +94,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes of an LFM2 model. A convolution reads `conv_width` tokens."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
@@ -196,7 +206,7 @@ def _table(cfg: Config, checkpoint: Checkpoint) -> Table:
     projections = {
         f"blk.*.shortconv.{part}.weight": Row(
             f"{LAYER}conv.in_proj.weight", "C D", kind=CONVOLUTION, gguf="blk.*.shortconv.in_proj.weight",
-            stored=Stored("", rows=(i * D, 3 * D)),
+            stored=TensorLayout("", rows=(i * D, 3 * D)),
         )
         for i, part in enumerate(GATES)
     }  # fmt: skip
@@ -204,4 +214,4 @@ def _table(cfg: Config, checkpoint: Checkpoint) -> Table:
     # transformers has an axis for the channels of a group; mlx-lm moves it to the end.
     shapes = {shape for name, shape in checkpoint.shapes.items() if name.endswith("conv.conv.weight")}
     outer = (D, W, 1) if (D, W, 1) in shapes else (D, 1, W)
-    return {**TENSORS, **projections, conv: replace(TENSORS[conv], in_hf=Stored("", outer=outer))}
+    return {**TENSORS, **projections, conv: replace(TENSORS[conv], in_hf=TensorLayout("", outer=outer))}

@@ -13,17 +13,26 @@ from dataclasses import dataclass, replace
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
-from mlx_engine.config.declared import Declared, Expected, number, whole
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import EVERY_RULE, rotation
+from mlx_engine.config.declared import (
+    ConfigBase,
+    Expected,
+    believable,
+    divides,
+    each_layer,
+    halves,
+    n_embeddings,
+    number,
+    one_per_head,
+    per_head,
+    whole,
+)
+from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
-from mlx_engine.weights.divisors import FREQUENCIES
-from mlx_engine.weights.longrope import with_divisors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
 from mlx_engine.weights.table import Row, Table, decoder_plan
 
 ARCHITECTURES = ("llama",)
@@ -31,7 +40,7 @@ GGUF_ARCHITECTURE = "llama"
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes and the rotary embedding of a Llama model."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)

@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import each_layer, halves, per_head
-from mlx_engine.config.declared import Expected, whole, whole_or_none
-from mlx_engine.config.harmless import HARMLESS
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.declared import Expected, each_layer, halves, per_head, whole, whole_or_none
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models import llama
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import HEAD, decoder_plan

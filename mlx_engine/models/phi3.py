@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import halves, per_head
-from mlx_engine.config.declared import Expected, Key, declared, whole
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.declared import Expected, Key, declared, halves, per_head, whole
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.weights.plan import Plan

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import each_layer
-from mlx_engine.config.declared import Expected
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.declared import Expected, each_layer
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.models import llama
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, decoder_plan

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import divides, each_layer, halves, one_per_head, per_head
-from mlx_engine.config.declared import Expected, number, whole
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.declared import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.models import llama
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, decoder_plan

@@ -16,16 +16,26 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import believable, convolves, divides, halves, n_embeddings
-from mlx_engine.config.declared import Declared, Expected, Naming, declared, number, whole
-from mlx_engine.config.harmless import HARMLESS
+from mlx_engine.config.declared import (
+    ConfigBase,
+    Expected,
+    Naming,
+    believable,
+    convolves,
+    declared,
+    divides,
+    halves,
+    n_embeddings,
+    number,
+    whole,
+)
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Head, Row, Table, stem_of, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
@@ -194,8 +204,8 @@ def _attention(cfg: Any) -> dict[str, Row]:
     """Return the rows of attention: in each head the gate's rows follow the query's."""
     E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
-    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E)))
-    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
+    queries = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E)))
+    gates = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
     name = f"{LAYER}self_attn."
     return {
         "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
@@ -215,10 +225,10 @@ def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
     P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
     order, keys = value_head_order(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
     is_same = order == tuple(range(len(order)))
-    heads = Stored("", order=None if is_same else order)
+    heads = TensorLayout("", order=None if is_same else order)
     values = replace(heads, order=None if is_same else _rows(order, P, range(P)))
     channels = replace(heads, order=None if is_same else (*range(keys), *_rows(order, P, range(P), first=keys)))
-    out = Stored("", columns=None if is_same else (order, P))
+    out = TensorLayout("", columns=None if is_same else (order, P))
     return {
         "blk.*.attn_qkv.weight": Row(f"{NET}in_proj_qkv.weight", "C D", kind=kind, in_hf=channels),
         "blk.*.delta_gate.weight": Row(
@@ -238,7 +248,7 @@ def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     """The sizes of a Qwen3.5 model. Delta nets have heads of their own."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.conditions import each_layer
-from mlx_engine.config.declared import Expected
+from mlx_engine.config.declared import Expected, each_layer
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import rotation
+from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors

@@ -1,8 +1,8 @@
-"""The block formats of GGUF in NumPy, one file per format or family of formats, and those of MLX (`groups.py`).
+"""The block formats of GGUF in NumPy, by family, and those of MLX (`groups.py`).
 
-A format has a function `dequantize`, (n, block bytes) uint8 to (n, block size) float32, and, if this project can write
-it, the inverse `quantize`. This module looks them up by type and applies them piece by piece, so that the temporaries
-of a large tensor stay small. The values are bit-identical to those of the `gguf` package and of MLX.
+A format has a function `dequantize_*`, (n, block bytes) uint8 to (n, block size) float32, and, if this project can
+write it, the inverse `quantize_*`. This module looks them up by type and applies them piece by piece, so that the
+temporaries of a large tensor stay small. The values are bit-identical to those of the `gguf` package and of MLX.
 """
 
 from __future__ import annotations
@@ -17,27 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import UnsupportedTypeError
-from mlx_engine.quant import (
-    floats,
-    fp4,
-    groups,
-    iq1,
-    iq2,
-    iq3,
-    iq4,
-    q2_k,
-    q3_k,
-    q4_0,
-    q4_1,
-    q4_k,
-    q5_0,
-    q5_1,
-    q5_k,
-    q6_k,
-    q8_0,
-    ternary,
-)
-from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant import floats, fp4, groups, iq, k_quants, legacy, ternary
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.types import BY_ID, BY_NAME, TYPES, GGMLType
 
 Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
@@ -47,25 +28,25 @@ _DEQUANTIZE: dict[str, Dequantize] = {
     "F32": floats.F32.dequantize,
     "F16": floats.F16.dequantize,
     "BF16": floats.BF16.dequantize,
-    "Q4_0": q4_0.dequantize,
-    "Q4_1": q4_1.dequantize,
-    "Q5_0": q5_0.dequantize,
-    "Q5_1": q5_1.dequantize,
-    "Q8_0": q8_0.dequantize,
-    "Q2_K": q2_k.dequantize,
-    "Q3_K": q3_k.dequantize,
-    "Q4_K": q4_k.dequantize,
-    "Q5_K": q5_k.dequantize,
-    "Q6_K": q6_k.dequantize,
-    "IQ1_S": iq1.dequantize_s,
-    "IQ1_M": iq1.dequantize_m,
-    "IQ2_XXS": iq2.dequantize_xxs,
-    "IQ2_XS": iq2.dequantize_xs,
-    "IQ2_S": iq2.dequantize_s,
-    "IQ3_XXS": iq3.dequantize_xxs,
-    "IQ3_S": iq3.dequantize_s,
-    "IQ4_NL": iq4.dequantize_nl,
-    "IQ4_XS": iq4.dequantize_xs,
+    "Q4_0": legacy.dequantize_q4_0,
+    "Q4_1": legacy.dequantize_q4_1,
+    "Q5_0": legacy.dequantize_q5_0,
+    "Q5_1": legacy.dequantize_q5_1,
+    "Q8_0": legacy.dequantize_q8_0,
+    "Q2_K": k_quants.dequantize_q2_k,
+    "Q3_K": k_quants.dequantize_q3_k,
+    "Q4_K": k_quants.dequantize_q4_k,
+    "Q5_K": k_quants.dequantize_q5_k,
+    "Q6_K": k_quants.dequantize_q6_k,
+    "IQ1_S": iq.dequantize_iq1_s,
+    "IQ1_M": iq.dequantize_iq1_m,
+    "IQ2_XXS": iq.dequantize_iq2_xxs,
+    "IQ2_XS": iq.dequantize_iq2_xs,
+    "IQ2_S": iq.dequantize_iq2_s,
+    "IQ3_XXS": iq.dequantize_iq3_xxs,
+    "IQ3_S": iq.dequantize_iq3_s,
+    "IQ4_NL": iq.dequantize_iq4_nl,
+    "IQ4_XS": iq.dequantize_iq4_xs,
     "TQ1_0": ternary.dequantize_1,
     "TQ2_0": ternary.dequantize_2,
     "MXFP4": fp4.dequantize_mx,
@@ -75,14 +56,14 @@ _QUANTIZE: dict[str, Quantize] = {
     "F32": floats.F32.quantize,
     "F16": floats.F16.quantize,
     "BF16": floats.BF16.quantize,
-    "Q4_0": q4_0.quantize,
-    "Q4_1": q4_1.quantize,
-    "Q5_0": q5_0.quantize,
-    "Q5_1": q5_1.quantize,
-    "Q8_0": q8_0.quantize,
-    "Q4_K": q4_k.quantize,
-    "Q5_K": q5_k.quantize,
-    "Q6_K": q6_k.quantize,
+    "Q4_0": legacy.quantize_q4_0,
+    "Q4_1": legacy.quantize_q4_1,
+    "Q5_0": legacy.quantize_q5_0,
+    "Q5_1": legacy.quantize_q5_1,
+    "Q8_0": legacy.quantize_q8_0,
+    "Q4_K": k_quants.quantize_q4_k,
+    "Q5_K": k_quants.quantize_q5_k,
+    "Q6_K": k_quants.quantize_q6_k,
 }
 
 # Weights per piece: the temporaries (a few bytes per weight) fit into a core's L2 cache.
@@ -167,7 +148,7 @@ def requantize(
 
 def _reader(type_: GGMLType, where: str) -> Dequantize:
     if isinstance(type_, GroupType):
-        return partial(groups.dequantize, type_)
+        return partial(groups.dequantize_group, type_)
     function = _DEQUANTIZE.get(type_.name)
     if function is None:
         raise _unsupported(where, type_, "read", readable_types())

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.quant import nibbles
-from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant import packing
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
 # Groups that one thread joins at a time, and threads: page faults of the new memory are the larger part of the time.
@@ -107,7 +107,7 @@ def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
         for part in parts.in_order:
             to = blocks[first:last, at : at + part.shape[1]]
             if part is parts.quants and type_.in_halves:
-                nibbles.in_halves(part[first:last], to)
+                packing.in_halves(part[first:last], to)
             else:
                 _words(to)[...] = _words(part[first:last])
             at += part.shape[1]
@@ -130,7 +130,7 @@ def split(weight: Weight, type_: GroupType) -> Parts:
         return Parts(np.ascontiguousarray(others), np.ascontiguousarray(scales), None)
     quants = others[:, n:].copy()
     if type_.in_halves:
-        nibbles.in_pairs(others[:, n:], quants)
+        packing.in_pairs(others[:, n:], quants)
     return Parts(quants, np.ascontiguousarray(scales), np.ascontiguousarray(others[:, :n]))
 
 

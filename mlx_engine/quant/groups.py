@@ -1,27 +1,100 @@
-"""Dequantise MLX's quantised types in NumPy, bit for bit as `mx.dequantize` does on the CPU in float32.
+"""MLX's quantised types: groups of consecutive weights of a row share a scale, and in the mode "affine" a bias.
 
-Mode "affine": `scale * q + bias`, with scale and bias widened to float32, the product and the sum each rounded. With
-scales of float16 or bfloat16 the product is exact. (Given scales of these types, `mx.dequantize` itself computes in
-them, which is less exact; `mx.quantized_matmul` with float32 activations widens them.) The other modes have quants that
-are floats: E2M1 of 4 bits or E4M3 of 8 bits. Their scale is a power of two, E8M0, or in "nvfp4" an E4M3.
+A block of such a type is one group: its scale, its bias, its packed quants, side by side. mlx-lm's folders store the
+three in separate tensors; `group_weight.py` joins them.
 
-Source: "OCP Microscaling Formats (MX) Specification", version 1.0, for E2M1, E4M3 and E8M0.
+The other modes have quants that are floats: E2M1 of 4 bits or E4M3 of 8 bits. Their scale is a power of two, E8M0, or
+in "nvfp4" an E4M3.
+
+Sources: `mx.quantize` of MLX 0.32, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
+and "OCP Microscaling Formats (MX) Specification", version 1.0, for E2M1, E4M3 and E8M0.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.quant import nibbles
+from kernels import blocks
+from mlx_engine.quant import packing
 from mlx_engine.quant.floats import BF16
-from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.types import BY_NAME, GGMLType
+
+Mode: TypeAlias = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
+MODES: tuple[str, ...] = get_args(Mode)
+AFFINE_BITS, AFFINE_GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+# The bits and the group size of the modes that have one form only.
+FIXED = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+# Types of affine scales and biases, and of the scales of the other modes, as safetensors spells them.
+FLOATS, BYTE = ("F16", "BF16", "F32"), "U8"
 
 
-def dequantize(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, block bytes) to (n, group size) weights."""
+@dataclass(frozen=True, slots=True)
+class GroupType(GGMLType):
+    """A type of MLX. `id` is -1, because GGUF has no such type; `block_size` is the group size.
+
+    Attributes:
+        mode: how quants and scales become weights.
+        bits: bits per quant.
+        scale: the type of scales and biases: F16, BF16, F32, or U8 for the modes without biases.
+    """
+
+    mode: str
+    bits: int
+    scale: str
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a scale, and of a bias."""
+        return 1 if self.scale == BYTE else BY_NAME[self.scale].block_bytes
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether groups have biases."""
+        return self.mode == "affine"
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether the quants of a block are stored in halves (`packing.py`); else in MLX's order, as in the tensors."""
+        return self.has_biases and self.bits == 4
+
+    @property
+    def layout(self) -> np.dtype[np.void]:
+        """The fields of a block: `d`, `m` if there are biases, `qs`."""
+        return blocks.group(self.block_size, self.bits, self.scale, has_biases=self.has_biases)
+
+
+def affine(bits: int, group: int, scale: str) -> GroupType:
+    """Return the type of mode "affine" with these bits, group size and type of scales."""
+    layout = blocks.group(group, bits, scale, has_biases=True)
+    return GroupType(-1, f"AFFINE{bits}_G{group}_{scale}", group, layout.itemsize, "affine", bits, scale)
+
+
+def fixed(mode: str) -> GroupType:
+    """Return the type of a mode that has one form only. GGUF's MXFP4 and NVFP4 order their quants differently."""
+    bits, group = FIXED[mode]
+    layout = blocks.group(group, bits, BYTE, has_biases=False)
+    return GroupType(-1, f"MLX_{mode.upper()}", group, layout.itemsize, mode, bits, BYTE)
+
+
+GROUP_TYPES = (
+    *(affine(bits, group, scale) for bits in AFFINE_BITS for group in AFFINE_GROUPS for scale in FLOATS),
+    *map(fixed, FIXED),
+)
+
+
+def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, block bytes) to (n, group size) weights, bit for bit as `mx.dequantize` on the CPU in float32.
+
+    Mode "affine": `scale * q + bias`, with scale and bias widened to float32, the product and the sum each rounded.
+    With scales of float16 or bfloat16 the product is exact. (Given scales of these types, `mx.dequantize` itself
+    computes in them, which is less exact; `mx.quantized_matmul` with float32 activations widens them.)
+    """
     block = blocks.view(type_.layout)[:, 0]
-    quants = nibbles.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
+    quants = packing.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
     with np.errstate(invalid="ignore", over="ignore"):  # any bytes are weights: a scale may be infinite or NaN
         if type_.has_biases:
             weights = quants.astype(np.float32)
@@ -37,7 +110,7 @@ def dequantize(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float3
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Return quants (n, group size), each from 0 to 2**bits - 1, of (n, group size * bits / 8) bytes in MLX's order.
 
-    `bits` bytes hold 8 quants. A quant lies in one byte or in two adjacent ones.
+    `bits` bytes hold 8 quants. A quant is in one byte or in two adjacent ones.
     """
     if bits == 8:
         return packed

@@ -20,17 +20,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
-from mlx_engine.serve.connection import LINGER_SECONDS
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, cut, forget, json_response
 from mlx_engine.serve.generation import CHAT, COMPLETION, Respond, generate
-from mlx_engine.serve.limits import check_key, note_client_id, read_body
+from mlx_engine.serve.limits import LARGE, check_key, note_client_id, read_body
 from mlx_engine.serve.openapi import document
 from mlx_engine.serve.origins import OriginGuard
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
 from mlx_engine.serve.prometheus import MEDIA_TYPE
+from mlx_engine.serve.server import LINGER_SECONDS
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import unless_gone
-from mlx_engine.serve.turns import LARGE
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
@@ -49,7 +48,7 @@ def create_app(service: Service) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.worker.on_news = service.metrics.add
+        service.worker.on_update = service.metrics.add
         service.worker.start()
         yield
         await service.worker.stop()
@@ -232,7 +231,7 @@ def _text(service: Service, body: bytes) -> Response:
 
 def too_many(param: str, n: int, most: int, what: str) -> ApiError:
     """Return the error for a parameter that is too long."""
-    message = f"{param}: expected at most {most:,} {what}, found {n:,}; send less at once"
+    message = f"{param}: {n:,} {what} are too many; at most {most:,} are taken at once"
     return ApiError(400, message, param=param, code="invalid_value")
 
 
@@ -240,8 +239,8 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette calls this for no other error
     path = cut(request.scope["path"])
     if error.status_code == 405:
-        message = f"{path}: expected another method than {cut(request.method)}; see the header Allow"
+        message = f"{path} has no method {cut(request.method)}; see the header Allow"
     else:
-        message = f"{path}: expected a path of this API, found another; see /v1/models for one that exists"
+        message = f"{path}: no such route"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     return ApiError(error.status_code, message, code=code, headers=error.headers).response()

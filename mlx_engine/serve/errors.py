@@ -107,11 +107,11 @@ def api_error(error: Exception, prompt: str) -> ApiError:
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")
     found = type(error).__name__
-    message = f"this request: expected an answer, found an internal error ({found}); the server's log has its traceback"
+    message = f"internal error ({found}); see the server's log"
     return ApiError(500, message, code="internal_error")
 
 
 def _without_folder(text: str) -> str:
-    """Return a message without the folder of its place: where the server's files lie is no client's business."""
+    """Return a message without the folder of its place: clients must not learn the server's paths."""
     place, colon, rest = text.partition(": ")
     return f"{PurePath(place).name}{colon}{rest}" if PurePath(place).is_absolute() else text

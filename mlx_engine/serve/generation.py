@@ -12,14 +12,13 @@ from starlette.responses import Response
 
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
+from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
-from mlx_engine.serve.job import Job
-from mlx_engine.serve.limits import client_id
+from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_request, completion_request
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import DONE, EventStream, comment, event
-from mlx_engine.serve.turns import LARGE, Turn
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
 LOGGER = logging.getLogger("mlx_engine.serve")
@@ -65,12 +64,12 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
                 raise _logged(api_error(error, form.prompt), error) from error
         del body, read
         params.forget_prompt()
-        job = Job(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
-        reply = form.reply(job, service.engine.tokenizer, **_about(service, params))
+        call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
+        reply = form.reply(call, service.engine.tokenizer, **_about(service, params))
         if isinstance(reply, CompletionReply):
             reply.echoes = echoes
-    # Nothing may be awaited here: the places are free until the job has them.
-    await _answer(service, params, job, reply, respond, form.prompt)
+    # Nothing may be awaited here: the places are free until the call has them.
+    await _answer(service, params, call, reply, respond, form.prompt)
 
 
 def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | CompletionRequest:
@@ -85,7 +84,7 @@ def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | Completi
         service.check_messages(len(params.messages))
     params.check(service.worker.slots)
     if isinstance(params, ChatRequest) and service.engine.tokenizer.chat_template is None:
-        message = "messages: expected a model with a chat template, found one without; use /v1/completions"
+        message = "this model has no chat template; use /v1/completions"
         raise ApiError(400, message, param="messages", code="no_chat_template")
     return params
 
@@ -109,7 +108,7 @@ def _requests(
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
-        ClientGoneError: nobody waits for the answers any more.
+        ClientGoneError: no client waits for the answers any more.
     """
     engine, requests = service.engine, list[Request]()
 
@@ -123,7 +122,7 @@ def _requests(
         else:
             check(prompt if isinstance(prompt, str) else "")
             ids = engine.prompt_ids(prompt)
-        limit = service.room(ids, params.n_choices) if params.limit is None else params.limit
+        limit = service.most_tokens(ids, params.n_choices) if params.limit is None else params.limit
         options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
         requests.append(engine.request(ids, options, n=params.n_choices))
     is_echoed = isinstance(params, CompletionRequest) and params.echo
@@ -133,44 +132,44 @@ def _requests(
 async def _answer(
     service: Service,
     params: ChatRequest | CompletionRequest,
-    job: Job,
+    call: Call,
     reply: Reply,
     respond: Respond,
     prompt: str,
 ) -> None:
-    """Run a job, and respond with its reply, or with a stream that begins at once."""
+    """Run a call, and respond with its reply, or with a stream that begins at once."""
     try:
-        async with service.worker.running(job):
+        async with service.worker.running(call):
             if params.stream:
-                events = _events(service, job, reply, prompt, usage=params.includes_usage)
+                events = _events(service, call, reply, prompt, usage=params.includes_usage)
                 await respond(EventStream(events))
                 return
-            await job.ended()
+            await call.ended()
     except ClientGoneError:
         raise
     except Exception as error:
         raise _logged(api_error(error, prompt), error) from error
     finally:
         if service.recorder is not None:
-            service.recorder.record(job, reply.id)
+            service.recorder.record(call, reply.id)
     # Log-probabilities of a long answer take a tenth of a second to write.
     await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))
 
 
-async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:
+async def _events(service: Service, call: Call, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:
     """Yield the events of a stream; comments while nothing else is to be said."""
-    yield comment(job.phase)
+    yield comment(call.phase)
     while True:
-        if not await job.changed(service.keep_alive_seconds):
-            yield comment(job.phase)
+        if not await call.changed(service.keep_alive_seconds):
+            yield comment(call.phase)
             continue
         chunks = reply.chunks()
-        if job.has_ended:
+        if call.has_ended:
             break
         if chunks:
             yield b"".join(map(event, chunks))
-    if job.error is not None:
-        failure = _logged(api_error(job.error, prompt), job.error)
+    if call.error is not None:
+        failure = _logged(api_error(call.error, prompt), call.error)
         yield b"".join(map(event, [*chunks, failure.body()]))
         return
     if usage:

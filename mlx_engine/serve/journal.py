@@ -1,17 +1,35 @@
-"""The journal: a file of lines that a thread of its own appends, so that a slow or full disk never holds up answers."""
+"""The journal: one line per request, with what is needed to run the request again, and what came out of it.
+
+A thread appends the lines, so that a slow or full disk never holds up answers.
+"""
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from queue import Full, Queue
+from typing import Annotated, Any, Literal
 
-from mlx_engine.errors import OptionError
+import msgspec
+import numpy as np
+
+import mlx_engine
+from mlx_engine.errors import FormatError, OptionError
+from mlx_engine.loop.logprobs import digest
+from mlx_engine.loop.output import Output
+from mlx_engine.loop.request import Request
+from mlx_engine.options import Options, Sampling
+from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.prometheus import Counter
+from mlx_engine.serve.replies import timings
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
@@ -98,7 +116,7 @@ class Journal:
     def _warn_once(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            lost = "lines are lost until there is room again; /metrics counts them"
+            lost = "lines are lost until there is space again; /metrics counts them"
             self._warn(f"warning: the journal {self._path} cannot be written: {why}; {lost}")
 
 
@@ -111,3 +129,192 @@ def _is_torn(path: Path) -> bool:
             return False
         file.seek(-1, os.SEEK_END)
         return file.read() != b"\n"
+
+
+# Options that change no token, and the one that is a struct of its own.
+LEFT_OUT = ("sampling", "logprobs", "timeout")
+
+# The options of `load` that a line may have: it is given to `load` as it is.
+LOAD_OPTIONS = ("allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
+
+
+class ModelId(msgspec.Struct, frozen=True):
+    """A loaded model.
+
+    Attributes:
+        name: its name in the API.
+        source: where it was loaded from: a path, a hub id or "builtin".
+        digest: the identity of its files, see `checkpoint/identity.py`.
+        options: the keyword arguments of `load` that change its weights.
+    """
+
+    name: str
+    source: str
+    digest: str
+    options: dict[str, Any]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """An answer.
+
+    Attributes:
+        token_ids: its tokens; of a request that was cancelled, those until then.
+        logprobs: their log-probabilities: little-endian float32, as base64.
+        digest: SHA-256 of both, see `decode/logprobs.py`.
+        finish_reason: why it ended; null if it was cancelled.
+    """
+
+    token_ids: list[int]
+    logprobs: str
+    digest: str
+    finish_reason: str | None
+
+    @classmethod
+    def of(cls, output: Output, progress: Progress) -> Choice:
+        """Return the part of an answer that the progress covers."""
+        ids = output.token_ids[: progress.n_tokens]
+        values = [token.logprob for token in (output.logprobs or [])[: progress.n_tokens]]
+        packed = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
+        return cls(ids, packed, digest(ids, values), progress.finish_reason)
+
+    @property
+    def logprob_values(self) -> list[float]:
+        """The log-probabilities."""
+        values: list[float] = np.frombuffer(base64.b64decode(self.logprobs, validate=True), "<f4").tolist()
+        return values
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that has ended.
+
+    Attributes:
+        format: the version of this format.
+        id: the id of the reply.
+        client_id: the id that the client gave, if it gave one.
+        received: when it arrived, in Unix seconds.
+        ended: how it ended.
+        error: the type of the error, if it failed.
+        version: the version of mlx_engine.
+        backend: the backend.
+        slots: the largest number of answers that ran at the same time.
+        model: the model.
+        prompt_ids: the tokens of the prompt.
+        options: keyword arguments of `Options.of` that are not at their defaults; the seed is the one that was used.
+        choices: the answers.
+        timings: the receipt, see `replies.timings`.
+    """
+
+    id: str
+    client_id: str | None
+    received: float
+    ended: Literal["finished", "cancelled", "failed"]
+    error: str | None
+    version: str
+    backend: str
+    slots: int
+    model: ModelId
+    prompt_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
+    options: dict[str, Any]
+    choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
+    timings: dict[str, Any]
+    format: Literal[1] = 1
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens of the longest answer."""
+        return max(len(choice.token_ids) for choice in self.choices)
+
+    def run_options(self) -> Options:
+        """Return the options of a run that gives these answers; one that was cancelled ends where it was.
+
+        Raises:
+            OptionError, TypeError: an option is invalid.
+        """
+        given = {**self.options, "logprobs": 0}
+        return Options.of(**(given if self.ended == "finished" else {**given, "max_tokens": self.n_tokens}))
+
+
+def choices_of(request: Request, reached: Sequence[Progress]) -> list[Choice]:
+    """Return the answers to a request, each up to its progress."""
+    return [Choice.of(output, progress) for output, progress in zip(request.outputs, reached, strict=True)]
+
+
+def plain_options(options: Options) -> dict[str, Any]:
+    """Return the options that are not at their defaults, as JSON types."""
+    found = {**asdict(options), **asdict(options.sampling)}
+    defaults = {f.name: f.default for f in (*fields(Options), *fields(Sampling))}
+    return {name: v for name, v in found.items() if name not in LEFT_OUT and v != defaults[name]}
+
+
+def parse_entry(line: bytes, where: str) -> Entry:
+    """Return a line of a journal.
+
+    Raises:
+        FormatError: the line is damaged.
+    """
+    try:
+        entry = msgspec.json.decode(line, type=Entry)
+        if entry.n_tokens:
+            entry.run_options()
+        if not set(entry.model.options) <= set(LOAD_OPTIONS):
+            raise ValueError(f"options of the model besides {', '.join(LOAD_OPTIONS)}")
+        for choice in entry.choices:
+            if len(choice.logprob_values) != len(choice.token_ids):
+                raise ValueError(f"{len(choice.token_ids)} tokens and {len(choice.logprob_values)} log-probabilities")
+    except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
+        hint = "the line was cut off or edited"
+        raise FormatError(where=where, expected="a line of a journal", found=str(error), hint=hint) from error
+    return entry
+
+
+class Recorder:
+    """Appends a line to a journal for each request of a call. All methods are called in the event loop.
+
+    Attributes:
+        journal: the journal.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        model: ModelId,
+        *,
+        backend: str,
+        slots: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make a recorder; the arguments are the same for all lines. `clock` is that of the calls' times."""
+        self.journal, self._clock = journal, clock
+        self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
+
+    def record(self, call: Call, reply_id: str) -> None:
+        """Record a call that has ended or whose client has left; nothing of one that the scheduler has not taken."""
+        written, ended = self._clock(), "failed" if call.error is not None else "finished"
+        about = {
+            **self._about,
+            "id": reply_id,
+            "client_id": call.client_id,
+            "received": time.time() - (written - call.received),
+            "ended": ended if call.has_ended else "cancelled",
+            "error": None if call.error is None else type(call.error).__name__,
+        }
+        for request in call.requests if _was_taken(call) else ():
+            times = {"received": call.received, "tokenized": call.tokenized, "written": written}
+            self.journal.add(partial(_line, request, call.reached(request), about, times))
+
+
+def _was_taken(call: Call) -> bool:
+    accepted = call.accepted
+    return accepted.done() and not accepted.cancelled() and accepted.exception() is None
+
+
+def _line(request: Request, reached: Sequence[Progress], about: dict[str, Any], times: dict[str, float]) -> bytes:
+    """Return the line of a request; called in the thread of the journal, because it takes time."""
+    entry = Entry(
+        prompt_ids=request.prompt_ids,
+        options=plain_options(request.options),
+        choices=choices_of(request, reached),
+        timings=timings(request, **times),
+        **about,
+    )
+    return msgspec.json.encode(entry)

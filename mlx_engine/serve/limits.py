@@ -1,15 +1,24 @@
-"""Who may send a request, how large it may be, and which id the client gave it."""
+"""Bounds on reading requests: bodies arrive at a bounded rate, and are parsed and encoded in turns.
+
+The event loop, the engine thread and the threads that parse and encode share one interpreter, and the loop answers
+`/health`: what reads a request must leave most of the time to others.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar
 
 from anyio import move_on_after
 from starlette.datastructures import Headers
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
-from mlx_engine.serve.errors import ApiError, ClientGoneError
+from mlx_engine.serve.errors import ApiError, ClientGoneError, forget
 
 MAX_BODY = 4 << 20
 
@@ -38,9 +47,7 @@ def check_key(headers: Headers, key: str | None) -> None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     # The time of this comparison does not depend on how many characters are right.
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
-        message = (
-            "API key: expected the header 'Authorization: Bearer KEY' with this server's key, found another or none"
-        )
+        message = "wrong or missing API key; send the header 'Authorization: Bearer KEY' with this server's key"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -66,14 +73,165 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
                 raise _too_large(limit)
             if not message.get("more_body", False):
                 return bytes(body)
-    text = f"the body: expected all of it within {seconds:g} seconds, found {len(body):,} bytes; send it again"
+    text = f"the body did not arrive within {seconds:g} seconds ({len(body):,} bytes did); send it again"
     raise ApiError(408, text, code="request_timeout", headers={"Connection": "close"})
 
 
 def _too_large(limit: int) -> ApiError:
-    message = (
-        f"the body: expected at most {limit:,} bytes, found more; send less, or start the server with a larger bound"
-    )
+    message = f"the body is larger than {limit:,} bytes; send less, or start the server with a larger bound"
     # The connection stays open, and the rest of the body is read and dropped. Closing would reset the connection, and
     # most clients lose a response if that happens before they have sent everything.
     return ApiError(413, message, code="request_too_large")
+
+
+# Turns at the same time; of these, turns of large requests.
+TURNS, LARGE_TURNS = 2, 1
+
+# Bytes of a body above which a request is large.
+LARGE = 1 << 16
+
+# Large requests that may wait for a turn. Short ones are bounded by the slots and the queue.
+MOST_WAITING = 16
+
+# Seconds between two pieces of large bodies, each of at most 256 KiB. A piece takes the event loop about one ms.
+SECONDS_PER_PIECE = 0.006
+
+T = TypeVar("T")
+
+
+class Bodies:
+    """Reads large bodies one piece after the other, at a bounded rate, and holds a bounded number of their bytes."""
+
+    def __init__(self) -> None:
+        self._n_bytes = 0
+        self._line = asyncio.Lock()
+
+    @contextmanager
+    def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
+        """Return a function that receives the messages of one body. It waits after each LARGE bytes at least.
+
+        A body that is not large does not wait, nor do the few bytes of a slow one: they would take the time of others.
+
+        It raises ApiError if the large bodies that are being read have more than `most` bytes together, without the
+        first bytes of each. It calls `check` before each further message; what that raises ends the reading.
+        """
+        n_read = n_held = n_since = 0
+
+        async def paced() -> Message:
+            nonlocal n_read, n_held, n_since
+            if n_since >= LARGE:
+                n_since = 0
+                await self.wait()
+            if n_read:
+                check()
+            message = await receive()
+            n = len(message.get("body", b""))
+            n_read, n_since = n_read + n, n_since + n
+            if n_read > LARGE:
+                self._n_bytes, n_held = self._n_bytes + n, n_held + n
+                if self._n_bytes > most:
+                    # The connection is closed, so that the rest of the body need not be read.
+                    raise _busy("large bodies", f"{most:,} bytes together", {"Connection": "close"})
+            return message
+
+        try:
+            yield paced
+        finally:
+            self._n_bytes -= n_held
+
+    async def wait(self) -> None:
+        """Wait until the next piece may be read, after those that others wait for."""
+        async with self._line:
+            await asyncio.sleep(SECONDS_PER_PIECE)
+
+
+def _busy(what: str, most: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    """Return the error for a client that has to wait."""
+    message = f"{what}: all {most} are in use by other requests; try again after Retry-After"
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1", **(headers or {})})
+
+
+class Turn:
+    """Runs work in a thread, one piece after the other.
+
+    Attributes:
+        is_large: whether the request is large.
+        has_left: whether no client waits for the work any more.
+        begun: set when the turn begins.
+    """
+
+    def __init__(self, *, is_large: bool) -> None:
+        self.is_large, self.has_left, self.begun = is_large, False, asyncio.Event()
+        self.running: asyncio.Future[Any] | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns. If the caller is cancelled, the thread goes on until it calls `check`."""
+        self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
+        # Who is cancelled when the work has just failed asks no more for its error, which asyncio would log.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
+            return future.result()
+        finally:
+            del future  # an exception of the work refers to this frame
+
+    def check(self) -> None:
+        """Raise ClientGoneError if no client waits for the work any more. For the thread to call between two pieces."""
+        if self.has_left:
+            raise ClientGoneError
+
+
+class Turns:
+    """Lets requests take turns in the order of their arrival. A short one overtakes a large one that has to wait."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Turn] = []
+        self._running: list[Turn] = []
+
+    @property
+    def n_running(self) -> int:
+        """Number of turns that have begun and whose threads have not ended."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of requests in the line."""
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
+        """Wait for a turn. It ends with the block, or with the work that a thread does for a client that has left.
+
+        Raises:
+            ApiError: the request is large, or `is_bounded`, and MOST_WAITING others wait.
+        """
+        if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
+            raise _busy("requests that wait to be read", f"{MOST_WAITING}")
+        turn = Turn(is_large=is_large)
+        self._waiting.append(turn)
+        self._begin()
+        try:
+            await turn.begun.wait()
+            yield turn
+        finally:
+            turn.has_left = True
+            if turn.running is None or turn.running.done():
+                self._end(turn)
+            else:
+                turn.running.add_done_callback(partial(self._end_of_thread, turn))
+
+    def _begin(self) -> None:
+        for turn in list(self._waiting):
+            n_large = sum(other.is_large for other in self._running)
+            if len(self._running) < TURNS and not (turn.is_large and n_large >= LARGE_TURNS):
+                self._waiting.remove(turn)
+                self._running.append(turn)
+                turn.begun.set()
+
+    def _end_of_thread(self, turn: Turn, future: asyncio.Future[Any]) -> None:
+        forget(future.exception())
+        self._end(turn)
+
+    def _end(self, turn: Turn) -> None:
+        (self._running if turn in self._running else self._waiting).remove(turn)
+        self._begin()

@@ -24,7 +24,7 @@ from mlx_engine.serve.parameters import (
     TokenizeRequest,
 )
 from mlx_engine.serve.service import Service
-from mlx_engine.tokenizer.messages import ROLES
+from mlx_engine.tokenizer.chat_prompt import ROLES
 
 Schema = dict[str, Any]
 

@@ -65,8 +65,8 @@ def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
     if parsed is None or parsed[0] not in hosts:
         name = parsed[0] if parsed else "NAME"
         message = (
-            f"the header Host: expected a name of this server, found {cut(', '.join(given)) or 'none'!r}; use its "
-            f"address, or start the server with --allow-host {cut(name)} if it has this name"
+            f"the header Host, {cut(', '.join(given)) or 'none'!r}, is no name of this server; use its address, or "
+            f"start the server with --allow-host {cut(name)} if it has this name"
         )
         raise ApiError(403, message, code="host_not_allowed")
 
@@ -80,8 +80,8 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
     for origin in headers.getlist("origin"):
         if "*" not in origins and origin not in origins and not _is_own(origin, headers.get("host", "")):
             message = (
-                f"the header Origin: expected no web page, or one of this server, found {cut(origin)!r}; start the "
-                "server with --cors ORIGIN if this page may use it"
+                f"the header Origin, {cut(origin)!r}, is another web page; start the server with --cors ORIGIN if this "
+                "page may use it"
             )
             raise ApiError(403, message, code="origin_not_allowed")
 
@@ -105,7 +105,7 @@ def check_content_type(headers: Headers) -> None:
     given = headers.getlist("content-type")
     if [one.partition(";")[0].strip().lower() for one in given] != ["application/json"]:
         found = cut(", ".join(given)) or "none"
-        message = f"the header Content-Type: expected application/json, found {found!r}; send JSON with this header"
+        message = f"the header Content-Type must be application/json, not {found!r}"
         raise ApiError(403, message, code="unsupported_media_type")
 
 

@@ -121,7 +121,7 @@ async def statuses(source: Source, *, pause: float, heartbeat: float) -> AsyncIt
 
 
 async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
-    """Return the next status, None after the last: a task cannot raise StopAsyncIteration to the one who awaits it."""
+    """Return the next status, None after the last: a task cannot raise StopAsyncIteration to its awaiter."""
     return await anext(snapshots, None)
 
 

@@ -18,8 +18,7 @@ from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError, cut
-from mlx_engine.tokenizer.chat_prompt import ChatPrompt
-from mlx_engine.tokenizer.messages import ROLES
+from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mlx_engine.loop.request import Request
-from mlx_engine.serve.worker import Load, News
+from mlx_engine.serve.worker import Load, StepUpdate
 
 PREFIX = "mlx_engine:"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -82,9 +82,9 @@ class Metrics:
         self._prefill = Histogram("request_prefill_time_seconds", "From a slot to the first token.", REQUEST)
         self._decode = Histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST)
 
-    def add(self, news: News) -> None:
+    def add(self, update: StepUpdate) -> None:
         """Count what a step did."""
-        report = news.report
+        report = update.report
         if report.requests:
             self._steps.add()
             self._step_seconds.add(report.seconds)

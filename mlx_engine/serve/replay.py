@@ -16,7 +16,7 @@ from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
-from mlx_engine.serve.entry import Choice, Entry, parse_entry
+from mlx_engine.serve.journal import Choice, Entry, parse_entry
 
 
 class Line(NamedTuple):
@@ -61,7 +61,7 @@ def read_journal(path: Path) -> Iterator[Line]:
                 except FormatError as error:
                     yield Line(number, error)
     except OSError as error:
-        raise SourceError(f"{path}: expected a readable file, found {error.strerror}; check the path") from error
+        raise SourceError(f"{path}: cannot be read ({error.strerror}); check the path") from error
 
 
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
@@ -117,7 +117,7 @@ def _difference(engine: Engine, choice: Choice, output: Output, n: int | None) -
         if np.float32(before).tobytes() != np.float32(now).tobytes():
             return f"token {position}: expected the log-probability {before!r}, found {now!r}"
     if digest(ids, values) != choice.digest:
-        return "tokens and log-probabilities are equal: expected their digest in the journal, found another"
+        return "tokens and log-probabilities are equal, but the digest in the journal is another"
     return None
 
 

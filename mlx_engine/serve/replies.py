@@ -8,13 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlx_engine.cache.prefix import SHOWN
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
-from mlx_engine.serve.job import Job, Mark
-from mlx_engine.serve.logprobs import chat_logprobs, completion_logprobs
-from mlx_engine.serve.reuse import explained
-from mlx_engine.serve.timings import timings
+from mlx_engine.serve.call import Call, Progress
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.thinking import Piece, Reasoning, split
 
@@ -22,10 +20,10 @@ Json = dict[str, object]
 
 
 class Reply(ABC):
-    """The reply to a job: whole, or in chunks that each have what is new. `id` is its id.
+    """The reply to a call: whole, or in chunks that each have what is new. `id` is its id.
 
     Args:
-        job: the job.
+        call: the call.
         tokenizer: the tokenizer of its ids.
         model: the name of the model.
         fingerprint: names what computed the answer.
@@ -33,7 +31,7 @@ class Reply(ABC):
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
         explains_cache: whether the reply says where the prompts leave the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
-        clock: the clock of the job's times.
+        clock: the clock of the call's times.
     """
 
     prefix: str
@@ -42,7 +40,7 @@ class Reply(ABC):
 
     def __init__(
         self,
-        job: Job,
+        call: Call,
         tokenizer: Tokenizer,
         *,
         model: str,
@@ -53,7 +51,7 @@ class Reply(ABC):
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
+        self._call, self._tokenizer, self._n_logprobs = call, tokenizer, n_logprobs
         self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
         self._usage: Json = {"usage": None} if includes_usage else {}
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
@@ -63,32 +61,34 @@ class Reply(ABC):
             "model": model,
             "system_fingerprint": fingerprint,
         }
-        self._sent = [Mark() for _ in job.outputs]
-        self._owners = [request for request in job.requests for _ in request.outputs]
+        self._sent = [Progress() for _ in call.outputs]
+        self._owners = [request for request in call.requests for _ in request.outputs]
 
     def whole(self) -> Json:
         """Return the reply, when all answers have ended."""
         choices = [
-            self._choice(i, "".join(output.pieces[: mark.n_pieces]), self._tokens(i, output, Mark(), mark), mark)
-            for i, (output, mark) in enumerate(self._job.outputs)
+            self._choice(
+                i, "".join(output.pieces[: progress.n_pieces]), self._tokens(i, output, Progress(), progress), progress
+            )
+            for i, (output, progress) in enumerate(self._call.outputs)
         ]
         return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
         """Return the chunks with what is new since the last call. The first ones begin an answer."""
         found: list[Json] = []
-        for i, (output, mark) in enumerate(self._job.outputs):
-            sent, self._sent[i] = self._sent[i], mark
-            if mark == sent:
+        for i, (output, progress) in enumerate(self._call.outputs):
+            sent, self._sent[i] = self._sent[i], progress
+            if progress == sent:
                 continue
             if sent.n_tokens == 0:
                 found += map(self._chunk, self._opening(i))
-            text = "".join(output.pieces[sent.n_pieces : mark.n_pieces])
-            tokens = self._tokens(i, output, sent, mark)
+            text = "".join(output.pieces[sent.n_pieces : progress.n_pieces])
+            tokens = self._tokens(i, output, sent, progress)
             if text or tokens:
                 found.append(self._chunk(self._delta(i, text, tokens)))
-            if mark.finish_reason is not None:
-                found += map(self._chunk, self._closing(i, mark.finish_reason))
+            if progress.finish_reason is not None:
+                found += map(self._chunk, self._closing(i, progress.finish_reason))
         return found
 
     def usage_chunk(self) -> Json:
@@ -97,13 +97,13 @@ class Reply(ABC):
 
     def usage(self) -> Json:
         """Return the counts of tokens; end-of-text tokens are counted. Answers to one prompt share its tokens."""
-        n_prompt = sum(len(request.prompt_ids) for request in self._job.requests)
-        n_answers = sum(mark.n_tokens for _, mark in self._job.outputs)
+        n_prompt = sum(len(request.prompt_ids) for request in self._call.requests)
+        n_answers = sum(progress.n_tokens for _, progress in self._call.outputs)
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_answers,
             "total_tokens": n_prompt + n_answers,
-            "prompt_tokens_details": {"cached_tokens": sum(request.n_cached for request in self._job.requests)},
+            "prompt_tokens_details": {"cached_tokens": sum(request.n_cached for request in self._call.requests)},
         }
 
     def receipt(self) -> Json:
@@ -112,22 +112,25 @@ class Reply(ABC):
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts.
         """
-        digests = [_digest(output) for output, _ in self._job.outputs]
-        job, written = self._job, self._clock()
+        digests = [
+            digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
+            for output, _ in self._call.outputs
+        ]
+        call, written = self._call, self._clock()
         times = [
             timings(
                 request,
-                received=job.received,
-                tokenized=job.tokenized,
+                received=call.received,
+                tokenized=call.tokenized,
                 written=written,
                 bandwidth=self._bandwidth(),
             )
-            for request in job.requests
+            for request in call.requests
         ]
-        seed = self._job.requests[0].options.sampling.seed
+        seed = self._call.requests[0].options.sampling.seed
         cache = [
             explained(request, self._tokenizer) if self._explains_cache else {"cached_tokens": request.n_cached}
-            for request in self._job.requests
+            for request in self._call.requests
         ]
         return {
             "digest": digests[0],
@@ -143,8 +146,8 @@ class Reply(ABC):
     def _chunk(self, choice: Json) -> Json:
         return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
 
-    def _tokens(self, i: int, output: Output, after: Mark, until: Mark) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of the tokens between two marks, without the end-of-text token."""
+    def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
+        """Return the log-probabilities of the tokens between two points of progress, without the end-of-text token."""
         if self._n_logprobs is None or output.logprobs is None:
             return None
         is_end = until.finish_reason == "stop" and not self._owners[i].options.ignore_eos
@@ -154,7 +157,7 @@ class Reply(ABC):
         return output.logprobs[after.n_tokens : n]
 
     @abstractmethod
-    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         """Return a choice of the whole reply."""
 
     @abstractmethod
@@ -175,14 +178,14 @@ class ChatReply(Reply):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, **about: Any) -> None:
-        super().__init__(job, tokenizer, **about)
-        self._reasoning = [self._reader(i) for i in range(len(job.outputs))]
+    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+        super().__init__(call, tokenizer, **about)
+        self._reasoning = [self._reader(i) for i in range(len(call.outputs))]
 
     def _reader(self, i: int) -> Reasoning:
         return Reasoning.after(self._tokenizer, self._owners[i].prompt_ids)
 
-    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         thought, said = split([text], self._reader(i))
         message = {"role": "assistant", "content": said, "refusal": None}
         if thought:
@@ -191,7 +194,7 @@ class ChatReply(Reply):
             "index": i,
             "message": message,
             "logprobs": self._logprobs(tokens),
-            "finish_reason": mark.finish_reason,
+            "finish_reason": progress.finish_reason,
         }
 
     def _opening(self, i: int) -> list[Json]:
@@ -222,12 +225,15 @@ class CompletionReply(Reply):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     echoes: Sequence[str] = ()
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, **about: Any) -> None:
-        super().__init__(job, tokenizer, **about)
-        self._offsets = [0] * len(job.outputs)
+    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+        super().__init__(call, tokenizer, **about)
+        self._offsets = [0] * len(call.outputs)
 
-    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
-        return {**self._text(i, self._echo(i) + text, tokens, len(self._echo(i))), "finish_reason": mark.finish_reason}
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
+        return {
+            **self._text(i, self._echo(i) + text, tokens, len(self._echo(i))),
+            "finish_reason": progress.finish_reason,
+        }
 
     def _opening(self, i: int) -> list[Json]:
         self._offsets[i] = len(self._echo(i))
@@ -235,7 +241,7 @@ class CompletionReply(Reply):
 
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
         choice = self._text(i, text, tokens, self._offsets[i])
-        self._offsets[i] += sum(len(self._decoded(token.token_id)) for token in tokens or ())
+        self._offsets[i] += sum(len(_token_text(self._tokenizer, token.token_id)) for token in tokens or ())
         return choice
 
     def _closing(self, i: int, reason: str) -> list[Json]:
@@ -243,9 +249,6 @@ class CompletionReply(Reply):
 
     def _echo(self, i: int) -> str:
         return self.echoes[i] if self.echoes else ""
-
-    def _decoded(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> Json:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
@@ -270,6 +273,164 @@ def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer:
     return [text for request, text in zip(requests, texts, strict=True) for _ in request.outputs]
 
 
-def _digest(output: Output) -> str:
-    """Return the digest of an answer's tokens and their log-probabilities."""
-    return digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
+def timings(
+    request: Request, *, received: float, tokenized: float, written: float, bandwidth: float | None = None
+) -> dict[str, object]:
+    """Return the times and counts of a request whose answers have ended.
+
+    The parts tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other, and add up to total_ms.
+    Keys, in milliseconds unless they are counts or rates:
+        tokenize_ms: parsing the request, rendering the chat template and encoding; of all prompts of the reply.
+        queue_ms: from then until the request had a slot.
+        prompt_ms: from then to the first token: prefill, shared with other requests.
+        predicted_ms: from the first token to the last.
+        write_ms: from then to this receipt: the client had taken all text before, if the reply is a stream.
+        total_ms: from the arrival of the HTTP request to this receipt.
+        cache_n, prompt_n: tokens of the prompt that were taken from the prefix cache, and that were computed.
+        prompt_per_second: prompt_n per second of prompt_ms.
+        predicted_n: tokens of all answers.
+        predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null without any.
+        steps: forward passes that took part in.
+        rows_per_step: the mean number of tokens in them, of all requests.
+        bytes_read: bytes of weights, keys and values that these passes read, counted from their sizes.
+        bandwidth_share: bytes read per second of the passes after the first token, divided by the memory bandwidth
+            that was measured when the server started; null if it is unknown. It is above 1 if the machine was
+            busier then.
+        preemptions: how often an answer lost its pages and was computed again.
+
+    Args:
+        request: the request.
+        received: when the HTTP request arrived, in seconds of the clock of the scheduler; so are the other times.
+        tokenized: when its prompts had become tokens.
+        written: when the receipt is made.
+        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
+    """
+    times = request.times
+    n_computed = len(request.prompt_ids) - request.n_cached
+    n_tokens = sum(len(output.token_ids) for output in request.outputs)
+    prefill, decode = _seconds(times.admitted, times.first_token), _seconds(times.first_token, times.ended)
+    rate = _rate(request.decode_bytes, request.decode_seconds)
+    return {
+        "tokenize_ms": _ms(tokenized - received),
+        "queue_ms": _ms(_seconds(tokenized, times.admitted)),
+        "prompt_ms": _ms(prefill),
+        "predicted_ms": _ms(decode),
+        "write_ms": _ms(_seconds(times.ended, written)),
+        "total_ms": _ms(written - received),
+        "cache_n": request.n_cached,
+        "prompt_n": n_computed,
+        "prompt_per_second": _rate(n_computed, prefill),
+        "predicted_n": n_tokens,
+        "predicted_per_second": _rate(n_tokens - len(request.outputs), decode),
+        "steps": request.n_steps,
+        "rows_per_step": _rate(request.n_rows, request.n_steps),
+        "bytes_read": round(request.n_bytes),
+        "bandwidth_share": None if rate is None or bandwidth is None else rate / bandwidth,
+        "preemptions": request.n_preemptions,
+    }
+
+
+def _seconds(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _rate(n: float, per: float | None) -> float | None:
+    return n / per if per and n > 0 else None
+
+
+def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
+    """Return what the prefix cache had of a prompt. It reveals the prompts of other clients.
+
+    Keys:
+        cached_tokens: tokens of the prompt that were not computed again.
+        agreeing_tokens: tokens that the prompt has in common with an earlier prompt and answer.
+        cause: why not more of them are cached; null if the cache had no more to give.
+            "disabled": the server has no prefix cache.
+            "first_use": no earlier request began with the same token.
+            "differs": the cache continues with another token: the history was edited, or the template differs.
+            "retokenized": the cache continues with the same text in other tokens.
+            "evicted": the next token was cached, and had to leave.
+            "window": the keys and values that sliding-window layers need were evicted.
+            "state": the model has a state, which is held at the end of a shorter prefix alone.
+            "memory": no page was free for the last cached tokens.
+        position: where the tokens differ, if they do.
+        found, expected: there, the prompt's and the cache's token id, and the text of at most 8 tokens.
+
+    Args:
+        request: a request that has been admitted.
+        tokenizer: the tokenizer of its ids.
+    """
+    match = request.match
+    known: dict[str, object] = {"cached_tokens": request.n_cached, "agreeing_tokens": match.agreeing if match else 0}
+    nothing: dict[str, object] = {"position": None, "found": None, "expected": None}
+    if match is None:
+        return {**known, "cause": "disabled", **nothing}
+    if match.agreeing == 0 and match.end in ("new", "differs"):
+        return {**known, "cause": "first_use", **nothing}
+    if match.end != "differs":
+        return {**known, "cause": None if match.end in ("whole", "new") else match.end, **nothing}
+    found = request.prompt_ids[match.agreeing : match.agreeing + SHOWN]
+    # Both texts are cut off somewhere.
+    a, b = _text_bytes(tokenizer, found), _text_bytes(tokenizer, match.expected)
+    is_same = a.startswith(b) or b.startswith(a)
+    return {
+        **known,
+        "cause": "retokenized" if is_same else "differs",
+        "position": match.agreeing,
+        "found": _token_shown(tokenizer, found),
+        "expected": _token_shown(tokenizer, match.expected),
+    }
+
+
+def _token_shown(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, object]:
+    return {"token_id": ids[0], "text": _text_bytes(tokenizer, ids).decode("utf-8", "replace")}
+
+
+def _text_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    return b"".join(map(tokenizer.token_bytes, ids))
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs]) -> dict[str, object]:
+    """Return the value of `logprobs` of a choice of /v1/chat/completions."""
+    content = [
+        {
+            **_described(tokenizer, token.token_id, token.logprob),
+            "top_logprobs": [_described(tokenizer, token_id, logprob) for token_id, logprob in token.top],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, object]:
+    """Return the value of `logprobs` of a choice of /v1/completions.
+
+    Args:
+        tokenizer: the tokenizer of the ids.
+        tokens: the tokens.
+        offset: characters of the text before the first token.
+    """
+    texts, offsets = [_token_text(tokenizer, token.token_id) for token in tokens], []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [token.logprob for token in tokens],
+        # Of tokens with the same text, which are parts of characters, the most likely is listed.
+        "top_logprobs": [{_token_text(tokenizer, i): value for i, value in reversed(token.top)} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _described(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
+    data = tokenizer.token_bytes(token_id)
+    return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def _token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -27,7 +27,7 @@ class Usage(Reply):
 
 
 class Timings(Reply):
-    """Where the time of a request went; `timings.py` describes the keys."""
+    """Where the time of a request went; `replies.timings` describes the keys."""
 
     tokenize_ms: float
     queue_ms: float | None
@@ -58,7 +58,7 @@ Cause = Literal["disabled", "first_use", "differs", "retokenized", "evicted", "w
 
 
 class Reuse(CachedTokens):
-    """What was reused of a prompt's keys and values; with --explain-cache alone also why not more, see `reuse.py`."""
+    """What was reused of a prompt's keys and values; with --explain-cache also why not more (`replies.explained`)."""
 
     agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
     cause: Cause | msgspec.UnsetType | None = msgspec.UNSET

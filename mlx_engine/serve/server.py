@@ -1,22 +1,229 @@
-"""The uvicorn server: it listens while the model is loaded, and stops when running answers have ended."""
+"""The uvicorn server and its connections: it listens while the model is loaded, and stops when answers have ended.
+
+uvicorn waits without an end for the head of a request, and for a client that does not read its reply. Each such client
+would keep a file descriptor. uvicorn also accepts connections until there are no descriptors, and then none at all.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import math
+import resource
 import socket
+import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from http import HTTPStatus
+from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
+import h11
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlx_engine.errors import AddressInUseError, OptionError
-from mlx_engine.serve.connection import ACCEPTED_AT_ONCE, PATIENCE, Connection, ConnectionLimit, Patience
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.worker import Worker
+
+# h11 compares an incomplete head with its bound, 16 KiB, after each piece of data. The size of the pieces is fixed
+# here, so that it does not depend on the network whether a head is refused.
+PIECE = 1 << 14
+
+# Bytes that are read at once: PIECE of a new request, so that many connections together take little time, and this of
+# a body. After each read the loop waits for Python's global lock, so that many small ones take longer.
+LARGE_READ = 1 << 18
+
+# Seconds that a refused client has to read why: data that is unread when a socket is closed discards the reply.
+LINGER_SECONDS = 2.0
+
+CODES = {408: "request_timeout", 431: "headers_too_large"}
+
+LOGGER = logging.getLogger("mlx_engine.serve")
+
+# The most connections, also where descriptors are many: each takes 6 KB, and is checked ten times a second.
+MOST_CONNECTIONS = 4096
+# Connections that asyncio accepts in one turn of its loop, before any callback runs.
+ACCEPTED_AT_ONCE = 16
+# Descriptors that are left for files, pipes, and connections that are accepted or closed at the moment.
+SPARE_DESCRIPTORS = 128
+# macOS allows no more than this where it says that it allows any number.
+OPEN_MAX = 10240
+# Seconds between two lines of the log about closed connections.
+LOG_SECONDS = 60.0
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and connections as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20), OPEN_MAX):
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            continue
+        return
+
+
+def most_connections() -> int:
+    """Return how many connections may be open, so that descriptors are left; at least 1."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    n_open = sum(1 for _ in Path("/dev/fd").iterdir())
+    return max(1, min(limit - n_open - SPARE_DESCRIPTORS, MOST_CONNECTIONS))
+
+
+class Patience(NamedTuple):
+    """How many seconds the server waits for a client.
+
+    Attributes:
+        head: for all headers of a request, after the connection was made or the last reply was sent.
+        read: for a client that reads nothing of what has been written.
+    """
+
+    head: float = 60.0
+    read: float = 30.0
+
+
+PATIENCE = Patience()
+
+
+class ConnectionLimit:
+    """The limit of the connections of a server, and the idle ones, which have no request.
+
+    Args:
+        most: the most connections.
+        clock: read for the lines of the log, in seconds.
+    """
+
+    def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._idle: dict[Connection, None] = {}  # the oldest first
+        self._n_closed, self._logged_at = 0, -LOG_SECONDS
+
+    def add(self, connection: Connection, n_open: int) -> None:
+        """Note that a connection is idle. If there are too many connections, close the oldest of the idle ones."""
+        self._idle[connection] = None
+        if n_open <= self._most:
+            return
+        oldest = next(iter(self._idle))
+        self.remove(oldest)
+        oldest.transport.abort()
+        self._n_closed += 1
+        if self._clock() - self._logged_at >= LOG_SECONDS:
+            LOGGER.warning(
+                f"more than {self._most:,} connections; closed the oldest idle ones "
+                f"({self._n_closed:,} since the last such line, which comes once a minute at most)"
+            )
+            self._n_closed, self._logged_at = 0, self._clock()
+
+    def remove(self, connection: Connection) -> None:
+        """Note that a connection is not idle any more, or is closed."""
+        self._idle.pop(connection, None)
+
+
+class Connection(H11Protocol):
+    """A connection. The server calls `check` several times a second."""
+
+    def __init__(self, *given: Any, limit: ConnectionLimit, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._limit = limit
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        transport.max_size = PIECE  # type: ignore[attr-defined]
+        self._waits_since = self._moved_at = self.loop.time()
+        self._n_unsent = 0
+        self._refused_at: float | None = None
+        self._limit.add(self, len(self.connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._limit.remove(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        self._waits_since = self.loop.time()
+        self.transport.max_size = PIECE  # type: ignore[attr-defined]
+        if not self.transport.is_closing():
+            self._limit.add(self, len(self.connections))
+        super().on_response_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data in pieces of fixed size; discard what follows a refused request."""
+        for start in range(0, len(data), PIECE):
+            if self._refused_at is None:
+                super().data_received(data[start : start + PIECE])
+        cycle = self.cycle
+        if cycle is not None and cycle.body and cycle.more_body and not cycle.response_complete:
+            # What follows is read when the body is asked for, see `Bodies`.
+            self.flow.pause_reading()
+            self.transport.max_size = LARGE_READ  # type: ignore[attr-defined]
+
+    def handle_events(self) -> None:
+        """Parse what has arrived; a request may begin."""
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._limit.remove(self)
+
+    def check(self, patience: Patience) -> None:
+        """Close the connection if the client has made the server wait for too long."""
+        now, n_unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        if not n_unsent or n_unsent < self._n_unsent:
+            self._moved_at = now
+        self._n_unsent = n_unsent
+        lingers = self._refused_at is not None and now - self._refused_at > LINGER_SECONDS
+        if lingers or now - self._moved_at > patience.read:
+            self.transport.abort()
+        elif self._waits_for_head and now - self._waits_since > patience.head:
+            if self.conn.trailing_data[0]:
+                self._refuse(408, f"only a part of the headers arrived within {patience.head:g} seconds")
+            else:
+                self.transport.close()
+
+    @property
+    def _waits_for_head(self) -> bool:
+        return self._refused_at is None and (self.cycle is None or self.cycle.response_complete)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what h11 cannot parse; called while its error is handled."""
+        error = sys.exc_info()[1]
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        what = str(error).partition(":")[0]  # without the bytes of the request
+        self._refuse(status, f"not HTTP/1.1 with a short head ({what})")
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Reply with an error in the form of the API, and close the connection when the client has had time to read."""
+        self._refused_at = self.loop.time()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        message = f"the request: {why}; correct it and send it again"
+        error = ApiError(status, message, code=CODES.get(status, "invalid_http"))
+        body = msgspec.json.encode(error.body())
+        phrase = HTTPStatus(status).phrase.encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        response = h11.Response(status_code=status, headers=headers, reason=phrase)
+        events: list[Any] = [response, h11.Data(data=body), h11.EndOfMessage()]
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
 
 # Connections that the system keeps until they are accepted.
 BACKLOG = 1024
@@ -110,8 +317,8 @@ class Server(uvicorn.Server):
                 connection.check(self._patience)
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if is_late and self._worker.n_open:
-            message = "the server: expected time to end this answer, found that it stops; send the request again later"
-            self._worker.end_jobs(ApiError(503, message, code="closing"))
+            message = "the server is shutting down"
+            self._worker.end_calls(ApiError(503, message, code="closing"))
         if self._worker.fault is not None or is_late or (self._deadline is not None and not self._worker.n_open):
             self.should_exit = True
         return await super().on_tick(counter)

@@ -11,10 +11,9 @@ import mlx_engine
 from mlx_engine.engine import Engine
 from mlx_engine.errors import ContextLengthError
 from mlx_engine.serve.errors import ApiError, cut
-from mlx_engine.serve.limits import MAX_BODY
+from mlx_engine.serve.journal import Recorder
+from mlx_engine.serve.limits import MAX_BODY, Bodies, Turns
 from mlx_engine.serve.prometheus import Metrics
-from mlx_engine.serve.recorder import Recorder
-from mlx_engine.serve.turns import Bodies, Turns
 from mlx_engine.serve.worker import Worker
 
 
@@ -28,10 +27,10 @@ class Service:
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
-        keep_alive_seconds: a stream without news gets a comment so often.
+        keep_alive_seconds: a stream without new text gets a comment so often.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
-        explains_cache: whether a reply says where a prompt leaves the prefix cache, which tells a client how far the
+        explains_cache: whether a reply says where a prompt leaves the prefix cache, which shows a client how far the
             prompt of another agrees.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
@@ -76,10 +75,10 @@ class Service:
         """The model's entry in /v1/models."""
         return {"id": self.model, "object": "model", "created": self.created, "owned_by": "mlx_engine"}
 
-    def room(self, ids: Sequence[int], n: int) -> int:
+    def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.
 
-        Nothing is cut off: the engine refuses a prompt without room.
+        Nothing is cut off: the engine refuses a prompt that leaves no token.
         """
         by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
         return max(1, min(self.context, by_memory) - len(ids))
@@ -129,5 +128,5 @@ class Service:
             ApiError: it is another model.
         """
         if name is not None and name != self.model:
-            message = f"model: expected {self.model!r}, the model of this server, found {cut(name)!r}; see /v1/models"
+            message = f"no model {cut(name)!r}; this server has {self.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_engine.serve.errors import ClientGoneError, forget
-from mlx_engine.serve.turns import SECONDS_PER_PIECE
+from mlx_engine.serve.limits import SECONDS_PER_PIECE
 
 DONE = b"data: [DONE]\n\n"
 
@@ -72,7 +72,7 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Wait until the client has closed its connection. A body that nobody reads is discarded at a bounded rate."""
+    """Wait until the client has closed its connection. A body that is not read is discarded at a bounded rate."""
     while (message := await receive())["type"] != "http.disconnect":
         if message.get("body"):
             await asyncio.sleep(SECONDS_PER_PIECE)

@@ -59,7 +59,7 @@ class PageGroup(msgspec.Struct, frozen=True):
 
     Attributes:
         window: the window, None for layers that see every token.
-        free: pages that nobody holds.
+        free: pages that neither a sequence nor the prefix cache holds.
         cached: pages that only the prefix cache holds; they can be reclaimed.
         shared: pages that an answer holds with another answer or with the prefix cache.
         owned: for each running answer, the pages that it holds alone.
@@ -251,7 +251,7 @@ def _answer_status(answer: Sequence, *, is_running: bool) -> AnswerStatus:
 
 
 def _page_group(scheduler: Scheduler, group: int) -> PageGroup:
-    """Count the pages of a group by who holds them."""
+    """Count the pages of a group by holder."""
     pool, tables = scheduler.pool, [answer.kv.pages(group) for answer in scheduler.running]
     # A page that an answer holds alone has one reference.
     owned = tuple(int((pool.references(group, table) == 1).sum()) for table in tables)

@@ -7,6 +7,7 @@ sends everything that is new to the loop in one call. A fault that is not one re
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -19,14 +20,13 @@ from mlx_engine.engine import Engine
 from mlx_engine.errors import EngineError
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
+from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.errors import ApiError
-from mlx_engine.serve.job import Job, Mark
-from mlx_engine.serve.rates import Rates
 
 # Seconds without a sign of life, while there is work, after which the engine counts as stalled.
 STALLED_SECONDS = 60.0
 
-Command = tuple[str, Job]
+Command = tuple[str, Call]
 
 
 class Load(NamedTuple):
@@ -54,11 +54,11 @@ class Load(NamedTuple):
         return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached))
 
 
-class News(NamedTuple):
+class StepUpdate(NamedTuple):
     """What a step has changed."""
 
     report: StepOutput
-    marks: Mapping[Request, Sequence[Mark]]
+    reached: Mapping[Request, Sequence[Progress]]
     load: Load
     snapshot: Any = None
 
@@ -83,7 +83,7 @@ class Worker:
         make: Callable[[], tuple[Engine, Scheduler]],
         *,
         queue: int = 64,
-        on_news: Callable[[News], None] = lambda news: None,
+        on_update: Callable[[StepUpdate], None] = lambda update: None,
         on_ready: Callable[[], None] = lambda: None,
         measure: Callable[[Engine], object] = lambda engine: None,
         snapshot: Callable[[Scheduler, StepOutput], Any] | None = None,
@@ -94,7 +94,7 @@ class Worker:
         Args:
             make: loads the model and returns it with its scheduler; called in the thread.
             queue: the largest number of answers that wait for a slot.
-            on_news: called in the event loop after each step.
+            on_update: called in the event loop after each step.
             on_ready: called in the event loop when the model has been loaded.
             measure: called in the thread after that, once: a request that arrives meanwhile waits for it.
             snapshot: called in the thread after each step; what it returns reaches the readers of `snapshots`, unless
@@ -106,14 +106,14 @@ class Worker:
         self.fault: BaseException | None = None
         self.is_closing = False
         self.rates = Rates(clock)
-        self.on_news, self.on_ready, self.measure = on_news, on_ready, measure
+        self.on_update, self.on_ready, self.measure = on_update, on_ready, measure
         self._make, self._snapshot, self._clock = make, snapshot, clock
         self._wake, self._inbox, self._is_stopping = threading.Condition(), deque[Command](), False
         self._beat = clock()
-        self._jobs: dict[Request, Job] = {}
+        self._calls: dict[Request, Call] = {}
         self._n_reserved = 0
         self._latest: Any = None
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # ---- in the event loop ----
@@ -126,7 +126,7 @@ class Worker:
     def close(self) -> None:
         """Refuse new requests, and end the readers of snapshots. Running answers continue."""
         self.is_closing = True
-        self._news.set()
+        self._updated.set()
 
     async def stop(self, seconds: float = 10.0) -> None:
         """End the thread after its step, and wait for it at most so many seconds."""
@@ -135,19 +135,19 @@ class Worker:
             self._is_stopping = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, seconds)
-        message = "the server: expected time to end this answer, found that it stops; send the request again later"
-        self.end_jobs(ApiError(503, message, code="closing"))
+        message = "the server is shutting down"
+        self.end_calls(ApiError(503, message, code="closing"))
 
     @property
     def n_open(self) -> int:
         """Number of answers that have been asked for and whose replies have not been read to their end."""
-        return sum(len(request.outputs) for request in self._jobs)
+        return sum(len(request.outputs) for request in self._calls)
 
     @property
     def n_unfinished(self) -> int:
         """Number of answers that have been asked for and have not been generated to their end."""
-        jobs = {job for job in self._jobs.values() if job.error is None}
-        return sum(mark.finish_reason is None for job in jobs for _, mark in job.outputs)
+        calls = {call for call in self._calls.values() if call.error is None}
+        return sum(progress.finish_reason is None for call in calls for _, progress in call.outputs)
 
     @property
     def state(self) -> str:
@@ -158,7 +158,7 @@ class Worker:
             return "closing"
         if self.engine is None:
             return "loading"
-        is_late = bool(self._jobs) and self._clock() - self._beat > STALLED_SECONDS
+        is_late = bool(self._calls) and self._clock() - self._beat > STALLED_SECONDS
         return "stalled" if is_late else "ok"
 
     def check_open(self) -> Engine:
@@ -168,7 +168,7 @@ class Worker:
             ApiError: the engine does not take requests now.
         """
         if self.engine is None or self.is_closing or self.fault is not None:
-            message = f"the engine: expected to be ready, found {self.state}; try again later"
+            message = f"the engine is not ready ({self.state}); try again later"
             raise ApiError(503, message, code=self.state, headers={"Retry-After": "1"})
         return self.engine
 
@@ -180,13 +180,12 @@ class Worker:
         """
         most = self.slots + self.queue
         if n > most:
-            message = f"prompt: expected at most {most} answers, the slots and the queue, found {n}; send fewer at once"
+            message = f"{n} answers are too many: slots and queue hold {most}; send fewer at once"
             raise ApiError(400, message, param="prompt", code="invalid_value")
         # A client that reads slowly takes no place of the queue.
         others = self.n_unfinished + self._n_reserved
         if others + n > most:
-            found = f"{others} answers of others"
-            message = f"the queue: expected room for {n} in {most} places, found {found}; try again after Retry-After"
+            message = f"the queue is full: {others} of {most} places are taken, {n} more do not fit; see Retry-After"
             seconds = self.rates.seconds_for(others + n - most)
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(seconds)})
 
@@ -197,7 +196,7 @@ class Worker:
         The block gets a function to call with the number of answers, when that is known.
 
         Raises:
-            ApiError: there is no room, also from this function.
+            ApiError: the queue is full, also from this function.
         """
         held = 0
 
@@ -214,86 +213,86 @@ class Worker:
             self._n_reserved -= held
 
     @asynccontextmanager
-    async def running(self, job: Job) -> AsyncIterator[Job]:
-        """Submit the requests of a job; on exit cancel those that have not ended.
+    async def running(self, call: Call) -> AsyncIterator[Call]:
+        """Submit the requests of a call; on exit cancel those that have not ended.
 
         Raises:
             ApiError: the queue is full, or the engine does not take requests now.
             EngineError: the scheduler refuses a request.
         """
         self.check_open()
-        self.check_room(job.n_answers)
-        self._jobs.update(dict.fromkeys(job.requests, job))
-        self._send("submit", job)
+        self.check_room(call.n_answers)
+        self._calls.update(dict.fromkeys(call.requests, call))
+        self._send("submit", call)
         try:
-            await job.accepted
-            yield job
+            await call.accepted
+            yield call
         finally:
-            if job.is_unfinished:
-                self._send("cancel", job)
-            for request in job.requests:
-                self._jobs.pop(request, None)
+            if call.is_unfinished:
+                self._send("cancel", call)
+            for request in call.requests:
+                self._calls.pop(request, None)
 
-    def end_jobs(self, error: ApiError) -> None:
-        """End all jobs with an error."""
-        for job in set(self._jobs.values()):
-            self._accept(job, error)
-            job.update({}, error)
+    def end_calls(self, error: ApiError) -> None:
+        """End all calls with an error."""
+        for call in set(self._calls.values()):
+            self._accept(call, error)
+            call.update({}, error)
 
     async def snapshots(self) -> AsyncIterator[Any]:
         """Yield the latest snapshot, and then each newer one; a slow reader misses those between."""
         while not self.is_closing:
-            news = self._news
+            update = self._updated
             if self._latest is not None:
                 yield self._latest
-            await news.wait()
+            await update.wait()
 
-    def _send(self, what: str, job: Job) -> None:
+    def _send(self, what: str, call: Call) -> None:
         with self._wake:
-            self._inbox.append((what, job))
+            self._inbox.append((what, call))
             self._wake.notify()
 
-    def _receive(self, news: News) -> None:
-        """Hand out the news of a step."""
-        self.load = news.load
-        for request, marks in news.marks.items():
-            job = self._jobs.get(request)
-            if job is not None:
-                job.update({request: marks}, request.error)
-        for request in news.report.ended:
+    def _receive(self, update: StepUpdate) -> None:
+        """Hand out the update of a step."""
+        self.load = update.load
+        for request, reached in update.reached.items():
+            call = self._calls.get(request)
+            if call is not None:
+                call.update({request: reached}, request.error)
+        for request in update.report.ended:
             self.rates.add_end(len(request.outputs))
-        self.on_news(news)
-        if news.snapshot is not None:
-            self._latest = news.snapshot
+        self.on_update(update)
+        if update.snapshot is not None:
+            self._latest = update.snapshot
             # Readers that wait for this event take a new one afterwards.
-            self._news.set()
-            self._news = asyncio.Event()
+            self._updated.set()
+            self._updated = asyncio.Event()
 
-    def _accept(self, job: Job, error: Exception | None) -> None:
-        if job.accepted.done():  # its client has left
+    def _accept(self, call: Call, error: Exception | None) -> None:
+        if call.accepted.done():  # its client has left
             return
         if error is None:
-            job.accepted.set_result(None)
+            call.accepted.set_result(None)
         else:
-            job.error = error
-            job.accepted.set_exception(error)
+            call.error = error
+            call.accepted.set_exception(error)
 
     def _become_ready(self, engine: Engine, slots: int, capacity: int) -> None:
         self.engine, self.slots, self.capacity = engine, slots, capacity
         self.on_ready()
 
     def _die(self, fault: BaseException) -> None:
-        """Note what ended the thread, and end all jobs."""
+        """Note what ended the thread, and end all calls."""
         self.fault = fault
-        message = "the engine: expected an answer, found that it has died; restart the server"
-        self.end_jobs(ApiError(503, message, code="dead"))
+        message = "the engine thread has died; restart the server"
+        self.end_calls(ApiError(503, message, code="dead"))
 
     # ---- in the thread ----
 
     def _post(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop has been closed: nobody reads news
+        except RuntimeError:  # the loop has been closed: nothing reads updates
             self._is_stopping = True
 
     def _run(self) -> None:
@@ -320,23 +319,23 @@ class Worker:
         return commands
 
     def _run_commands(self, scheduler: Scheduler, commands: Sequence[Command]) -> None:
-        for what, job in commands:
+        for what, call in commands:
             if what == "cancel":
-                for request in job.requests:
+                for request in call.requests:
                     scheduler.cancel(request)
                 continue
-            error = self._run_submit(scheduler, job)
-            self._post(partial(self._accept, job, error))
+            error = self._run_submit(scheduler, call)
+            self._post(partial(self._accept, call, error))
         if commands and not scheduler.has_work:
             self._run_post(scheduler, StepOutput())
 
-    def _run_submit(self, scheduler: Scheduler, job: Job) -> Exception | None:
-        """Submit all requests of a job, or none; return what the scheduler raised."""
+    def _run_submit(self, scheduler: Scheduler, call: Call) -> Exception | None:
+        """Submit all requests of a call, or none; return what the scheduler raised."""
         try:
-            for request in job.requests:
+            for request in call.requests:
                 scheduler.submit(request)
         except (EngineError, ValueError) as error:
-            for request in job.requests:
+            for request in call.requests:
                 scheduler.cancel(request)
             return error
         return None
@@ -348,7 +347,34 @@ class Worker:
 
     def _run_post(self, scheduler: Scheduler, report: StepOutput) -> None:
         """Send what a step has changed to the event loop, in one call."""
-        marks = {request: [Mark.of(output) for output in request.outputs] for request in report.requests}
+        reached = {request: [Progress.of(output) for output in request.outputs] for request in report.requests}
         load = Load.of(scheduler)
         snapshot = None if self._snapshot is None else self._snapshot(scheduler, report)
-        self._post(partial(self._receive, News(report, marks, load, snapshot)))
+        self._post(partial(self._receive, StepUpdate(report, reached, load, snapshot)))
+
+
+# The number of ends that are remembered.
+ENDS = 64
+
+
+class Rates:
+    """Measures how many answers end per second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque(maxlen=ENDS)
+
+    def add_end(self, n: int = 1) -> None:
+        """Note that n answers end now."""
+        self._ends.extend([self._clock()] * n)
+
+    def seconds_for(self, n: int) -> int:
+        """Return the expected whole seconds until n more answers have ended, at least 1.
+
+        The rate is the number of remembered ends divided by the time since the first of them. It is unknown before the
+        second; then 1 is returned.
+        """
+        if len(self._ends) < 2:
+            return 1
+        seconds = max(self._clock() - self._ends[0], 1e-9)
+        return max(1, math.ceil(n * seconds / len(self._ends)))

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from mlx_engine.tokenizer.folder import tokenizer_json
 from mlx_engine.tokenizer.gguf import from_gguf
-from mlx_engine.tokenizer.hf import from_json
-from mlx_engine.tokenizer.stream import StreamDecoder
-from mlx_engine.tokenizer.tokenizer import Tokenizer
+from mlx_engine.tokenizer.hf import from_json, tokenizer_json
+from mlx_engine.tokenizer.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_json", "load_tokenizer"]
 

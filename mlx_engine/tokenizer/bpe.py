@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 import tokenizers
-from tokenizers import models
+from tokenizers import Regex, models, pre_tokenizers
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer.metadata import Metadata
-from mlx_engine.tokenizer.rust import refusals
-from mlx_engine.tokenizer.special import TokenType
-from mlx_engine.tokenizer.split import Split
-from mlx_engine.tokenizer.vocabulary import Vocabulary
+from mlx_engine.tokenizer.tokenizer import refusals
+from mlx_engine.tokenizer.vocabulary import TokenType, Vocabulary
 
 _KEY = "tokenizer.ggml.merges"
 
@@ -96,3 +95,98 @@ def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges)
         return merges
     merges.check(ids)  # the library does not see the merges left out below
     return [pair for pair in merges if unmade.isdisjoint({*pair, "".join(pair)})]
+
+
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN_2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_SIGNS_AND_SPACES}"
+_LLAMA_3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}"
+_QWEN_3_5 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A pre-tokenizer.
+
+    Pre-tokenizers of byte-level BPE, which split text into words, by their name in `tokenizer.ggml.pre`.
+
+    A pre-tokenizer is one or several regular expressions, applied in sequence: each splits the pieces of the previous
+    one into its matches and the text between them.
+
+    Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for `gpt-2`, `smollm` and `default`; the
+    `tokenizer.json` of Qwen2, Qwen3.5 and Llama 3 for the others, which llama.cpp rewrites without `(?i:)`.
+    """
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    """A word that is a token becomes that token without merging (`ignore_merges`)."""
+    add_bos: bool = False
+    """Add a BOS if the file does not say."""
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Return the library's pre-tokenizer: split into words, then map each byte to its character."""
+        cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+_gpt_2 = Split((_GPT_2,))
+_qwen_2 = Split((_QWEN_2,))
+_digit_by_digit = Split((r"\p{N}", _GPT_2))
+_llama_3 = Split((_LLAMA_3,), whole_words=True, add_bos=True)
+_merging_llama_3 = Split((_LLAMA_3,))
+
+SPLITS: dict[str, Split] = {
+    "gpt-2": _gpt_2,
+    "phi-2": _gpt_2,
+    "mpt": _gpt_2,
+    "olmo": _gpt_2,
+    "exaone4": _gpt_2,
+    "qwen2": _qwen_2,
+    "deepseek-r1-qwen": _qwen_2,
+    "stablelm2": _qwen_2,
+    "megrez": _qwen_2,
+    "qwen35": Split((_QWEN_3_5,)),
+    "llama-bpe": _llama_3,
+    "llama3": _llama_3,
+    "llama-v3": _llama_3,
+    "falcon3": _llama_3,
+    "falcon-h1": _llama_3,
+    "lfm2": _llama_3,
+    "dbrx": _merging_llama_3,
+    "smaug-bpe": _merging_llama_3,
+    "smollm": _digit_by_digit,
+    "starcoder": _digit_by_digit,
+    "refact": _digit_by_digit,
+    "command-r": _digit_by_digit,
+    "codeshell": _digit_by_digit,
+    "exaone": _digit_by_digit,
+    # For files older than the key; llama.cpp uses it with a warning.
+    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+}
+
+
+def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
+    """Return the name of a pre-tokenizer in a `tokenizer.json` (the best known of several), or None if unknown."""
+    steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
+    if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
+        return None
+    # A last step that does not split only maps bytes.
+    cuts = tuple(pattern for pattern in map(_pattern, steps) if pattern != "")
+    return next((n for n, split in SPLITS.items() if (split.patterns, split.whole_words) == (cuts, whole_words)), None)
+
+
+def _pattern(step: Any) -> str | None:
+    """Return the pattern of a split step, "" for a step that does not split, None for any other step."""
+    match step:
+        case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
+            return pattern
+        case {"type": "Digits", "individual_digits": True}:
+            return r"\p{N}"
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
+            return _GPT_2 if use_regex else ""
+    return None

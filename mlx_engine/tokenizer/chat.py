@@ -1,21 +1,232 @@
 """Encode a conversation with the model's chat template. Messages cannot forge control tokens.
 
 A control token (marker) that the template writes becomes its one id; the same characters in a message are encoded as
-plain text. If no message spells a control token, the ids are those of the whole rendered text, equal to transformers':
-the text is not split where messages begin and end.
+plain text. If no message spells a control token, the ids are those of the whole rendered text, equal to
+transformers': the text is not split where messages begin and end.
+
+In a *marked text* MARK stands before every control token (marker) that the template wrote. The same characters without
+MARK came from a message, and are encoded as plain text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 from mlx_engine.errors import ChatTemplateError, OptionError
-from mlx_engine.tokenizer.chat_prompt import ChatPrompt, TemplateInput
-from mlx_engine.tokenizer.history import History
-from mlx_engine.tokenizer.markers import MARK, Check, Markers, unchecked
-from mlx_engine.tokenizer.messages import HALF, Message
+from mlx_engine.machine.forks import kept_over_forks
+from mlx_engine.tokenizer.chat_prompt import HALF, ROLES, ChatPrompt, Message, TemplateInput
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, Limits
 from mlx_engine.tokenizer.tokenizer import Tokenizer
+
+# A low surrogate: no text that UTF-8 can encode has one.
+MARK = "\udc00"
+
+# Called before each encoding with its text; it may raise, which ends the work.
+Check: TypeAlias = Callable[[str], None]
+
+
+def unchecked(text: str) -> None:
+    """Let every text be encoded."""
+
+
+@dataclass(frozen=True)
+class Markers:
+    """The markers of a tokenizer's chat template.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        ids: the id of each marker, by its text.
+        always: the texts of user-defined tokens among them, which `encode` finds in any text.
+    """
+
+    tokenizer: Tokenizer
+    ids: Mapping[str, int]
+    always: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, roles: Iterable[str] = ()) -> Markers:
+        """Return the control tokens, and the user-defined tokens that the template writes.
+
+        A template may compose a token, as in `'<|' + role + '|>'`; `roles` are roles other than OpenAI's.
+        """
+        template, known = tokenizer.chat_template or "", {*ROLES, *roles}
+
+        def is_written(text: str) -> bool:
+            parts = (text.split(role) for role in known if role in text)
+            return text in template or any(all(part in template for part in around) for around in parts)
+
+        found = tokenizer.user_defined_tokens.items()
+        always = {text: i for text, i in found if len(text.strip()) > 2 and is_written(text)}
+        ids = {text: i for text, i in (tokenizer.special_tokens | always).items() if text}
+        return cls(tokenizer, ids, tuple(always))
+
+    @cached_property
+    def values(self) -> frozenset[int]:
+        """The ids of all markers."""
+        return frozenset(self.ids.values())
+
+    @cached_property
+    def _spelled(self) -> re.Pattern[str]:
+        longest_first = sorted(self.ids, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    @cached_property
+    def _written(self) -> re.Pattern[str]:
+        return re.compile(f"{MARK}({self._spelled.pattern})")
+
+    @cached_property
+    def _cuts(self) -> re.Pattern[str]:
+        """The places inside user-defined markers: text that is cut there holds none of them."""
+        around = (f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in self.always)
+        return re.compile("|".join(around) or "(?!)")
+
+    def mark(self, text: str) -> str:
+        """Return the text with every marker that it spells marked."""
+        return self._spelled.sub(lambda match: MARK + match[0], text)
+
+    def written(self, marked: str) -> list[int]:
+        """Return the ids of the markers in a marked text."""
+        return [self.ids[match[1]] for match in self._written.finditer(marked)]
+
+    def among(self, ids: Iterable[int]) -> list[int]:
+        """Return the ids that are markers."""
+        return [i for i in ids if i in self.values]
+
+    def encode(self, marked: str, check: Check = unchecked) -> list[int]:
+        """Return the ids of a marked text.
+
+        If no message spells a marker, the whole text is encoded at once: the same ids as transformers gives. If one
+        does, the parts between the template's own markers are encoded as plain text.
+
+        Raises:
+            TokenizerError: the vocabulary cannot encode the text.
+            Exception: what `check` raises.
+        """
+        text = marked.replace(MARK, "")
+        check(text)
+        ids = self.tokenizer.encode(text, special=True)
+        if self.among(ids) == self.written(marked):
+            return ids
+        ids, at = [], 0
+        for match in self._written.finditer(marked):
+            ids += [*self._plain(marked[at : match.start()], check), self.ids[match[1]]]
+            at = match.end()
+        return ids + self._plain(marked[at:], check)
+
+    def _plain(self, text: str, check: Check) -> list[int]:
+        check(text)
+        forbidden = {self.ids[marker] for marker in self.always}
+        return [i for piece in self._cuts.split(text) for i in _without(self.tokenizer, piece, forbidden)]
+
+
+def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
+    """Encode plain text without these ids. A normaliser may produce one; splitting the text there prevents it."""
+    ids = tokenizer.encode(text)
+    if len(text) < 2 or not any(i in forbidden for i in ids):
+        return ids
+    half = len(text) // 2
+    return [*_without(tokenizer, text[:half], forbidden), *_without(tokenizer, text[half:], forbidden)]
+
+
+ITEM_BYTES = array("I").itemsize
+
+
+class History:
+    """Texts of conversations and their token ids, the least recently used dropped first. Thread-safe.
+
+    Texts are marked (see the module): a message that spells a control token differs from a template that wrote it.
+
+    The token ids of earlier prompts and answers, so that a conversation continues with the ids that the model
+    generated.
+
+    Encoding the text of an answer again may give other ids than the model generated for it. The next turn would then
+    differ from the tokens whose keys and values are cached. A `History` keeps the ids with their text; `chat_ids` uses
+    them where the next prompt begins with the same text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_entries: int = 1024, max_tokens: int = 1 << 20) -> None:
+        """Make an empty history.
+
+        Args:
+            tokenizer: the tokenizer of all its ids.
+            max_entries: the largest number of texts.
+            max_tokens: the largest number of ids of all texts together; an id takes four bytes.
+        """
+        self._markers = Markers.of(tokenizer)
+        self._max_entries, self._max_tokens = max_entries, max_tokens
+        self._texts: OrderedDict[bytes, str] = OrderedDict()  # by ids, the most recently used last
+        self._n_bytes = 0
+        self._lock = kept_over_forks(threading.Lock())
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add_prompt(self, ids: Sequence[int], marked: str) -> None:
+        """Remember the ids of a rendered conversation; `marked` is its marked text."""
+        with self._lock:
+            self._add(_packed(ids), marked)
+
+    def add_answer(self, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
+        """Remember the ids of an answer; do nothing if its prompt has been dropped.
+
+        The end-of-turn token is left out: the template writes it, and so decides which one follows.
+        """
+        generated = list(generated_ids)
+        while generated and generated[-1] in self._markers.tokenizer.eog_ids:
+            generated.pop()
+        prompt = _packed(prompt_ids)
+        answer = self._marked(generated)
+        with self._lock:
+            if (text := self._texts.get(prompt)) is not None:
+                self._add(prompt + _packed(generated), text + answer)
+
+    def beginnings(self, marked: str) -> Iterator[tuple[str, list[int]]]:
+        """Yield the remembered texts with which a marked text begins, and their ids; the longest text first.
+
+        Only texts after which a marker of the template follows. Text on both sides of a marker is encoded separately,
+        so the rest may be encoded alone. Anywhere else the encoding of the rest would depend on the text before it.
+        """
+        with self._lock:
+            found = [
+                (text, ids)
+                for ids, text in self._texts.items()
+                if marked.startswith(text) and marked.startswith(MARK, len(text))
+            ]
+        for text, ids in sorted(found, key=lambda entry: len(entry[0]), reverse=True):
+            with self._lock:
+                if ids in self._texts:
+                    self._texts.move_to_end(ids)
+            yield text, array("I", ids).tolist()
+
+    def _add(self, ids: bytes, text: str) -> None:
+        self._n_bytes += 0 if ids in self._texts else len(ids)
+        self._texts[ids] = text
+        self._texts.move_to_end(ids)
+        while len(self._texts) > self._max_entries or self._n_bytes > self._max_tokens * ITEM_BYTES:
+            dropped, _ = self._texts.popitem(last=False)
+            self._n_bytes -= len(dropped)
+
+    def _marked(self, ids: Sequence[int]) -> str:
+        """Return the text of generated ids, with the markers among them marked."""
+        stream, values, pieces = self._markers.tokenizer.stream(at_start=False), self._markers.values, []
+        for i in ids:
+            # A marker ends an incomplete character; the stream returns both, the marker last.
+            piece = stream.add(i)
+            marker = self._markers.tokenizer.token(i) if i in values else ""
+            pieces.append(piece.removesuffix(marker) + MARK + marker if marker else piece)
+        return "".join([*pieces, stream.finish()])
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()
+
 
 # Stand-ins are high surrogates, which occur in no text that UTF-8 can encode.
 STAND_INS = range(0xD800, 0xDC00)
@@ -32,7 +243,7 @@ def chat_ids(
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
     A BOS is added if the file asks for one and the template has not written it. Roles are trusted: a program that takes
-    them from outside must restrict them (`messages.ROLES`). All other texts of a message are not.
+    them from outside must restrict them (`chat_prompt.ROLES`). All other texts of a message are not.
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.
@@ -75,7 +286,7 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
 
 
 def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits) -> str:
-    """Return the rendered conversation as a marked text (see `markers`)."""
+    """Return the rendered conversation as a marked text (see the module)."""
     said = "".join(prepared.texts())
     # The template wrote a marker if neither its first nor its last character came from a message.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in said)

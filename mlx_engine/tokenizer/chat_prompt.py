@@ -1,4 +1,4 @@
-"""What a chat template reads: messages, tools, documents, and variables such as `enable_thinking`."""
+"""What a chat template reads: messages in the form of OpenAI's API, tools, documents, and other variables."""
 
 from __future__ import annotations
 
@@ -6,19 +6,166 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from mlx_engine.errors import ChatTemplateError, OptionError, shown
-from mlx_engine.tokenizer.messages import (
-    HALF,
-    MAX_DEPTH,
-    Message,
-    for_template,
-    is_json,
-    map_texts,
-    map_values,
-    texts_of,
-)
+
+Message: TypeAlias = Mapping[str, Any]
+"""A role, and a content: text, or a list of `{"type": "text", "text": ...}`. Also `name`, `reasoning_content`,
+`tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
+
+ROLES = ("developer", "system", "user", "assistant", "tool")
+"""The roles of OpenAI's API. Some templates have others."""
+
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which UTF-8 cannot encode."""
+
+TEXT_KEYS = ("name", "tool_call_id", "reasoning_content")
+KEYS = {"role", "content", "tool_calls", *TEXT_KEYS}
+CALL_KEYS = {"id", "type", "function"}
+
+ROLE = re.compile(r"[A-Za-z0-9_.-]+")
+
+# A loop over the parts of a content, as templates of multimodal models have.
+READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\.)?content\b|\bfor\s+\w+\s+in\s+\w+\[['"]content['"]\]""")
+
+# Deeper arguments would exhaust the stack of a recursive reader.
+MAX_DEPTH = 64
+
+
+def messages_for_template(messages: Sequence[Message], template: str, where: str) -> list[dict[str, Any]]:
+    """Return the messages as this template reads them; `where` names the template's file.
+
+    Text parts are joined with spaces, as transformers' server does, unless the template reads parts. The role
+    `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out, as
+    transformers does.
+
+    Raises:
+        OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
+        ChatTemplateError: there are tool calls, and the template does not read them.
+    """
+    sound = isinstance(messages, Sequence) and not isinstance(messages, str | bytes) and len(messages) > 0
+    sound = sound and all(isinstance(message, Mapping) for message in messages)
+    _require(sound, "messages", 'a list of {"role": ..., "content": ...}', messages)
+    prepared = []
+    has_developer, reads_parts = "developer" in template, READS_PARTS.search(template) is not None
+    for i, message in enumerate(messages):
+        present = {key: value for key, value in message.items() if value not in (None, [])}
+        _check_message(present, f"messages[{i}]")
+        content = present.get("content")
+        if isinstance(content, list | tuple) and not reads_parts:
+            present["content"] = " ".join(part["text"] for part in content)
+        if present["role"] == "developer" and not has_developer:
+            present["role"] = "system"
+        if "reasoning_content" in present:
+            present["thinking"] = present["reasoning_content"]  # gpt-oss's name of it, which transformers adds too
+        prepared.append(present)
+    if "tool_calls" not in template and any("tool_calls" in message for message in prepared):
+        hint = "leave out the tool calls, or use a model that is made for them"
+        raise ChatTemplateError(where=where, found="one that does not read tool_calls", hint=hint)
+    return prepared
+
+
+def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the message with every text changed that its author chose: all but the role and the types."""
+    return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
+
+
+def texts(message: Message) -> list[str]:
+    """Return the texts that `map_texts` changes."""
+    return texts_of(lambda note: map_texts(message, note))
+
+
+def texts_of(visit: Callable[[Callable[[str], str]], object]) -> list[str]:
+    """Return the texts that `visit` gives to its argument."""
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    visit(note)
+    return found
+
+
+def map_values(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every text and every key changed."""
+    return _map(value, change, is_data=True)
+
+
+def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
+    """Change the texts of a value. Keys and types belong to the API's form, except inside the arguments of a call."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_map(item, change, is_data=is_data) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if is_data:
+        return {change(key): _map(item, change, is_data=True) for key, item in value.items()}
+    return {
+        key: item if key == "type" else _map(item, change, is_data=key == "arguments") for key, item in value.items()
+    }
+
+
+def _check_message(message: Mapping[str, Any], at: str) -> None:
+    """Check the fields of a message; `at` is its place, for errors."""
+    unknown = next((key for key in message if key not in KEYS), None)
+    _require(unknown is None, at, f"only {', '.join(sorted(KEYS))}", unknown)
+    role = message.get("role")
+    is_role = isinstance(role, str) and ROLE.fullmatch(role) is not None
+    _require(is_role, f"{at}.role", f"{', '.join(ROLES)}, or another word", role)
+    for key in TEXT_KEYS:
+        _require(isinstance(message.get(key, ""), str), f"{at}.{key}", "text", message.get(key))
+    calls = message.get("tool_calls", [])
+    _require(not calls or role == "assistant", f"{at}.role", "assistant, for tool_calls", role)
+    _check_content(message.get("content"), f"{at}.content", is_optional=bool(calls))
+    _require(isinstance(calls, list | tuple), f"{at}.tool_calls", "a list", calls)
+    for i, call in enumerate(calls):
+        _check_call(call, f"{at}.tool_calls[{i}]")
+    halves = next((text for text in texts(message) if HALF.search(text)), None)
+    _require(halves is None, at, "text that UTF-8 can write", halves)
+
+
+def _check_content(content: Any, at: str, *, is_optional: bool) -> None:
+    if isinstance(content, str) or (content is None and is_optional):
+        return
+    is_list = isinstance(content, list | tuple) and len(content) > 0
+    _require(is_list, at, 'text, or a list of {"type": "text", "text": ...}', content)
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        _require(kind == "text", f"{at}[{i}]", "a part of type text (the only type implemented)", kind)
+        is_text = part.keys() == {"type", "text"} and isinstance(part["text"], str)
+        _require(is_text, f"{at}[{i}]", '{"type": "text", "text": ...}', part)
+
+
+def _check_call(call: Any, at: str) -> None:
+    form = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
+    function = call.get("function") if isinstance(call, Mapping) and call.keys() <= CALL_KEYS else None
+    given = function if isinstance(function, Mapping) else {}
+    sound = given.keys() == {"name", "arguments"} and isinstance(given["name"], str)
+    sound = sound and isinstance(call.get("id", ""), str) and call.get("type", "function") == "function"
+    _require(sound, at, form, call)
+    arguments = given["arguments"]
+    sound = isinstance(arguments, str | Mapping) and is_json(arguments, MAX_DEPTH)
+    _require(sound, f"{at}.function.arguments", "JSON text, or an object of JSON values", arguments)
+
+
+def is_json(value: Any, depth: int) -> bool:
+    """Return whether a value can be written as JSON, with objects and lists nested at most `depth` deep."""
+    if isinstance(value, Mapping):
+        inner = list(value.values())
+        return depth > 0 and all(isinstance(k, str) for k in value) and all(is_json(v, depth - 1) for v in inner)
+    if isinstance(value, list | tuple):
+        return depth > 0 and all(is_json(item, depth - 1) for item in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _require(holds: bool, at: str, expected: str, found: object) -> None:
+    if not holds:
+        message = f"{at} must be {expected}, not {shown(found)}"
+        raise OptionError(message, option="messages", expected=f"{at} to be {expected}", found=found)
+
 
 # Variables that every template gets from other places, so that no caller may set them.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
@@ -37,7 +184,7 @@ class ChatPrompt:
     """A conversation and what else its template reads.
 
     Attributes:
-        messages: see `messages.Message`.
+        messages: see `Message`.
         tools: descriptions of functions as JSON Schema, in the form of OpenAI's API.
         documents: mappings with the keys that the template reads, usually `title` and `text`.
         variables: other variables of the template, by name.
@@ -55,7 +202,7 @@ class ChatPrompt:
             OptionError: a part has another form, or the template does not read one of the variables.
             ChatTemplateError: there are tools, documents or tool calls, and the template does not read them.
         """
-        messages = for_template(self.messages, template, where)
+        messages = messages_for_template(self.messages, template, where)
         _check_variables(self.variables, template)
         for name in ("tools", "documents"):
             given = getattr(self, name)

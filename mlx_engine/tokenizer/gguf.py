@@ -9,14 +9,22 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.tokenizer.bpe import Merges, byte_level_bpe
-from mlx_engine.tokenizer.character_bpe import character_bpe
+from mlx_engine.tokenizer.bpe import SPLITS, Merges, byte_level_bpe
 from mlx_engine.tokenizer.metadata import Metadata
-from mlx_engine.tokenizer.special import END_KEYS, END_NAMES, TokenType, named_end_ids
-from mlx_engine.tokenizer.split import SPLITS
-from mlx_engine.tokenizer.spm import spm
+from mlx_engine.tokenizer.spm import character_bpe, spm
 from mlx_engine.tokenizer.tokenizer import Tokenizer, mark_special
-from mlx_engine.tokenizer.vocabulary import BYTE_TOKEN, SPACE_MARK, Kind, SpacePrefix, Vocabulary, type_array
+from mlx_engine.tokenizer.vocabulary import (
+    BYTE_TOKEN,
+    END_KEYS,
+    END_NAMES,
+    SPACE_MARK,
+    Kind,
+    SpacePrefix,
+    TokenType,
+    Vocabulary,
+    named_end_ids,
+    type_array,
+)
 
 _log = logging.getLogger(__name__)
 # Gemma 4's tokens are written as SPM's; merges produce them in place of scores.

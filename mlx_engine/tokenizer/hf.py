@@ -1,7 +1,7 @@
 """Build a tokenizer from Hugging Face's `tokenizer.json` and the configuration files in the same folder.
 
 The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
-GGUF files and `tokenizer.json` stream alike; the decoder in the file only tells byte-level BPE from SPM.
+GGUF files and `tokenizer.json` stream alike; the decoder in the file only distinguishes byte-level BPE from SPM.
 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this one. A damaged file may
 end in a Rust panic, ask for gigabytes, which aborts the process, or have a regular expression that backtracks for
@@ -23,11 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.hf_folder import read_json
-from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
-from mlx_engine.checkpoint.paths import read_file
-from mlx_engine.errors import TokenizerError, shown
+from mlx_engine.checkpoint.paths import POINTER_BYTES, read_file, refuse_pointer
+from mlx_engine.errors import SourceError, TokenizerError, shown
 from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess, printable
-from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import (
     BYTE_TOKEN,
@@ -35,7 +33,9 @@ from mlx_engine.tokenizer.vocabulary import (
     SPACE_MARK,
     Kind,
     SpacePrefix,
+    TokenType,
     Vocabulary,
+    named_end_ids,
 )
 
 _MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published vocabularies have up to a million tokens
@@ -77,10 +77,10 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
         raise TokenizerError(f"{where}: expected a tokenizer.json, found an empty file; download the file again")
     core = FileTokenizer(text, where)
     loaded = core.loaded
-    beside = _Beside(path.parent)
+    config = _FolderConfig(path.parent)
     kind = loaded.kind(where)
     ids = loaded.ids
-    size = max(max(ids.values(), default=-1) + 1, beside.vocab_size)
+    size = max(max(ids.values(), default=-1) + 1, config.vocab_size)
     if not 0 < size <= _MAX_VOCAB:
         raise TokenizerError(
             f"{where}: expected ids from 0 to at most {_MAX_VOCAB - 1:,}, found a vocabulary of {size:,}; "
@@ -89,9 +89,9 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
     tokens = [""] * size
     for token, token_id in ids.items():
         tokens[token_id] = token
-    bos_id = beside.token_id("bos", ids, size)
-    eos_id = beside.token_id("eos", ids, size)
-    ends = {i for i in beside.listed("eos") if i < size} | named_end_ids(ids)
+    bos_id = config.token_id("bos", ids, size)
+    eos_id = config.token_id("eos", ids, size)
+    ends = {i for i in config.listed("eos") if i < size} | named_end_ids(ids)
     vocabulary = Vocabulary(
         where=where,
         kind=kind,
@@ -100,10 +100,10 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
         bos_id=bos_id,
         eos_id=eos_id,
         eog_ids=frozenset(ends if eos_id is None else ends | {eos_id}),
-        add_bos=bos_id is not None and beside.add_bos(loaded.first == [bos_id]),
+        add_bos=bos_id is not None and config.add_bos(loaded.first == [bos_id]),
         space_prefix=loaded.space_prefix,
-        chat_template=beside.chat_template,
-        pad_id=beside.token_id("pad", ids, size),
+        chat_template=config.chat_template,
+        pad_id=config.token_id("pad", ids, size),
     )
     return vocabulary, core
 
@@ -180,7 +180,7 @@ class Loaded:
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
         first: the first id that the post-processor adds, if any.
-        trims: whether an added token takes the white space beside it along.
+        trims: whether an added token takes the white space around it along.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
     """
 
@@ -248,7 +248,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, eq=False)
-class _Beside:
+class _FolderConfig:
     """The configuration files in the folder of a tokenizer.json."""
 
     folder: Path
@@ -300,7 +300,7 @@ class _Beside:
     def _error(self, key: str, found: str) -> TokenizerError:
         return TokenizerError(
             f"{self.folder}: expected {key} to be a token of tokenizer.json, found {found}; "
-            "the files beside it belong to another model"
+            "the files in its folder belong to another model"
         )
 
     def add_bos(self, is_first: bool) -> bool:
@@ -319,3 +319,33 @@ class _Beside:
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
             template = named.get("default")
         return template if isinstance(template, str) else None
+
+
+# Other forms of tokenizers, which transformers reads, and the older form of Mistral, which it does not.
+_OTHER_FORMS = {
+    "tokenizer.model": "a SentencePiece model",
+    "vocab.json": "an older form of byte-level BPE",
+    "tekken.json": "Mistral's own form",
+}
+_JSON_HINT = (
+    "download tokenizer.json, which many models have, too, or write it with transformers, "
+    """`python -c "from transformers import AutoTokenizer as T; T.from_pretrained({0!r}).save_pretrained({0!r})"`"""
+)
+
+
+def tokenizer_json(folder: Path) -> Path:
+    """Return the path of the tokenizer.json of a folder.
+
+    Raises:
+        SourceError: there is none; the message names other forms of a tokenizer in the folder.
+    """
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return path
+    other = next((name for name in _OTHER_FORMS if (folder / name).exists()), None)
+    if other is None:
+        found, hint = "", "download it too, or name a file that has a tokenizer"
+    else:
+        found = f", only {other}, {_OTHER_FORMS[other]}, which is not read here"
+        hint = _JSON_HINT.format(str(folder))
+    raise SourceError(f"{folder}: no tokenizer.json{found}; {hint}")

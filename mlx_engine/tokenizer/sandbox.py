@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 ENCODING, HALVES = "utf-8", "surrogatepass"
 
 
+class _Dict:
+    """The type `dict` as a template may use it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
 def environment() -> ImmutableSandboxedEnvironment:
     """Return a Jinja environment set up as in transformers, for which chat templates are written.
 
@@ -62,32 +78,16 @@ def environment() -> ImmutableSandboxedEnvironment:
                 raise SecurityError(f"a namespace cannot have {name!r}")
             Namespace.__setitem__(self, name, value)
 
-    class Dict:
-        """The type `dict` as a template may use it."""
-
-        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-            return dict(*args, **kwargs)
-
-        def fromkeys(self, *args: Any) -> dict[Any, Any]:
-            return dict.fromkeys(*args)
-
     def raise_exception(message: object) -> None:
         raise TemplateError(str(message))
 
-    def strftime_now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)
-
-    def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
-               sort_keys: bool = False) -> str:  # fmt: skip
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = tojson
+    made.filters["tojson"] = _to_json
     made.globals |= {
         "raise_exception": raise_exception,
-        "strftime_now": strftime_now,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
         "namespace": Names,
-        "dict": Dict(),
+        "dict": _Dict(),
     }
     return made
 

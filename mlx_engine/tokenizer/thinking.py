@@ -1,4 +1,4 @@
-"""Reasoning in an answer: the text between the think markers of a model, told from the answer that follows."""
+"""Reasoning in an answer: the text between the think markers of a model, separated from the answer that follows."""
 
 from __future__ import annotations
 

@@ -1,24 +1,24 @@
-"""The tokenizer: encode text to token ids and decode them."""
+"""The tokenizer: encode text to token ids, decode them at once or one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import codecs
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.rust import refusals, steps_of
-from mlx_engine.tokenizer.special import TokenType
-from mlx_engine.tokenizer.stream import StreamDecoder
-from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, Vocabulary
+from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, SpacePrefix, TokenType, Vocabulary
 
 if TYPE_CHECKING:
-    from mlx_engine.tokenizer.hf import FileTokenizer
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
+
 
 # Longer texts are encoded without Python's global lock, so that other threads run meanwhile. Shorter ones take less
 # than 10 ms, and do not make the library start its thread pool, about which old versions warn in forked processes.
@@ -28,6 +28,23 @@ SHORT = 1 << 13
 NORMAL_FORMS, SHRINKING = ("NFC", "NFD", "NFKC", "NFKD"), 4
 
 
+class Sandboxed(Protocol):
+    """The tokenizers library in another process, which runs a third party's `tokenizer.json` (`hf.FileTokenizer`)."""
+
+    @property
+    def loaded(self) -> Any:
+        """What is in the file (`hf.Loaded`)."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token; None if there is no such token."""
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a text; with `special`, of special tokens that it spells, too."""
+
+    def to_str(self) -> str:
+        """Return the `tokenizer.json` as the library writes it."""
+
+
 class Tokenizer:
     """A model's tokenizer, created by `from_gguf`, `from_json` or `load_tokenizer`. Thread-safe.
 
@@ -35,7 +52,7 @@ class Tokenizer:
     space; and a `tokenizer.json` may normalise text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | FileTokenizer) -> None:
+    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | Sandboxed) -> None:
         self._vocabulary = vocabulary
         self._core = core
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
@@ -162,7 +179,7 @@ class Tokenizer:
         vocabulary and the merges; only the added tokens are there twice.
         """
         whole = self._core
-        assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `FileTokenizer` takes the setting per text
+        assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `Sandboxed` one takes the setting per text
         core = tokenizers.Tokenizer(whole.model)
         for step in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(whole, step)) is not None:
@@ -273,3 +290,59 @@ def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
     for special, ids in ((True, control), (False, always)):
         added = [AddedToken(vocabulary.tokens[i], special=special, normalized=False) for i in ids]
         (core.add_special_tokens if special else core.add_tokens)(added)
+
+
+class StreamDecoder:
+    """Incremental decoder: the concatenated results of `add` and `finish` equal `decode` of all ids.
+
+    A character whose bytes are spread over several tokens is returned with the last of them; invalid bytes are returned
+    as U+FFFD. No id is decoded twice, so a stream of n ids takes O(n) time.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = False, at_start: bool = True) -> None:
+        self._vocabulary = vocabulary
+        self._skip_special = skip_special
+        self._drop_space = at_start and vocabulary.space_prefix is not SpacePrefix.NEVER
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token_id: int) -> str:
+        """Add a token and return the text that it completes; often empty.
+
+        Raises:
+            TokenizerError: the vocabulary has no such id.
+        """
+        vocabulary = self._vocabulary
+        vocabulary.check(token_id)
+        piece = vocabulary.piece(token_id)
+        if token_id in vocabulary.literal_ids:
+            skipped = self._skip_special and token_id in vocabulary.control_ids
+            piece = b"" if skipped else piece
+            self._drop_space = vocabulary.space_prefix is SpacePrefix.SECTION or (skipped and self._drop_space)
+        elif self._drop_space:
+            self._drop_space = False
+            piece = piece.removeprefix(b" ")
+        return self._utf8.decode(piece)
+
+    def finish(self) -> str:
+        """End the stream: return U+FFFD for an incomplete character, else an empty text."""
+        return self._utf8.decode(b"", final=True)
+
+
+@contextmanager
+def refusals(where: str, what: str) -> Iterator[None]:
+    """Convert the library's failures in this block to TokenizerError; other exceptions pass."""
+    try:
+        yield
+    except BaseException as problem:  # a Rust panic is not an Exception, and its class has no public name
+        if type(problem) is not Exception and type(problem).__name__ != "PanicException":
+            raise
+        reason = (str(problem).splitlines() or ["no reason given"])[0]
+        raise TokenizerError(f"{where}: {what}; the tokenizers library says: {reason:.300}") from None
+
+
+def steps_of(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a normaliser, pre-tokenizer or decoder as JSON; a sequence has several."""
+    if component is not None:
+        state = json.loads(component.__getstate__())
+        lists = [value for value in state.values() if isinstance(value, list)]
+        yield from lists[0] if state["type"] == "Sequence" else [state]

@@ -1,11 +1,11 @@
-"""A vocabulary: tokens, their types and roles. Common to GGUF files and `tokenizer.json`."""
+"""A vocabulary: tokens, their types and roles. Token types of GGUF, and the tokens that end a generation."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import ChatTemplateError, TokenizerError
-from mlx_engine.tokenizer.special import TokenType
 
 Kind = Literal["byte-level BPE", "SPM"]
 
@@ -154,3 +153,42 @@ def type_array(values: Any) -> NDArray[np.int8]:
     """Return token types as int8; numbers that GGUF does not define become UNDEFINED."""
     types = np.asarray(values)
     return np.where((types >= 0) & (types <= max(TokenType)), types, TokenType.UNDEFINED).astype(np.int8)
+
+
+END_NAMES = frozenset(
+    {
+        "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>",
+        "<EOT>", "_<EOT>", "[EOT]", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "[e~[",
+        # Fill-in-the-middle: padding, next repository, next file. A code model generates one at the end of a file.
+        "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
+        "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+    }
+)  # fmt: skip
+"""Token texts that end a generation whatever their type: files often mark only one of these tokens as EOS.
+
+Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_vocab::impl::load`, at 00ad355e.
+"""
+
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+"""GGUF keys, each with the id of one such token."""
+
+
+class TokenType(IntEnum):
+    """The numbers in `tokenizer.ggml.token_type`."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def named_end_ids(ids: Mapping[str, int]) -> frozenset[int]:
+    """Return the ids of tokens in `ids` (text to id) whose text marks the end of a generation."""
+    names = END_NAMES & ids.keys()
+    if {"<|return|>", "<|call|>"} <= names or {"<|calls|>", "<|flush|>"} <= names:
+        names -= {"<|end|>"}  # in these vocabularies it ends a message, but not the turn
+    return frozenset(ids[name] for name in names)

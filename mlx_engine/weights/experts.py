@@ -25,7 +25,7 @@ from mlx_engine.config.declared import Naming
 from mlx_engine.config.settings import Settings
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 # Far above any model. A damaged count would make a list of millions of missing tensors.
 MOST_EXPERTS = 100_000
@@ -63,7 +63,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of experts in each layer. In config.json its key depends on who wrote the file.
+    """The number of experts in each layer. In config.json its key depends on the program that wrote the file.
 
     Attributes:
         published: the key in published files of the architecture.
@@ -147,9 +147,9 @@ def _tensors(
     half = None if PARTS[part] == "down" else (part * size[0], 2 * size[0])
     gguf = _form(
         checkpoint,
-        lambda e: Stored(f"{stem}_exps.weight", expert=(e, n)),
-        lambda e: Stored(f"{stem}.{e}.weight"),
-        lambda e: Stored(f"blk.{i}.ffn_gate_up_exps.weight", rows=half, expert=(e, n)),
+        lambda e: TensorLayout(f"{stem}_exps.weight", expert=(e, n)),
+        lambda e: TensorLayout(f"{stem}.{e}.weight"),
+        lambda e: TensorLayout(f"blk.{i}.ffn_gate_up_exps.weight", rows=half, expert=(e, n)),
     )
     if names.interleaved:
         hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
@@ -158,9 +158,9 @@ def _tensors(
     hf = _form(
         checkpoint,
         *(fused if names.is_fused else ()),
-        *(lambda e, block=block: Stored(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
+        *(lambda e, block=block: TensorLayout(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
         *(
-            lambda e, block=block: Stored(f"{block}.{names.stacked}.{PARTS[part]}_proj.weight", expert=(e, n))
+            lambda e, block=block: TensorLayout(f"{block}.{names.stacked}.{PARTS[part]}_proj.weight", expert=(e, n))
             for block in blocks
         ),
         *fused,
@@ -168,27 +168,27 @@ def _tensors(
     return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
 
 
-def _fused(stem: str, part: str, width: int, expert: tuple[int, int]) -> Stored:
+def _fused(stem: str, part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
     """Return a part of transformers' fused tensors: gate is the first half of gate_up_proj's rows, up the second."""
     if part == "down":
-        return Stored(f"{stem}.down_proj", expert=expert)
-    return Stored(f"{stem}.gate_up_proj", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
+        return TensorLayout(f"{stem}.down_proj", expert=expert)
+    return TensorLayout(f"{stem}.gate_up_proj", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
 
 
-def _form(checkpoint: Checkpoint, *choices: Callable[[int], Stored]) -> Callable[[int], Stored]:
+def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
     """Return the first form whose tensors the checkpoint has, else the first."""
     return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
 
 
-def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], Stored]:
+def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], TensorLayout]:
     """Return a part of gpt-oss's tensors: with MXFP4 experts, in floats, or as mlx-community divides them."""
     whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(
         checkpoint,
-        lambda e: Stored(f"{whole}_blocks", expert=(e, n), **rows),
-        lambda e: Stored(f"{stem}.{part}_proj.weight", expert=(e, n)),
-        lambda e: Stored(whole, expert=(e, n), transposed=True, **rows),
+        lambda e: TensorLayout(f"{whole}_blocks", expert=(e, n), **rows),
+        lambda e: TensorLayout(f"{stem}.{part}_proj.weight", expert=(e, n)),
+        lambda e: TensorLayout(whole, expert=(e, n), transposed=True, **rows),
     )
 
 
@@ -198,14 +198,14 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
     made = []
     for part in PARTS:
         name, shape = f"blk.{i}.ffn_{part}_exps", (hidden if part == "down" else width,)
-        whole = Stored(f"{block}.experts.down_proj_bias")
+        whole = TensorLayout(f"{block}.experts.down_proj_bias")
         if part != "down":
-            whole = Stored(f"{block}.experts.gate_up_proj_bias", rows=(int(part == "up"), 2 * width), step=2)
-        divided = Stored(f"{block}.experts.{part}_proj.bias")
+            whole = TensorLayout(f"{block}.experts.gate_up_proj_bias", rows=(int(part == "up"), 2 * width), step=2)
+        divided = TensorLayout(f"{block}.experts.{part}_proj.bias")
         hf = divided if divided.name in checkpoint.shapes else whole
         made += [
             Tensor(
-                f"{name}.{e}.bias", replace(hf, expert=(e, n)), shape, gguf=Stored(f"{name}.bias", expert=(e, n))
+                f"{name}.{e}.bias", replace(hf, expert=(e, n)), shape, gguf=TensorLayout(f"{name}.bias", expert=(e, n))
             )
             for e in range(n)
         ]  # fmt: skip
@@ -224,7 +224,7 @@ def with_shared_expert(plan: Plan, names: Names, size: int) -> Plan:
     made, hidden = list(plan.tensors), plan.config.hidden_size
     for i in range(plan.config.n_layers):
         block = f"{names.blocks(i)[0]}.shared_expert"
-        weight = Stored(f"{block}_gate.weight", expert=(0, 1))
+        weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
         made.append(Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,)))
         for part in PARTS:
             shape = (hidden, size) if part == "down" else (size, hidden)

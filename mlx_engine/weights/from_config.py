@@ -14,7 +14,7 @@ from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT, Quantization, r
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.quant import BY_NAME
-from mlx_engine.quant.group_types import affine, fixed
+from mlx_engine.quant.groups import affine, fixed
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import model_file
@@ -39,7 +39,7 @@ def open_config(path: Path) -> Checkpoint:
 
     Raises:
         SourceError, FormatError: the file cannot be read.
-        ModelError: the architecture or a setting is not implemented, or the types of weights cannot be told from the
+        ModelError: the architecture or a setting is not implemented, or the types of weights cannot be derived from the
             settings.
     """
     file = path / CONFIG if path.is_dir() else path
@@ -50,7 +50,7 @@ def open_config(path: Path) -> Checkpoint:
         raise UnsupportedConfigError(
             where=str(file),
             key=KEYS[1],
-            expected="absent, or that of MLX, whose types config.json tells in full",
+            expected="absent, or that of MLX, whose types config.json has in full",
             found=config[KEYS[1]],
             hint="plan with the original model's config.json and --quant q4_0, or with a GGUF file",
         )

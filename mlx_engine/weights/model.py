@@ -18,15 +18,13 @@ from mlx_engine.backends.program import Program
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.context import for_context
+from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.machine.memory import available_memory
-from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.converted import Converted
+from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.parameters import Parameters, Progress
 from mlx_engine.weights.plan import Plan, Tensor, check
-from mlx_engine.weights.slices import OwnSlices
-from mlx_engine.weights.stage import Stage
+from mlx_engine.weights.stage import OwnSlices, Stage
 
 
 class FirstFault(NamedTuple):

@@ -1,4 +1,4 @@
-"""The memory that a model needs, told by its outline before a weight is read, and the check that it is there."""
+"""Estimate a model's memory from its outline, before a weight is read, and compare with the free memory."""
 
 from __future__ import annotations
 

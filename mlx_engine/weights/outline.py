@@ -32,7 +32,7 @@ class Outline:
 
 
 @dataclass(frozen=True, eq=False)
-class Unread:
+class LazyWeight:
     """A weight of which only name, shape and type are known; the few values that a model needs are read.
 
     Attributes:
@@ -55,11 +55,11 @@ class Unread:
         """The stored bytes, which are read."""
         return self.read().data
 
-    def as_type(self, type_: GGMLType) -> Unread:
+    def as_type(self, type_: GGMLType) -> LazyWeight:
         """Return the weight as it would be after a conversion."""
         return self if type_ == self.type else replace(self, type=type_, is_stored=False)
 
-    def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Unread:
+    def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> LazyWeight:
         """Return the weight as it would be after `Weight.cut`; only a single range of rows stays in the file."""
         shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
         return replace(
@@ -104,7 +104,7 @@ class OutlineBackend:
         """Return an attribute of the backend."""
         return getattr(self._backend, name)
 
-    def prepare(self, weight: Weight | Unread) -> Outline:
+    def prepare(self, weight: Weight | LazyWeight) -> Outline:
         """Return the outline of a weight."""
         n_rows, nbytes = math.prod(weight.shape[:-1]), FLOAT_BYTES * math.prod(weight.shape)
         if len(weight.shape) > 1:
@@ -112,7 +112,7 @@ class OutlineBackend:
             nbytes = round(n_rows * row_bytes)
             self.shapes.add((n_rows, weight.shape[-1]))
             self.types[weight.type] += weight.nbytes
-            self.n_mapped += nbytes if views and isinstance(weight, Unread) and weight.is_stored else 0
+            self.n_mapped += nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
             self._multiplied.add(weight.name)
             alternative = self._as_alternative(weight, nbytes)
             self.saved += max(0, nbytes - alternative)
@@ -154,7 +154,7 @@ class OutlineBackend:
             self._probed[key] = nbytes / ROWS, is_view(prepared, weight.data)
         return self._probed[key]
 
-    def _as_alternative(self, weight: Weight | Unread, nbytes: int) -> int:
+    def _as_alternative(self, weight: Weight | LazyWeight, nbytes: int) -> int:
         """Return the bytes that a matrix would take as Q8_0; `nbytes` if its rows do not fill whole blocks."""
         type_ = BY_NAME[ALTERNATIVE]
         if weight.shape[-1] % type_.block_size:
@@ -170,7 +170,7 @@ class OutlineParameters(Parameters):
         stored = tensor.stored(self._checkpoint.naming)
         type_ = F32 if stored.is_shifted else self._checkpoint.weight(stored.name).type
         is_copied = stored.is_shifted or stored.transposed or any((stored.heads, stored.order, stored.columns))
-        unread = Unread(name, tensor.shape, type_, lambda: tensor.weight(self._checkpoint), not is_copied)
+        unread = LazyWeight(name, tensor.shape, type_, lambda: tensor.weight(self._checkpoint), not is_copied)
         return cast(Weight, unread)
 
 

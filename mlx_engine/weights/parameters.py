@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -14,15 +15,12 @@ from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.machine.mapped_pages import map_small_pages, release
+from mlx_engine.machine.mapped_pages import map_small_pages, release, release_rows
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.converted import Converted
+from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.plan import Tensor
-from mlx_engine.weights.slices import OwnSlices
-from mlx_engine.weights.stage import Elsewhere, Stage, is_elsewhere
-from mlx_engine.weights.table_in_file import TableInFile
+from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewhere
 
 # Called with (prepared, total) tensors while a model is built.
 Progress = Callable[[int, int], None]
@@ -155,14 +153,14 @@ class Parameters:
 
     def elsewhere(self, name: str) -> Array:
         """Return a placeholder for `name.weight`, which this process does not use."""
-        return cast(Array, Elsewhere(f"{name}.weight", self._tensors[f"{name}.weight"].shape))
+        return cast(Array, RemoteWeight(f"{name}.weight", self._tensors[f"{name}.weight"].shape))
 
     def _reads(self, name: str) -> bool:
         """Return whether this process reads a tensor."""
         return self.stage is None or self.stage.reads(name, is_tied="output.weight" not in self._tensors)
 
     def _stored(self, name: str) -> Weight:
-        return self._read(name) if self._reads(name) else cast(Weight, Elsewhere(name, self._tensors[name].shape))
+        return self._read(name) if self._reads(name) else cast(Weight, RemoteWeight(name, self._tensors[name].shape))
 
     def _read(self, name: str) -> Weight:
         return self._tensors[name].weight(self._checkpoint)
@@ -211,3 +209,19 @@ class Parameters:
         self._seen.add(name)
         if is_new and self._progress is not None:
             self._progress(len(self._seen), self._n_read)
+
+
+@dataclass(frozen=True, eq=False)
+class TableInFile(Weight):
+    """A table whose rows are not kept in memory, so that it does not become resident in the course of many passes.
+
+    Where the head is a part of the table, pages of the head are given back, too, and mapped again in the next pass.
+
+    An embedding table that stays in its mapped file: a pass reads a few rows of a table that may have a gigabyte.
+    """
+
+    def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return what `Weight.rows` returns, and give back the pages of the file that were read for it."""
+        found = super().rows(ids)
+        release_rows(self.data, map(int, ids), self.type.bytes_for(self.shape[1]))
+        return found

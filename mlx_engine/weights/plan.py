@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import TensorMismatchError
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 # Tables that the settings determine and that modules of transformers once saved with the weights.
 ROTARY_BUFFER = re.compile(r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$")
@@ -24,16 +24,16 @@ class Tensor:
     """
 
     name: str
-    hf: str | Stored
+    hf: str | TensorLayout
     shape: tuple[int, ...]
     required: bool = True
-    gguf: Stored | None = None
+    gguf: TensorLayout | None = None
 
-    def stored(self, naming: Literal["gguf", "hf"]) -> Stored:
+    def stored(self, naming: Literal["gguf", "hf"]) -> TensorLayout:
         """Return how files of this kind store the tensor."""
         if naming == "gguf":
-            return self.gguf or Stored(self.name)
-        return self.hf if isinstance(self.hf, Stored) else Stored(self.hf)
+            return self.gguf or TensorLayout(self.name)
+        return self.hf if isinstance(self.hf, TensorLayout) else TensorLayout(self.hf)
 
     def weight(self, checkpoint: Checkpoint) -> Weight:
         """Return the tensor's weight from a checkpoint."""

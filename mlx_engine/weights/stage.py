@@ -1,14 +1,16 @@
-"""A stage: the layers that one rank of a pipeline runs, and the weights that it therefore reads."""
+"""What one of several ranks has of a model: the layers of a pipeline's stage, or its slices of every tensor."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from mlx_engine.quant.types import F32, GGMLType
+from mlx_engine.quant.weight import Weight
 
 # The weights outside of the layers. What is in neither list is small, and every rank reads it.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
@@ -47,7 +49,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Elsewhere:
+class RemoteWeight:
     """A weight that another rank has: name and shape are known, the values are zeros, and none is read."""
 
     name: str
@@ -55,7 +57,7 @@ class Elsewhere:
     type: GGMLType = F32
     nbytes: int = 0
 
-    def as_type(self, type_: GGMLType) -> Elsewhere:
+    def as_type(self, type_: GGMLType) -> RemoteWeight:
         """Return the weight as it would be after a conversion."""
         return replace(self, type=type_)
 
@@ -66,4 +68,23 @@ class Elsewhere:
 
 def is_elsewhere(value: Any) -> bool:
     """Return whether a weight belongs to another rank."""
-    return isinstance(value, Elsewhere)
+    return isinstance(value, RemoteWeight)
+
+
+class OwnSlices(Protocol):
+    """What of a model's tensors this rank holds."""
+
+    def own(self, name: str, weight: Weight) -> Weight:
+        """Return the part of a tensor that this rank holds, which may be all of it."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of what this rank holds of a tensor."""
+
+    def is_partial(self, linear: str) -> bool:
+        """Return whether the products of a linear layer are parts of a sum over all ranks."""
+
+    def has(self, name: str) -> bool:
+        """Return whether this rank has a tensor: one rank alone adds the bias of a sum."""
+
+    def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
+        """Return the layers, made from this rank's tensors, with the numbers of heads that it has."""

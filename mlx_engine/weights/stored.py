@@ -15,7 +15,7 @@ from mlx_engine.quant.weight import Weight
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorLayout:
     """How a file stores a tensor: its name there, and how its values differ from the model's.
 
     Attributes:
@@ -147,7 +147,7 @@ class Stored:
         """Return the model's tensor with the rows of each head, and the columns, in the file's order.
 
         Raises:
-            UnsupportedTypeError: a block of the type lies in two groups of columns.
+            UnsupportedTypeError: a block of the type spans two groups of columns.
         """
         data = part.data
         if self.columns is not None:
@@ -173,7 +173,7 @@ class Stored:
         """Return the bytes of a matrix as (rows, groups of columns, bytes).
 
         Raises:
-            UnsupportedTypeError: a block of the type lies in two groups.
+            UnsupportedTypeError: a block of the type spans two groups.
         """
         order, width = self.columns or ((0,), shape[1])
         if width % type_.block_size:

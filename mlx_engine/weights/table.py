@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Declared
+from mlx_engine.config.declared import ConfigBase
 from mlx_engine.config.settings import Settings
 from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 # The config field of each axis letter; adjacent letters are multiplied.
 AXES = {
@@ -21,12 +21,12 @@ AXES = {
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
-C = TypeVar("C", bound=Declared)
+C = TypeVar("C", bound=ConfigBase)
 
 Head: TypeAlias = Literal["required", "optional", "absent"]
 
 
-AS_IT_IS = Stored("")
+AS_IT_IS = TensorLayout("")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Row:
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
         kind: the kind of layers that have this tensor, among the config's `kinds`; None for every layer.
-        stored: how GGUF files store the tensor, beside the other attributes; its name is ignored.
+        stored: how GGUF files store the tensor, in addition to the other attributes; its name is ignored.
         in_hf: the same for folders; None if they do not differ.
     """
 
@@ -61,8 +61,8 @@ class Row:
     gguf: str | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    stored: Stored = AS_IT_IS
-    in_hf: Stored | None = None
+    stored: TensorLayout = AS_IT_IS
+    in_hf: TensorLayout | None = None
 
 
 Table: TypeAlias = Mapping[str, Row]
@@ -128,7 +128,7 @@ def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
 
 
 def decoder_plan(
-    checkpoint: Checkpoint, config_type: type[Declared], table: Table, *, tied: bool = False,
+    checkpoint: Checkpoint, config_type: type[ConfigBase], table: Table, *, tied: bool = False,
     settings: Settings | None = None,
 ) -> Plan:  # fmt: skip
     """Return the config and the expected tensors of a checkpoint, by a tensor table.

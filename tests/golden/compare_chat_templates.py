@@ -20,8 +20,7 @@ from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.errors import EngineError
 from mlx_engine.tokenizer import Tokenizer, from_gguf, sandbox
 from mlx_engine.tokenizer.chat import chat_ids
-from mlx_engine.tokenizer.chat_prompt import ChatPrompt, reads
-from mlx_engine.tokenizer.messages import READS_PARTS
+from mlx_engine.tokenizer.chat_prompt import READS_PARTS, ChatPrompt, reads
 from tests.golden.chat_conversations import CONVERSATIONS
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -18,8 +18,7 @@ import mlx_engine
 from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.config.declared import is_same
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.config.rotation_setting import EVERY_RULE, RotationSetting
+from mlx_engine.config.rope import EVERY_RULE, Rotation, RotationSetting
 from mlx_engine.config.settings import Settings
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import ContextLengthError, OptionError

@@ -19,8 +19,8 @@ import pytest
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.mlx_quantization import KEYS
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
-from mlx_engine.convert import mlx_limits, mlx_targets
+from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
+from mlx_engine.convert import mlx_folder, mlx_tensors
 from mlx_engine.convert.gguf_form import from_folder
 from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.requantize import kind_of
@@ -95,8 +95,8 @@ def for_mlx(name: str, made: Path) -> tuple[Path, Path]:
     """Quantise the folder of an architecture to 4 bits, in groups of 32 because its rows are short."""
     stored, expanded = made / f"{name}-mlx", made / f"{name}-mlx-f32"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlx_targets, "GROUP", 32)
-        patch.setattr(mlx_limits, "HEADS_OF_SIZE", ())  # the small Mixtral has other heads than mlx-lm's
+        patch.setattr(mlx_tensors, "GROUP", 32)
+        patch.setattr(mlx_folder, "HEADS_OF_SIZE", ())  # the small Mixtral has other heads than mlx-lm's
         to_mlx_folder(DATA / f"{name}-micro" / "hf", stored, "mlx-4bit")
     checkpoint = open_checkpoint(stored)
     config = json.loads((stored / "config.json").read_text())

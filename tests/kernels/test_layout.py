@@ -14,7 +14,7 @@ from kernels.metal.cases import numbers
 from kernels.metal.layout import expanded, in_device_memory
 from kernels.metal.q8_0 import Q8_0Matrix, joined, split_q8_0
 from kernels.metal.samples import matrix
-from mlx_engine.quant import q8_0
+from mlx_engine.quant import legacy
 
 
 def blocks(seed: int, n: int) -> np.ndarray:
@@ -37,7 +37,7 @@ def test_no_weight_changes(seed: int, n_rows: int, n_blocks: int):
     split = split_q8_0(raw, (n_rows, 32 * n_blocks))
     assert split.shape == (n_rows, 32 * n_blocks)
     assert split.nbytes == raw.nbytes
-    want = q8_0.dequantize(raw.reshape(-1, 34)).reshape(split.shape)
+    want = legacy.dequantize_q8_0(raw.reshape(-1, 34)).reshape(split.shape)
     np.testing.assert_array_equal(expanded(split), want)
     codes, scales = joined(split)
     stored = raw.view(Q8_0)

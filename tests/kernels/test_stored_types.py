@@ -34,7 +34,7 @@ from kernels.metal.q8_0 import split_q8_0
 from kernels.metal.samples import TYPES, stored
 from mlx_engine.quant import BY_NAME, group_weight
 from mlx_engine.quant import dequantize as defined
-from mlx_engine.quant.group_types import affine
+from mlx_engine.quant.groups import affine
 from tests.kernels.test_metal_kernels import compile_together
 from tests.random_blocks import random_groups
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from mlx_engine.cache import KVPool, KVSequence, PrefixCache
-from mlx_engine.cache.held import HeldPages
-from mlx_engine.cache.radix import RadixTree
+from mlx_engine.cache.radix import HeldPages, RadixTree
 from mlx_engine.errors import CacheFullError
 from tests.prefix_model import Prefixes, check_references, longest, new_pool
 

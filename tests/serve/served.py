@@ -17,8 +17,7 @@ import mlx_engine
 from mlx_engine.engine import Engine
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.app import create_app
-from mlx_engine.serve.connection import Patience
-from mlx_engine.serve.server import Server, listen
+from mlx_engine.serve.server import Patience, Server, listen
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.status import Monitor
 from mlx_engine.serve.worker import Worker

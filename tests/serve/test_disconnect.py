@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlx_engine.serve.connection import Patience
+from mlx_engine.serve.server import Patience
 from tests.serve.served import Served, chat_body, request, served, wait_for
 
 CHAT = "/v1/chat/completions"

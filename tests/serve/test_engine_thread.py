@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_engine.loop.sampler import Sampler
-from mlx_engine.serve.rates import Rates
+from mlx_engine.serve.worker import Rates
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, chat_body, events, micro, served, wait_for
 

@@ -16,8 +16,8 @@ import pytest
 from mlx_engine.backends.batch import Batch
 from mlx_engine.commands import app
 from mlx_engine.serve.app import refuse
-from mlx_engine.serve.connection import Patience
 from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.server import Patience
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, JSON, Served, chat_body, events, micro, request, served, wait_for
 from tests.serve.shapes import Failure, checked

@@ -21,9 +21,7 @@ from mlx_engine.checkpoint.identity import identity
 from mlx_engine.commands import app
 from mlx_engine.errors import OptionError
 from mlx_engine.loop.sampler import Sampler
-from mlx_engine.serve.entry import Entry, ModelId, parse_entry
-from mlx_engine.serve.journal import Journal
-from mlx_engine.serve.recorder import Recorder
+from mlx_engine.serve.journal import Entry, Journal, ModelId, Recorder, parse_entry
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, MICRO, Served, chat_body, served, wait_for
 
@@ -151,7 +149,7 @@ def test_what_differs_is_named(journal: Path, tmp_path: Path):
     texts = [line.split(": with 2 slots: ") for line in lines]
     assert list(dict.fromkeys(int(head.rpartition(":")[2]) for head, _ in texts)) == changed
     said = "\n".join(text for _, text in texts)
-    assert "expected their digest in the journal, found another" in said
+    assert "but the digest in the journal is another" in said
     assert "token 3: expected" in said
     assert "expected the end, found" in said
     assert "cannot be run: the prompt must be a sequence of token ids" in said

@@ -12,7 +12,7 @@ import pytest
 import mlx_engine
 from mlx_engine.cache.prefix import End, Match
 from mlx_engine.options import Options
-from mlx_engine.serve.reuse import explained
+from mlx_engine.serve.replies import explained
 from tests.golden.goldens import DATA
 from tests.serve.served import HTTP, Served, chat_body, events, micro, served
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from mlx_engine.serve import turns
+from mlx_engine.serve import limits
 from mlx_engine.serve.errors import ApiError, ClientGoneError
+from mlx_engine.serve.limits import LARGE, Bodies, Turn, Turns
 from mlx_engine.serve.parameters import Parameters
 from mlx_engine.serve.sse import unless_gone
-from mlx_engine.serve.turns import LARGE, Bodies, Turn, Turns
 from mlx_engine.tokenizer import Tokenizer
 from tests.load.left import bodies, hostile, message
 from tests.patience import PATIENCE
@@ -94,7 +94,7 @@ def test_more_prompts_than_places_are_refused_before_any_is_encoded(gated: Gated
     with served(slots=1, queue=3) as server:
         refused = server.post(COMPLETIONS, prompts(*[SLOW] * 5))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
-        assert "at most 4 answers" in refused.text
+        assert "slots and queue hold 4" in refused.text
         assert gated.texts == []
 
 
@@ -196,7 +196,7 @@ def test_a_cancelled_wait_gives_no_turn_away():
 
 
 def test_large_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MOST_WAITING", 1)
+    monkeypatch.setattr(limits, "MOST_WAITING", 1)
 
     async def run() -> None:
         line, ended = Turns(), asyncio.Event()
@@ -217,7 +217,7 @@ def test_large_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_bodies_that_are_being_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "LARGE", 100)
+    monkeypatch.setattr(limits, "LARGE", 100)
 
     async def run() -> None:
         reader = Bodies()
@@ -241,7 +241,7 @@ def test_bodies_that_are_being_read_are_bounded_together(monkeypatch: pytest.Mon
 
 
 def test_the_pieces_of_bodies_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "LARGE", 1)
+    monkeypatch.setattr(limits, "LARGE", 1)
 
     async def run() -> None:
         reader, left = Bodies(), iter(range(100))
@@ -332,10 +332,10 @@ def test_more_messages_than_the_context_has_tokens_are_refused_before_the_templa
 def test_the_bounds_of_tokenize_and_detokenize(server: Served):
     refused = server.post("/tokenize", {"content": " " * (8 * (1 << 17) + 1)})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")
-    assert "at most 1,048,576 bytes, found 1,048,577" in refused.text
+    assert "1,048,577 bytes are too many; at most 1,048,576" in refused.text
     refused = server.post("/detokenize", {"tokens": [12] * ((1 << 17) + 1)})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
-    assert "at most 131,072 ids, found 131,073" in refused.text
+    assert "131,073 ids are too many; at most 131,072" in refused.text
     text = server.post("/detokenize", {"tokens": [12] * (1 << 17)}).json()["content"]
     assert text == micro().tokenizer.decode([12]) * (1 << 17)
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.checkpoint.gguf_types import Value, ValueType
+from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.commands import app
 from mlx_engine.errors import OptionError, UnsupportedConfigError

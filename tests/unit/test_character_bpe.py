@@ -8,7 +8,7 @@ import pytest
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer.gguf import from_gguf
-from mlx_engine.tokenizer.special import TokenType
+from mlx_engine.tokenizer.vocabulary import TokenType
 
 NORMAL, CONTROL, BYTE, USER = TokenType.NORMAL, TokenType.CONTROL, TokenType.BYTE, TokenType.USER_DEFINED
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_engine.checkpoint import open_gguf, write_gguf
-from mlx_engine.checkpoint.gguf_types import Value, ValueType
+from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.commands import app
 from mlx_engine.quant.statistics import first_values, statistics
 from mlx_engine.quant.types import BY_NAME, F16, F32, Q8_0

@@ -7,9 +7,8 @@ import pytest
 
 from mlx_engine import models
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.conditions import divides
-from mlx_engine.config.declared import Declared, Expected, number, whole, whole_or_none
-from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.declared import ConfigBase, Expected, divides, number, whole, whole_or_none
+from mlx_engine.config.rope import Rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnknownArchitectureError, UnsupportedConfigError
 from mlx_engine.models import gemma2, gemma3, gpt2, llama, mistral, qwen2, qwen3
@@ -34,7 +33,7 @@ def checkpoint(architecture: str) -> Checkpoint:
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(ConfigBase):
     n_heads: int = whole("heads", "num_heads")
     n_kv_heads: int = whole(
         ("kv", lambda known: known.n_heads), ("num_kv", 1), repeated=("kv2",), condition=divides("n_heads")
@@ -95,7 +94,7 @@ def test_differences_are_named_and_a_field_that_is_lacking_is_none():
     assert one.differences(Config(6, 3, 0.5, None)) == ["n_kv_heads", "window"]
 
     @dataclass(frozen=True)
-    class Less(Declared):
+    class Less(ConfigBase):
         n_heads: int = whole("heads", "num_heads")
 
     assert one.differences(Less(6)) == ["n_kv_heads", "eps", "window"]

@@ -13,8 +13,8 @@ from mlx_engine.distributed.slices import COLUMNS, Heads, Pieces, Slices, Vocabu
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.errors import NotShardableError
 from mlx_engine.quant import BY_NAME
-from mlx_engine.quant.group_types import affine
 from mlx_engine.quant.group_weight import GroupWeight, Parts
+from mlx_engine.quant.groups import affine
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Planned, plan_model

@@ -51,7 +51,7 @@ def test_an_accident_is_told_in_one_line(command: str, code: int, told: str):
     ("arguments", "code", "told"),
     [
         (["generate", "-"], 2, "no prompt: give it as an argument"),
-        (["generate", "a", "--model", ""], 1, "found an empty name"),
+        (["generate", "a", "--model", ""], 1, "the name of the model is empty"),
         (["generate", "a", "--model", "/"], 1, "found no config.json"),
     ],
     ids=str,

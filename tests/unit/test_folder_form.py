@@ -17,8 +17,8 @@ from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.config.layer_types import GROUPS
-from mlx_engine.config.rotation import Rotation
-from mlx_engine.convert import mlx_limits, mlx_targets
+from mlx_engine.config.rope import Rotation
+from mlx_engine.convert import mlx_folder, mlx_tensors
 from mlx_engine.convert.gguf_form import from_folder
 from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.requantize import requantize
@@ -27,8 +27,8 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.tokenizer import from_gguf, load_tokenizer
 from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.divisors import rule_of
 from mlx_engine.weights.model import model_file
+from mlx_engine.weights.rope_divisors import rule_of
 from tests.golden.goldens import DATA, check_close, engine
 from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, IDS
@@ -56,8 +56,8 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set groups that the rows of small models fill, and let Mixtral have heads that mlx-lm's has not."""
-    monkeypatch.setattr(mlx_targets, "GROUP", 32)
-    monkeypatch.setattr(mlx_limits, "HEADS_OF_SIZE", ())
+    monkeypatch.setattr(mlx_tensors, "GROUP", 32)
+    monkeypatch.setattr(mlx_folder, "HEADS_OF_SIZE", ())
 
 
 def unlike(path: Path, out: Path, tensors: dict[str, Any], **metadata: object) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.checkpoint.gguf_types import Value, ValueType
+from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.errors import FormatError, SourceError
 
@@ -47,7 +47,7 @@ FOLDERS = {
     "Mistral": (
         {"consolidated.safetensors": {}, "params.json": {}},
         "the original form of a Mistral",
-        "published beside",
+        "published with it",
     ),
     "one GGUF": ({"a.gguf": {}}, "a GGUF file, a.gguf", "name the file: "),
     "GGUFs": ({"b.gguf": {}, "a.gguf": {}, "config.json": {}}, "2 GGUF files, a.gguf, b.gguf", "name one, such as "),
@@ -109,7 +109,7 @@ def test_a_missing_shard_is_named(sharded, indexed):
     if not indexed:
         (sharded / "model.safetensors.index.json").unlink()
     (sharded / "model-00002-of-00003.safetensors").unlink()
-    expected = r"found no model-00002-of-00003\.safetensors; download what is missing, `hf download"
+    expected = r"of 3 safetensors files \(by .*\), model-00002-of-00003\.safetensors are missing; download what"
     with pytest.raises(SourceError, match=expected):
         logits(sharded)
 

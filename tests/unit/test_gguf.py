@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint import open_gguf, write_gguf
-from mlx_engine.checkpoint.gguf_types import DTYPES, ValueType
+from mlx_engine.checkpoint.gguf_values import DTYPES, ValueType
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.quant.weight import Weight

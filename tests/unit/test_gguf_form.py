@@ -10,14 +10,13 @@ from typer.testing import CliRunner
 
 import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.checkpoint.safetensors import open_safetensors
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.safetensors import Entry, open_safetensors, write_safetensors
 from mlx_engine.commands import app
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import EngineError, SourceError, UnsupportedConfigError
 from mlx_engine.quant.types import F32, Q8_0
-from mlx_engine.tokenizer.split import SPLITS
+from mlx_engine.tokenizer.bpe import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
 from mlx_engine.weights.conversion import Conversion
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint import open_gguf, write_gguf
-from mlx_engine.checkpoint.gguf_types import Value, ValueType
+from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.errors import OptionError, SourceError
 from mlx_engine.quant.types import BY_NAME, F32
 from mlx_engine.quant.weight import Weight

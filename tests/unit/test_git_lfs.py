@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_engine import errors, load, load_tokenizer, open_gguf
-from mlx_engine.checkpoint.lfs import refuse_pointer
+from mlx_engine.checkpoint.paths import refuse_pointer
 from mlx_engine.checkpoint.safetensors import open_safetensors
 from mlx_engine.commands import app
 from tests.unit.test_command_generate import DATA

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.tokenizer import from_gguf, load_tokenizer
-from mlx_engine.tokenizer.chat import chat_ids
-from mlx_engine.tokenizer.history import History
+from mlx_engine.tokenizer.chat import History, chat_ids
 from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 from tests.golden.test_vocab import real, vocab_file
 from tests.unit.test_chat import CHATML, MICRO, chatml, here, in_this_process, turns, user  # noqa: F401 - a fixture

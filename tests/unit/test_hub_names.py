@@ -50,21 +50,21 @@ def test_other_texts_are_no_names(text):
 
 
 REFUSED = [
-    ("https://example.com/org/repo", "found one of example.com"),
-    ("https://huggingface.co.example.com/org/repo", "found one of huggingface.co.example.com"),
-    ("https://user@huggingface.co/org/repo", "found one of user@huggingface.co"),
-    ("https://[huggingface.co/a", "expected an address"),
-    (f"{HUB}", "another page"),
-    (f"{HUB}/gpt2", "another page"),
-    (f"{HUB}/datasets/repo", "another page"),
-    (f"{HUB}/datasets/org/repo/resolve/main/a.gguf", "another page"),
-    (f"{HUB}/org/repo/discussions/3", "another page"),
-    (f"{HUB}/org/repo/blob/v2/a.gguf", "expected the branch main, found v2"),
-    (f"{HUB}/org/repo/resolve/refs%2Fpr%2F1/a.gguf", "expected the branch main, found refs"),
+    ("https://example.com/org/repo", " example.com is not huggingface.co"),
+    ("https://huggingface.co.example.com/org/repo", " huggingface.co.example.com is not huggingface.co"),
+    ("https://user@huggingface.co/org/repo", " user@huggingface.co is not huggingface.co"),
+    ("https://[huggingface.co/a", "not a valid address"),
+    (f"{HUB}", "not the page of a model"),
+    (f"{HUB}/gpt2", "not the page of a model"),
+    (f"{HUB}/datasets/repo", "not the page of a model"),
+    (f"{HUB}/datasets/org/repo/resolve/main/a.gguf", "not the page of a model"),
+    (f"{HUB}/org/repo/discussions/3", "not the page of a model"),
+    (f"{HUB}/org/repo/blob/v2/a.gguf", "only the branch main is read, not v2"),
+    (f"{HUB}/org/repo/resolve/refs%2Fpr%2F1/a.gguf", "only the branch main is read, not refs"),
     (f"{HUB}/org/repo/blob/main/model.safetensors", "for a folder of safetensors give org/repo"),
-    (f"{HUB}/org/repo/resolve/main/..%2F../a.gguf", "another page"),
-    (f"{HUB}/org/repo/resolve/main", "expected a GGUF file"),
-    (f"{HUB}/org/repo/tree/main/sub", "expected a GGUF file"),
+    (f"{HUB}/org/repo/resolve/main/..%2F../a.gguf", "not the page of a model"),
+    (f"{HUB}/org/repo/resolve/main", "not a GGUF file"),
+    (f"{HUB}/org/repo/tree/main/sub", "not a GGUF file"),
 ]
 
 
@@ -111,7 +111,7 @@ def test_a_type_is_the_only_file_that_has_it_in_its_name(monkeypatch, wanted, fi
         ("Q4_K", FILES, ["m-Q4_K_M.gguf", "m-BF16.gguf"]),
         ("latest", FILES, ["m-Q8_0.gguf"]),
         ("Q4_0", ["a-Q4_0.gguf", "b-q4_0.gguf", "c-Q8_0.gguf"], ["a-Q4_0.gguf, b-q4_0.gguf"]),
-        ("Q4_0", ["config.json", "model.safetensors"], ["expected GGUF files, found none"]),
+        ("Q4_0", ["config.json", "model.safetensors"], ["this repository has no GGUF files"]),
     ],
     ids=str,
 )

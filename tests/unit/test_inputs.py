@@ -105,7 +105,7 @@ FILES: dict[str, tuple[Callable[[Path], Path] | str, str, str]] = {
     "safetensors": (lambda folder: HF / "model.safetensors", "a safetensors file", FOLDER + str(HF)),
     "config.json": (lambda folder: HF / "config.json", "a JSON file", FOLDER + str(HF)),
     "LFS": (content(POINTER), LFS, "git lfs pull"),
-    "split": (part_of_three, "no m-00002-of-00003.gguf, m-00003-of-00003.gguf", "download the missing parts"),
+    "split": (part_of_three, "m-00002-of-00003.gguf, m-00003-of-00003.gguf are missing", "download them"),
     "empty": (content(b""), "an empty file", "download or convert it again"),
     "other": (content(b"hello, world"), "b'hell'", "this is not a GGUF file"),
     "zip": (torch_archive, "a ZIP archive, as PyTorch writes", "save_pretrained"),
@@ -113,19 +113,19 @@ FILES: dict[str, tuple[Callable[[Path], Path] | str, str, str]] = {
     "page": (content(b"<!DOCTYPE html><html>"), "a page in HTML", "download the file again"),
     "GGML": (content(b"lmgg" + bytes(40)), "a file of GGML", "download the GGUF file"),
     "gzip": (content(b"\x1f\x8b\x08\x00" + bytes(40)), "a compressed file", "unpack it first"),
-    "pipe": (pipe, "a pipe", "write its content to a file"),
-    "device": ("/dev/zero", "a device", "write its content to a file"),
-    "null": ("/dev/null", "a device", "write its content to a file"),
-    "nothing": ("nothing.gguf", "nothing at this path", "check the path"),
+    "pipe": (pipe, "this is a pipe", "write its content to a file"),
+    "device": ("/dev/zero", "this is a device", "write its content to a file"),
+    "null": ("/dev/null", "this is a device", "write its content to a file"),
+    "nothing": ("nothing.gguf", "no such file or folder", "give a file, a folder"),
     "traversal": (
         "me/ggufs:../../etc/passwd",
-        "'../../etc/passwd', which leads out",
+        "'../../etc/passwd' leads out",
         "name a file as the hub lists it",
     ),
-    "absolute": ("me/ggufs:/etc/passwd", "'/etc/passwd', which leads out", "name a file as the hub lists it"),
+    "absolute": ("me/ggufs:/etc/passwd", "'/etc/passwd' leads out", "name a file as the hub lists it"),
     "backslashes": (
         "me/ggufs:a\\..\\..\\b",
-        "'a\\\\..\\\\..\\\\b', which leads out",
+        "'a\\\\..\\\\..\\\\b' leads out",
         "name a file as the hub lists it",
     ),
 }
@@ -133,8 +133,8 @@ FOLDERS: dict[str, tuple[Callable[[Path], Path] | str, str, str]] = {
     "empty folder": (lambda folder: folder, "an empty folder", "name a GGUF file or another folder"),
     "LFS weights": (changed("model.safetensors", POINTER), LFS, "git lfs pull"),
     "LFS settings": (changed("config.json", POINTER), LFS, "git lfs pull"),
-    "pipe as weights": (changed("model.safetensors", None), "a pipe", "write its content to a file"),
-    "pipe as settings": (changed("config.json", None), "a pipe", "write its content to a file"),
+    "pipe as weights": (changed("model.safetensors", None), "this is a pipe", "write its content to a file"),
+    "pipe as settings": (changed("config.json", None), "this is a pipe", "write its content to a file"),
     "empty settings": (empty("config.json"), "an empty file", "download the file again"),
     "torch": (changed("model.safetensors", b"", "pytorch_model.bin"), "weights of PyTorch", "save_pretrained"),
 }
@@ -144,13 +144,13 @@ QUANTIZED = {
     "hqq": (quantized({"quant_method": "hqq"}), "'hqq'", "--quant q8_0"),
 }
 TOKENIZERS = {
-    "no tokenizer": (changed("tokenizer.json", b""), "none", "download it too"),
+    "no tokenizer": (changed("tokenizer.json", b""), "no tokenizer.json", "download it too"),
     "SentencePiece": (changed("tokenizer.json", b"", "tokenizer.model"), "only tokenizer.model", "AutoTokenizer"),
     "vocab.json": (changed("tokenizer.json", b"", "vocab.json"), "only vocab.json", "AutoTokenizer"),
     "LFS tokenizer": (changed("tokenizer.json", POINTER), LFS, "git lfs pull"),
-    "pipe as tokenizer": (changed("tokenizer.json", None), "a pipe", "write its content to a file"),
-    "pipe as template": (changed("chat_template.jinja", None), "a pipe", "write its content to a file"),
-    "pipe as roles": (changed("tokenizer_config.json", None), "a pipe", "write its content to a file"),
+    "pipe as tokenizer": (changed("tokenizer.json", None), "this is a pipe", "write its content to a file"),
+    "pipe as template": (changed("chat_template.jinja", None), "this is a pipe", "write its content to a file"),
+    "pipe as roles": (changed("tokenizer_config.json", None), "this is a pipe", "write its content to a file"),
     "empty tokenizer": (empty("tokenizer.json"), "an empty file", "download the file again"),
 }
 COMMANDS = {
@@ -185,8 +185,8 @@ def test_one_line_says_what_it_is_and_what_helps(tmp_path, monkeypatch, name):
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()[-1:]
     assert line.startswith("error: ")
-    assert f"found {found}" in line
-    assert hint in line.partition(f"found {found}")[2]
+    assert found in line
+    assert hint in line.partition(found)[2]
     assert not (tmp_path / "out.gguf").exists()
 
 

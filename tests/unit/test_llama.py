@@ -9,14 +9,13 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.config.rotation import Rotation, llama3
-from mlx_engine.config.rotation_setting import RotationSetting
+from mlx_engine.config.rope import Rotation, RotationSetting, llama3
 from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 from tests.golden.convert import convert
 
 DATA = Path(__file__).parents[1] / "data"
@@ -100,5 +99,5 @@ def test_loading_counts_the_tensor_that_no_backend_gets(tmp_path: Path):
 def test_dealt_rows_are_put_back_in_order(type_: str):
     values = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
     dealt = values.reshape(3, 2, 4, 32).swapaxes(1, 2).reshape(24, 32)
-    taken = Stored("w", heads=3).take(Weight.pack("w", dealt, BY_NAME[type_]), (24, 32))
+    taken = TensorLayout("w", heads=3).take(Weight.pack("w", dealt, BY_NAME[type_]), (24, 32))
     np.testing.assert_array_equal(taken.dequantize(), Weight.pack("w", values, BY_NAME[type_]).dequantize())

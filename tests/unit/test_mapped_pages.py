@@ -27,7 +27,7 @@ from mlx_engine.weights import parameters as parameters_module
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import outlined
-from mlx_engine.weights.table_in_file import TableInFile
+from mlx_engine.weights.parameters import TableInFile
 from tests.random_models import random_checkpoint
 from tests.unit.test_command_generate import DATA
 

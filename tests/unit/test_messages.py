@@ -4,7 +4,7 @@ import pytest
 
 from mlx_engine.errors import ChatTemplateError, OptionError
 from mlx_engine.tokenizer.chat import chat_ids
-from mlx_engine.tokenizer.messages import for_template, map_texts, texts
+from mlx_engine.tokenizer.chat_prompt import map_texts, messages_for_template, texts
 from tests.unit.test_chat import here, user  # noqa: F401 - a fixture
 from tests.unit.test_tokenizer import build, byte_level
 
@@ -57,7 +57,7 @@ def test_texts_are_all_but_roles_and_types():
 
 
 def prepared(message, template=READS_CALLS):
-    (message,) = for_template([message], template, "toy")
+    (message,) = messages_for_template([message], template, "toy")
     return message
 
 

@@ -26,7 +26,7 @@ from mlx_engine.loop.forward import forward
 from mlx_engine.loop.memory import linears
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
-from mlx_engine.quant.group_types import GROUP_TYPES
+from mlx_engine.quant.groups import GROUP_TYPES
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import load_model
 from tests.contract.check import EMULATED, load

@@ -13,10 +13,9 @@ import pytest
 
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.config.declared import merged
-from mlx_engine.convert import mlx_folder, mlx_limits, mlx_targets
-from mlx_engine.convert.mlx_config import config_for_mlx
-from mlx_engine.convert.mlx_folder import to_mlx_folder
-from mlx_engine.convert.mlx_targets import TARGETS, target_type
+from mlx_engine.convert import mlx_folder, mlx_tensors
+from mlx_engine.convert.mlx_folder import config_for_mlx, to_mlx_folder
+from mlx_engine.convert.mlx_tensors import TARGETS, target_type
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import EngineError, ModelError, OptionError
 from mlx_engine.weights.conversion import Conversion
@@ -53,7 +52,7 @@ def test_bfloat16_is_quantised_in_bfloat16(tmp_path):
     source = DATA / "mlx-4bit" / "hf"
     weight = open_checkpoint(source).weight("model.layers.0.mlp.up_proj.weight")
     halves = mx.array(weight.dequantize()).astype(mx.bfloat16)
-    from mlx_engine.convert.mlx_quantize import quantize
+    from mlx_engine.convert.mlx_tensors import quantize
     from mlx_engine.quant.types import BF16
     from mlx_engine.quant.weight import Weight
 
@@ -67,7 +66,7 @@ def test_bfloat16_is_quantised_in_bfloat16(tmp_path):
 
 def test_pieces_of_a_matrix_join_without_a_seam(tmp_path, monkeypatch):
     whole = written(tmp_path)
-    monkeypatch.setattr("mlx_engine.convert.mlx_quantize._PIECE", 1000)
+    monkeypatch.setattr("mlx_engine.convert.mlx_tensors._PIECE", 1000)
     monkeypatch.setattr(mlx_folder, "SHARD_BYTES", 60_000)
     cut = tmp_path / "cut"
     to_mlx_folder(SOURCE, cut, "mlx-4bit")
@@ -193,10 +192,10 @@ def test_orders_of_layers_that_mlx_lm_has_not_are_refused(name, settings, expect
     config = model_file(checkpoint).plan(replace(checkpoint, settings={**checkpoint.settings, **settings})).config
     model_type = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5", "gptoss": "gpt_oss"}[name]
     if expected is None:
-        mlx_limits.check_loads("here", model_type, config, has_head=False)
+        mlx_folder.check_loads("here", model_type, config, has_head=False)
         return
     with pytest.raises(ModelError, match=f"here: expected {expected}.*mlx-lm's '{model_type}' has no other"):
-        mlx_limits.check_loads("here", model_type, config, has_head=False)
+        mlx_folder.check_loads("here", model_type, config, has_head=False)
 
 
 def test_rotary_and_missing_settings_are_written_as_mlx_lm_reads_them():
@@ -251,8 +250,8 @@ def test_settings_have_the_names_that_mlx_lm_reads():
     ],
 )
 def test_matrices_have_the_names_that_mlx_lm_reads(tmp_path, monkeypatch, name, stored, shape):
-    monkeypatch.setattr(mlx_targets, "GROUP", 32)
-    monkeypatch.setattr(mlx_limits, "HEADS_OF_SIZE", ())  # the small Mixtral has other heads than mlx-lm's
+    monkeypatch.setattr(mlx_tensors, "GROUP", 32)
+    monkeypatch.setattr(mlx_folder, "HEADS_OF_SIZE", ())  # the small Mixtral has other heads than mlx-lm's
     made = open_checkpoint(written(tmp_path, source=DATA / f"{name}-micro" / "hf"))
     weight = made.weight(f"{stored}.weight")
     assert weight.type.name.startswith("AFFINE4_G32")
@@ -262,7 +261,7 @@ def test_matrices_have_the_names_that_mlx_lm_reads(tmp_path, monkeypatch, name, 
 
 
 def test_a_folder_with_stacked_experts_is_written_again_without_a_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    monkeypatch.setattr(mlx_tensors, "GROUP", 32)
     once = written(tmp_path, source=DATA / "qwen3moe-micro" / "hf")
     to_mlx_folder(once, tmp_path / "again", "mlx-4bit")
     for name in ("model.safetensors", "config.json"):
@@ -316,7 +315,7 @@ def inside(source, path, model_type):
 
 @pytest.mark.parametrize(("name", "model_type"), [("gemma3", "gemma3"), ("gemma4e", "gemma4"), ("qwen3_5", "qwen3_5")])
 def test_a_text_model_inside_of_another_has_the_prefix_of_mlx_lm(tmp_path, monkeypatch, name, model_type):
-    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    monkeypatch.setattr(mlx_tensors, "GROUP", 32)
     source = DATA / f"{name}-micro" / "hf"
     made = written(tmp_path, source=inside(source, tmp_path / "inner", model_type))
     assert all(tensor.startswith("language_model.") for tensor in open_checkpoint(made).shapes)
@@ -369,7 +368,7 @@ def test_the_user_is_told_where_results_of_mlx_lm_differ(tmp_path, name, line):
 def test_mlx_lm_has_the_same_greedy_ids(tmp_path, monkeypatch, name, to):
     from tests.golden.make_mlx_goldens import in_float32, logits_of
 
-    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    monkeypatch.setattr(mlx_tensors, "GROUP", 32)
     made = written(tmp_path, to, source_of(name, tmp_path))
     theirs, ours = in_float32(made), engine(made, "simd")
     check_close(logits_of(theirs, IDS), np.asarray(ours.logits(IDS)), each=3e-5, all_=1.5e-5)
@@ -387,7 +386,7 @@ def test_mlx_lm_loads_what_a_gguf_file_becomes(tmp_path, monkeypatch, name):
 
     from tests.golden.make_mlx_goldens import in_float32, logits_of
 
-    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    monkeypatch.setattr(mlx_tensors, "GROUP", 32)
     source = DATA / f"{name}-micro" / "hf" if name == "gptoss" else source_of(name, tmp_path)
     requantize(with_tokenizer(source, tmp_path / "both"), tmp_path / "source.gguf", Conversion("q8_0"))
     made = written(tmp_path, source=tmp_path / "source.gguf")

@@ -10,8 +10,7 @@ import pytest
 import mlx_engine
 from mlx_engine import load_tokenizer
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.harmless import HARMLESS, OFF
-from mlx_engine.config.settings import Settings
+from mlx_engine.config.settings import HARMLESS, OFF, Settings
 from mlx_engine.errors import ModelError, OptionError, TensorMismatchError, UnsupportedConfigError
 from mlx_engine.weights.model import model_file
 from tests.published import PUBLISHED, write_folder

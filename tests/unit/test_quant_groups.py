@@ -6,8 +6,8 @@ import pytest
 
 from kernels.cpu.formats import blocks_numpy
 from mlx_engine import quant
-from mlx_engine.quant.group_types import GROUP_TYPES, affine, fixed
 from mlx_engine.quant.group_weight import GroupWeight, Parts, join, split
+from mlx_engine.quant.groups import GROUP_TYPES, affine, fixed
 from mlx_engine.quant.types import BY_NAME, TYPES
 from mlx_engine.quant.weight import Weight
 from tests.cells import each

@@ -123,8 +123,8 @@ def test_a_gguf_file_of_a_folder_is_the_same_model(tmp_path: Path, name: str, mo
 def test_a_block_that_lies_in_two_value_heads_cannot_be_put_in_another_order():
     from mlx_engine.quant import BY_NAME
     from mlx_engine.quant.weight import Weight
-    from mlx_engine.weights.stored import Stored
+    from mlx_engine.weights.stored import TensorLayout
 
     weight = Weight.pack("w", np.ones((2, 64), np.float32), BY_NAME["Q8_0"])
     with pytest.raises(UnsupportedTypeError, match=r"do not cross groups of 16 columns.*found Q8_0, in blocks of 32"):
-        Stored("w", columns=((0, 2, 1, 3), 16)).take(weight, (2, 64))
+        TensorLayout("w", columns=((0, 2, 1, 3), 16)).take(weight, (2, 64))

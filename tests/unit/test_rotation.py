@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.context import context_notes, for_context
-from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rope import Rotation, context_notes, for_context
 from mlx_engine.errors import ModelError, UnsupportedConfigError
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight

@@ -12,7 +12,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
-from mlx_engine.serve.timings import timings
+from mlx_engine.serve.replies import timings
 from tests.golden.goldens import DATA
 from tests.unit.test_chat import MICRO
 

@@ -16,7 +16,7 @@ import typer
 
 from mlx_engine.bench import roofline
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.checkpoint.gguf_types import Value, ValueType
+from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.commands import app
 

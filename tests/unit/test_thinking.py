@@ -10,7 +10,7 @@ import mlx_engine
 from mlx_engine.commands.chat import AnswerPrinter
 from mlx_engine.conversation import Conversation
 from mlx_engine.options import Options
-from mlx_engine.serve.job import Mark
+from mlx_engine.serve.call import Progress
 from mlx_engine.serve.replies import ChatReply
 from mlx_engine.tokenizer import thinking
 from mlx_engine.tokenizer.thinking import MARKERS, Reasoning, ThinkMarkers, split, think_markers
@@ -66,35 +66,35 @@ def test_the_template_may_open_the_reasoning():
         assert found == ((thought, "y") if thought else ("", "x</think>y"))
 
 
-class FakeJob:
+class FakeCall:
     def __init__(self, *texts):
-        self.outputs = [(SimpleNamespace(pieces=[], token_ids=[], logprobs=None), Mark()) for _ in texts]
+        self.outputs = [(SimpleNamespace(pieces=[], token_ids=[], logprobs=None), Progress()) for _ in texts]
         self.requests = [SimpleNamespace(prompt_ids=[1], outputs=[output for output, _ in self.outputs])]
 
     def add(self, i, text, finish_reason=None):
         output, _ = self.outputs[i]
         output.pieces.append(text)
         output.token_ids.append(1)
-        self.outputs[i] = output, Mark(len(output.token_ids), len(output.pieces), finish_reason)
+        self.outputs[i] = output, Progress(len(output.token_ids), len(output.pieces), finish_reason)
 
 
 def test_chunks_and_the_whole_reply_have_the_reasoning_in_its_own_field():
-    job = FakeJob("")
-    reply = ChatReply(job, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f")
+    call = FakeCall("")
+    reply = ChatReply(call, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f")
     deltas = []
     for text, reason in (("<thi", None), ("nk>So", None), (" it ", None), ("is</think>\n\nFo", None), ("ur", "stop")):
-        job.add(0, text, reason)
+        call.add(0, text, reason)
         deltas += [chunk["choices"][0]["delta"] for chunk in reply.chunks()]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "So it is"
     assert "".join(delta.get("content", "") for delta in deltas) == "Four"
-    message = reply._choice(0, "".join(job.outputs[0][0].pieces), None, job.outputs[0][1])["message"]
+    message = reply._choice(0, "".join(call.outputs[0][0].pieces), None, call.outputs[0][1])["message"]
     assert message == {"role": "assistant", "content": "Four", "refusal": None, "reasoning_content": "So it is"}
 
 
 def test_reasoning_that_is_held_back_at_the_end_of_an_answer_is_sent():
-    job = FakeJob("")
-    reply = ChatReply(job, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f")
-    job.add(0, "<think>So </thi", "length")
+    call = FakeCall("")
+    reply = ChatReply(call, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f")
+    call.add(0, "<think>So </thi", "length")
     choices = [chunk["choices"][0] for chunk in reply.chunks()]
     assert [choice["delta"].get("reasoning_content") for choice in choices] == [None, "So", " </thi", None]
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]

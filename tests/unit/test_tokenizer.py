@@ -8,9 +8,8 @@ import pytest
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer import from_gguf
-from mlx_engine.tokenizer.bpe import Merges
+from mlx_engine.tokenizer.bpe import SPLITS, Merges
 from mlx_engine.tokenizer.metadata import Metadata
-from mlx_engine.tokenizer.split import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
-from mlx_engine.convert.spm_scores import last_step, scores
-from mlx_engine.convert.tokenizer_to_gguf import to_gguf
+from mlx_engine.convert.tokenizer_to_gguf import last_step, scores, to_gguf
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer import from_gguf, from_json
-from mlx_engine.tokenizer.special import TokenType
-from mlx_engine.tokenizer.split import SPLITS, name_of
+from mlx_engine.tokenizer.bpe import SPLITS, name_of
+from mlx_engine.tokenizer.vocabulary import TokenType
 
 DATA = Path(__file__).parents[1] / "data"
 GEMMA, QWEN = DATA / "gemma3-micro" / "hf", DATA / "qwen3-micro" / "hf"

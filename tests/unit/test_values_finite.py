@@ -5,8 +5,8 @@ import pytest
 
 from mlx_engine.convert.verify import verify
 from mlx_engine.quant import readable_types
-from mlx_engine.quant.group_types import GROUP_TYPES
 from mlx_engine.quant.group_weight import GroupWeight, split
+from mlx_engine.quant.groups import GROUP_TYPES
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight

@@ -56,7 +56,7 @@ from mlx_engine.backends.parameters import (
 from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.machine.mapped_pages import read_ahead
 from mlx_engine.observe.log import event
-from mlx_engine.quant.mxfp4 import in_gguf_order
+from mlx_engine.quant.regroup import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_swiglu": layout.CLAMPED_SWIGLU}

@@ -22,7 +22,7 @@ from kernels.metal.q6_k import split_q6_k
 from kernels.metal.q8_0 import split_q8_0
 from mlx_engine.backends.mlx.weights import GroupMatrix
 from mlx_engine.quant import group_weight
-from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
 
 if TYPE_CHECKING:

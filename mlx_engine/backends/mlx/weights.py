@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from kernels.metal.layout import unwritten
 from kernels.metal.q8_0 import split_q8_0
 from mlx_engine.quant.floats import BF16, F16
-from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import split
+from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
 
 GROUP, BITS = 32, 8

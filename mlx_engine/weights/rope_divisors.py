@@ -1,6 +1,7 @@
-"""The rule of rotary embedding that a GGUF file encodes as divisors of frequencies, `rope_freqs.weight`.
+"""Rotary embedding in GGUF files' tensors: divisors of frequencies. A folder has them in its settings.
 
-GGUF has no keys for Llama 3's rule and for Gemma 4's. Their parameters are found from the divisors, and checked: the
+`rope_factors_short.weight` and `rope_factors_long.weight` are LongRoPE's. `rope_freqs.weight` encodes a rule that has
+no keys in GGUF: Llama 3's and Gemma 4's. Their parameters are found from the divisors, and checked: the
 rule must give the same divisors.
 """
 
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.rotation import Rotation
+from mlx_engine.config.rope import Rotation
 from mlx_engine.errors import ModelError
+from mlx_engine.weights.plan import Plan
 
 FREQUENCIES = "rope_freqs"
 NAME = f"{FREQUENCIES}.weight"
@@ -39,7 +41,7 @@ def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
     divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
     if (divisors == 1).all():
         return {}
-    # A second rule beside that of the keys has no form in config.json.
+    # A second rule in addition to that of the keys has no form in config.json.
     is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
     plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
     for rope in _candidates(plain, divisors) if is_sound else ():
@@ -79,3 +81,37 @@ def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> 
             kept = (1 / divisor - 1 / factor) / (1 - 1 / factor)
             found.append(round((LOW + kept * (HIGH - LOW)) * 2 * math.pi / frequency))
     return list(dict.fromkeys(found)) or [1 << n for n in range(4, 24)]
+
+
+# By field of `Rotation`.
+TENSORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+
+
+def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
+    """Return the plan with LongRoPE's divisors: read from a GGUF file, or to be written from a folder.
+
+    Raises:
+        ModelError: a tensor of divisors is missing or damaged.
+    """
+    config: Any = plan.config
+    if config.rope.rule != "longrope":
+        return plan
+    if checkpoint.naming == "hf":
+        return replace(plan, gguf_only={name: getattr(config.rope, field) for field, name in TENSORS.items()})
+    n = (config.rope.n_rotated or config.head_dim) // 2
+    found = {field: _divisors(checkpoint, name, n) for field, name in TENSORS.items()}
+    unused = (*plan.unused, *TENSORS.values())  # by the model: they are read here
+    return replace(plan, config=replace(config, rope=replace(config.rope, **found)), unused=unused)
+
+
+def _divisors(checkpoint: Checkpoint, name: str, n: int) -> tuple[float, ...]:
+    shape = checkpoint.shapes.get(name)
+    if shape != (n,):
+        found = "none" if shape is None else f"the shape {shape}"
+        raise ModelError(f"{checkpoint.where}: {name}: expected {n} divisors of frequencies, found {found}; "
+                         "download the file again")  # fmt: skip
+    values = tuple(float(value) for value in checkpoint.weight(name).dequantize())
+    if not all(0 < value < math.inf for value in values):
+        raise ModelError(f"{checkpoint.where}: {name}: expected finite numbers > 0, found others; "
+                         "download the file again")  # fmt: skip
+    return values

@@ -1,4 +1,4 @@
-"""The requests of one HTTP call, as the event loop sees them: news arrives from the engine thread after each step."""
+"""The requests of one HTTP call in the event loop, which the engine thread updates after each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlx_engine.loop.output import FinishReason, Output
 from mlx_engine.loop.request import Request
 
 
-class Mark(NamedTuple):
+class Progress(NamedTuple):
     """How far an output was after a step. The engine thread writes beyond it; up to it nothing changes any more."""
 
     n_tokens: int = 0
@@ -20,12 +20,12 @@ class Mark(NamedTuple):
     finish_reason: FinishReason | None = None
 
     @classmethod
-    def of(cls, output: Output) -> Mark:
+    def of(cls, output: Output) -> Progress:
         """Return how far an output is; called by the engine thread between two steps."""
         return cls(len(output.token_ids), len(output.pieces), output.finish_reason)
 
 
-class Job:
+class Call:
     """One or more requests whose answers are one reply.
 
     Attributes:
@@ -44,19 +44,19 @@ class Job:
         self.client_id = client_id
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
-        self._marks = {request: [Mark() for _ in request.outputs] for request in self.requests}
+        self._reached = {request: [Progress() for _ in request.outputs] for request in self.requests}
         self._changed = asyncio.Event()
 
     @property
-    def outputs(self) -> list[tuple[Output, Mark]]:
+    def outputs(self) -> list[tuple[Output, Progress]]:
         """All outputs, in the order of the reply's choices, and how far each is."""
-        marks = [mark for request in self.requests for mark in self._marks[request]]
+        reached = [progress for request in self.requests for progress in self._reached[request]]
         outputs = [output for request in self.requests for output in request.outputs]
-        return list(zip(outputs, marks, strict=True))
+        return list(zip(outputs, reached, strict=True))
 
-    def marks(self, request: Request) -> list[Mark]:
+    def reached(self, request: Request) -> list[Progress]:
         """Return how far the outputs of a request are."""
-        return list(self._marks[request])
+        return list(self._reached[request])
 
     @property
     def n_answers(self) -> int:
@@ -71,7 +71,7 @@ class Job:
     @property
     def is_unfinished(self) -> bool:
         """Whether there is an answer that has not been generated to its end."""
-        return any(mark.finish_reason is None for _, mark in self.outputs)
+        return any(progress.finish_reason is None for _, progress in self.outputs)
 
     @property
     def phase(self) -> str:
@@ -83,15 +83,15 @@ class Job:
                 return f"prefill {request.n_prefilled}/{len(request.prompt_ids)}"
         return "decode"
 
-    def update(self, marks: Mapping[Request, Sequence[Mark]], error: Exception | None = None) -> None:
+    def update(self, reached: Mapping[Request, Sequence[Progress]], error: Exception | None = None) -> None:
         """Note how far its requests are; wake the reader."""
-        self._marks.update({request: list(of) for request, of in marks.items() if request in self._marks})
+        self._reached.update({request: list(of) for request, of in reached.items() if request in self._reached})
         self.error = self.error or error
         self._changed.set()
 
     async def changed(self, seconds: float | None = None) -> bool:
-        """Wait for news at most so many seconds; return whether there is any."""
-        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the news.
+        """Wait for an update, at most so many seconds; return whether there was one."""
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with an update.
         with move_on_after(seconds):
             await self._changed.wait()
         is_new = self._changed.is_set()

@@ -6,33 +6,37 @@ Phi-3's queries, keys and values. All others are put together from the tensors o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
 from mlx_engine.checkpoint.mlx_quantization import BIASES, SCALES, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.checkpoint.safetensors_writer import Entry
+from mlx_engine.checkpoint.safetensors import Entry
 from mlx_engine.config.layer_types import GROUPS, HEAD
 from mlx_engine.convert.file_types import kind_of
-from mlx_engine.convert.mlx_quantize import quantize
-from mlx_engine.convert.mlx_targets import target_type
 from mlx_engine.errors import OptionError
-from mlx_engine.quant import mxfp4
-from mlx_engine.quant.group_types import GroupType
-from mlx_engine.quant.group_weight import GroupWeight, split
+from mlx_engine.quant import regroup
+from mlx_engine.quant.group_weight import GroupWeight, Parts, split
+from mlx_engine.quant.groups import AFFINE_BITS, FIXED, GroupType, affine, fixed
 from mlx_engine.quant.regroup import EXACT, in_groups
 from mlx_engine.quant.types import BY_NAME, F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.plan import Tensor
-from mlx_engine.weights.stored import Stored
+from mlx_engine.weights.stored import TensorLayout
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
-# The types of quants and of scales in safetensors, beside the floats.
+# The types of quants and of scales in safetensors, other than floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that one tensor of the new folder holds, and how it holds them.
-Held: TypeAlias = Sequence[tuple[Tensor, Stored]]
+Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
 # The end of the layer types of experts. MXFP4, in which gpt-oss publishes them, is kept unless layers ask for a type.
 _EXPERTS = "_exps"
 
@@ -79,7 +83,7 @@ class Part:
 
 
 def parts_of(
-    checkpoint: Checkpoint, forms: Mapping[str, tuple[Tensor, Stored]], to: str, layers: Mapping[str, str]
+    checkpoint: Checkpoint, forms: Mapping[str, tuple[Tensor, TensorLayout]], to: str, layers: Mapping[str, str]
 ) -> list[Part]:
     """Return the tensors of the new folder.
 
@@ -92,7 +96,7 @@ def parts_of(
     Raises:
         OptionError: the layers that one matrix holds are to get different types.
     """
-    held: dict[str, list[tuple[Tensor, Stored]]] = {}
+    held: dict[str, list[tuple[Tensor, TensorLayout]]] = {}
     for tensor, stored in forms.values():
         held.setdefault(stored.name, []).append((tensor, stored))
     is_tied = f"{HEAD}{WEIGHT}" not in forms
@@ -109,7 +113,7 @@ def _part(
     kinds = [kind_of(tensor.name, len(shape)) for tensor, _ in held]
     kind, wanted = kinds[0], None
     if kind is not None:
-        to = KEEP if type_before == mxfp4.MLX and kind.endswith(_EXPERTS) else to
+        to = KEEP if type_before == regroup.MLX and kind.endswith(_EXPERTS) else to
         asked = _asked(name, [str(kind) for kind in kinds], to, layers, tied=is_tied)
         wanted = None if asked == KEEP else target_type(asked, type_before)
     type_ = type_before if wanted is None or shape[-1] % wanted.block_size else wanted
@@ -125,7 +129,7 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
         return F32
     (found,) = types
-    return mxfp4.MLX if found == mxfp4.GGUF else found
+    return regroup.MLX if found == regroup.GGUF else found
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
@@ -138,8 +142,8 @@ def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
 def _before(checkpoint: Checkpoint, held: Held) -> Weight:
     """Return the tensor of the new folder that holds these tensors of the model, before its conversion."""
     if _is_as_stored(checkpoint, held):
-        return mxfp4.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
-    weights = [mxfp4.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
+        return regroup.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
+    weights = [regroup.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
     if len({weight.type for weight in weights}) > 1:
         weights = [weight.as_type(F32) for weight in weights]
     parts = [form.in_file_order(weight) for weight, (_, form) in zip(weights, held, strict=True)]
@@ -158,3 +162,114 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
         message = f"--layer must give {name} one type, which holds {', '.join(kinds)}, not {asked}"
         raise OptionError(message, option="--layer", found=asked)
     return found.pop()
+
+
+# How mlx-lm's folders store the tensors of a model: under which names, and in which form.
+#
+# A tensor that mlx-lm has as transformers has it keeps its name and its form. The others are here: experts are stacked,
+# Granite 4's gate and up are cut in two, GPT-2's matrices are not transposed, and a text model inside of a model of
+# images has mlx-lm's prefix.
+
+
+# A part of one expert, and the module of a layer that has the experts.
+_EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
+_EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp)\.")
+_DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
+_SHARED = ".shared_mlp."
+_LAYER = re.compile(r"\.layers\.\d+$")
+# The prefixes of a text model inside of another model, and of tensors of transformers' GPT-2.
+_INNER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)")
+_INNER_HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
+_GPT2 = re.compile(r"^(?:transformer\.|model\.)?")
+
+
+def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: bool = False) -> TensorLayout:
+    """Return how a folder that mlx-lm writes stores a tensor.
+
+    Args:
+        tensor: a tensor of the model.
+        model_type: `model_type` of the folder's config.json.
+        n_experts: the number of experts in each layer.
+        is_inner: whether the model is inside of another one, `language_model` in mlx-lm.
+    """
+    stored = tensor.stored("hf")
+    expert, dense = _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
+    if expert:
+        block = _EXPERT_LIST.split(stored.name)[0]
+        name = f"{block}.{_module(block, model_type)}.{expert[1]}_proj.{expert[3]}"
+        stored = TensorLayout(name, expert=(int(expert[2]), n_experts))
+    elif dense and _SHARED in stored.name:
+        stored = TensorLayout(f"{stored.name.split(_SHARED)[0]}.mlp.{dense[1]}_proj.weight")
+    elif model_type == "gpt2":
+        stored = replace(stored, name=_GPT2.sub("model.", stored.name), transposed=False)
+    if not is_inner:
+        return stored
+    name = _INNER_HEAD.sub("language_model.lm_head.", _INNER.sub("language_model.model.", stored.name))
+    return replace(stored, name=name)
+
+
+def _module(block: str, model_type: str) -> str:
+    """Return the module of `block` in which mlx-lm has all experts of a layer."""
+    if model_type == "gpt_oss":
+        return "experts"
+    # Gemma 4 has experts in the layer itself, other models in a module of the layer.
+    return "experts.switch_glu" if _LAYER.search(block) else "switch_mlp"
+
+
+# mlx-lm's default group size of the mode "affine".
+GROUP = 64
+# The bits of the mode "affine", or another mode.
+TARGETS: dict[str, int | str] = {
+    **{f"mlx-{bits}bit": bits for bits in AFFINE_BITS},
+    **{f"mlx-{mode}": mode for mode in FIXED},
+}
+# Stored floats whose type scales and biases get, as mlx-lm has it; for all other weights they are float32.
+HALVES = ("F16", "BF16")
+
+
+def target_type(target: str, stored: GGMLType) -> GroupType:
+    """Return the type that a matrix of type `stored` gets, for a key of TARGETS."""
+    kind = TARGETS[target]
+    if isinstance(kind, str):
+        return fixed(kind)
+    return affine(kind, GROUP, stored.name if stored.name in HALVES else "F32")
+
+
+# Stored floats are quantised in their type, as mlx-lm does; all other weights in float32.
+_DTYPES = {"F16": (np.float16, mx.float16), "BF16": (np.uint16, mx.bfloat16)}
+# Weights quantised at a time.
+_PIECE = 1 << 24
+
+
+def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
+    """Return a tensor (..., N, K) in this type, computed by `mx.quantize` on the CPU from values in their own type."""
+    *outer, columns = stored.shape
+    rows = math.prod(outer)
+    matrix = stored if len(outer) == 1 else Weight(stored.name, (rows, columns), stored.type, stored.data)
+    step = max(1, _PIECE // columns)
+    pieces = [_quantized(values, type_) for values in _values(matrix, step)]
+    quants, scales, *biases = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    n_groups = rows * columns // type_.block_size
+    parts = Parts(
+        quants.reshape(n_groups, -1), scales.reshape(n_groups, -1), biases[0].reshape(n_groups, -1) if biases else None
+    )
+    return GroupWeight(stored.name, stored.shape, type_, parts)
+
+
+def _values(stored: Weight, step: int) -> Iterator[mx.array]:
+    """Yield `step` rows at a time as MLX arrays: floats in their stored type, all other weights in float32."""
+    rows, columns = stored.shape
+    if stored.type.name in _DTYPES:
+        storage, dtype = _DTYPES[stored.type.name]
+        raw = np.ascontiguousarray(stored.data).view(storage).reshape(rows, columns)
+        yield from (mx.array(raw[at : at + step]).view(dtype) for at in range(0, rows, step))
+    else:
+        yield from (mx.array(stored.rows(range(at, min(at + step, rows)))) for at in range(0, rows, step))
+
+
+def _quantized(values: mx.array, type_: GroupType) -> list[NDArray[np.uint8]]:
+    """Return the bytes of quants, scales and, if there are any, biases."""
+    options = {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
+    # MLX returns two arrays in the modes without biases.
+    found: Sequence[mx.array] = mx.quantize(values, **options, stream=mx.cpu)  # type: ignore[arg-type]
+    return [np.array(mx.contiguous(array).view(mx.uint8)) for array in found]

@@ -1,17 +1,174 @@
-"""Read and write rotary embedding settings: their keys in GGUF, and in config.json of transformers 4 and 5."""
+"""Rotary embedding settings of a model, and the frequencies that every scaling rule makes of them.
+
+A rule only changes frequencies, and the length of the rotated pairs. LongRoPE and dynamic NTK depend on the length of
+the sequence: transformers changes all frequencies in the middle of a long text. Here the choice is made once, when a
+model is loaded (`Rotation.within`), so that a token's result does not depend on how many tokens follow it. Source of
+the rules: Hugging Face transformers, modeling_rope_utils.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from mlx_engine.backends.parameters import Growth, Rope
 from mlx_engine.config.declared import CLOSE, Naming, declared
-from mlx_engine.config.rotation import Rotation, longrope_attention, yarn_attention
 from mlx_engine.config.settings import REQUIRED, Settings
+from mlx_engine.errors import OptionError, is_whole
+
+Frequencies: TypeAlias = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotary embedding settings of a model.
+
+    Attributes:
+        theta: the base of the frequencies `theta ** (-2j / n)` of the n rotated elements of a head.
+        rule: a key of `RULES`.
+        factor: the rule's factor.
+        low: "llama3" and "yarn" divide frequencies with fewer rotations over the training context by `factor`.
+        high: "llama3" and "yarn" leave frequencies with more rotations over the training context as they are.
+        context: length of the training context in tokens, for all rules but "default" and "linear".
+        attention_factor: factor of cosines and sines, for "yarn" and "longrope".
+        truncate: for "yarn": whether the limits of slow and fast frequencies are rounded to whole pairs.
+        short: for "longrope": divisor of each frequency up to the training context.
+        long: for "longrope": divisor of each frequency in longer contexts.
+        extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
+        n_rotated: number of elements of a head that are rotated; None for all.
+        part: for "proportional": the part of the pairs of a head that are rotated, which are the first ones.
+        beta: Llama 4's attention scaling, with steps of `context` tokens; 0 is off.
+    """
+
+    theta: float
+    rule: str = "default"
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    context: int = 1
+    attention_factor: float = 1.0
+    truncate: bool = True
+    short: Frequencies = ()
+    long: Frequencies = ()
+    extent: int | None = None
+    n_rotated: int | None = None
+    part: float = 1.0
+    beta: float = 0.0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the model is loaded for longer sequences than the training context."""
+        return self.extent is not None and self.extent > self.context
+
+    def within(self, extent: int) -> Rotation:
+        """Return the rotation for sequences of at most `extent` tokens, if the rule depends on their length."""
+        return replace(self, extent=extent) if self.rule in BY_LENGTH else self
+
+    def for_heads(self, head_dim: int) -> Rope:
+        """Return frequencies and lengths for heads of this dim. Pairs after the rotated ones have the frequency 0."""
+        n = self.n_rotated or head_dim
+        frequencies, rest = RULES[self.rule](self, Rope.plain(n, self.theta).frequencies), (head_dim - n) // 2
+        lengths = None if self.attention_factor == 1 else (self.attention_factor,) * (n // 2) + (1.0,) * rest
+        growth = Growth(self.beta, self.context) if self.beta else None
+        return Rope(frequencies + (0.0,) * rest, lengths, growth)
+
+    def divisors(self, head_dim: int) -> tuple[float, ...]:
+        """Return the number by which the rule divides each frequency."""
+        plain, rope = Rope.plain(head_dim, self.theta), self.for_heads(head_dim)
+        return tuple(f / slow for f, slow in zip(plain.frequencies, rope.frequencies, strict=True))
+
+
+def scaled(r: Rotation, frequencies: Frequencies) -> Frequencies:
+    """Return linear scaling: all frequencies divided by the factor."""
+    return tuple(f / r.factor for f in frequencies)
+
+
+def dynamic(r: Rotation, frequencies: Frequencies) -> Frequencies:
+    """Return dynamic NTK scaling: a larger base for longer sequences; frequency 0 stays, the last is slowed most."""
+    n = 2 * len(frequencies)
+    if not r.is_long or r.extent is None or n == 2:
+        return frequencies
+    stretch = r.factor * r.extent / r.context - (r.factor - 1)
+    return tuple(f * stretch ** (-2 * j / (n - 2)) for j, f in enumerate(frequencies))
+
+
+def llama3(r: Rotation, frequencies: Frequencies) -> Frequencies:
+    """Return llama3 scaling; the change from fast to slow frequencies is linear in the number of rotations.
+
+    Source: "The Llama 3 Herd of Models", arXiv 2407.21783, and Hugging Face transformers.
+    """
+
+    def slowed(f: float) -> float:
+        rotations = r.context * f / (2 * math.pi)
+        kept = min(1.0, max(0.0, (rotations - r.low) / (r.high - r.low)))
+        return kept * f + (1 - kept) * f / r.factor
+
+    return tuple(map(slowed, frequencies))
+
+
+def yarn(r: Rotation, frequencies: Frequencies) -> Frequencies:
+    """Return YaRN scaling; the change from fast to slow frequencies is linear in the index of the pair.
+
+    Source: "YaRN: Efficient Context Window Extension", arXiv 2309.00071.
+    """
+    n = 2 * len(frequencies)
+
+    def pair(rotations: float) -> float:
+        """Return the index of the pair with this many rotations over the training context."""
+        at = n * math.log(r.context / (rotations * 2 * math.pi)) / (2 * math.log(r.theta))
+        return min(max(at, 0.0), n - 1.0)
+
+    first, last = pair(r.high), pair(r.low)
+    if r.truncate:
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    width = last - first or 0.001  # two limits in one pair: a step
+
+    def slowed(j: int, f: float) -> float:
+        slow = min(1.0, max(0.0, (j - first) / width))
+        return f / r.factor * slow + f * (1 - slow)
+
+    return tuple(slowed(j, f) for j, f in enumerate(frequencies))
+
+
+def longrope(r: Rotation, frequencies: Frequencies) -> Frequencies:
+    """Return LongRoPE scaling: each frequency has a divisor. Source: arXiv 2402.13753."""
+    divisors = r.long if r.is_long else r.short
+    return tuple(f / divisor for f, divisor in zip(frequencies, divisors, strict=True))
+
+
+def proportional(r: Rotation, frequencies: Frequencies) -> Frequencies:
+    """Return the first frequencies divided by the factor; the other pairs are not rotated. Source: Gemma 4."""
+    n = int(r.part * len(frequencies))
+    return tuple(f / r.factor for f in frequencies[:n]) + (0.0,) * (len(frequencies) - n)
+
+
+RULES: Mapping[str, Callable[[Rotation, Frequencies], Frequencies]] = {
+    "default": lambda r, frequencies: frequencies,
+    "linear": scaled,
+    "dynamic": dynamic,
+    "llama3": llama3,
+    "yarn": yarn,
+    "longrope": longrope,
+    "proportional": proportional,
+}
+# The rules that depend on the length of the sequence.
+BY_LENGTH = ("dynamic", "longrope")
+
+
+def yarn_attention(factor: float, times: float = 1.0) -> float:
+    """Return YaRN's factor of cosines and sines: it makes up for the flatter softmax over a longer context."""
+    return 0.1 * times * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def longrope_attention(factor: float, context: int) -> float:
+    """Return LongRoPE's factor of cosines and sines, for a context that is `factor` times the training context."""
+    return math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 and context > 1 else 1.0
+
 
 # The kinds of layers with different rotary settings, as transformers 5 names them.
 LAYER_KINDS = ("full_attention", "sliding_attention")
@@ -65,7 +222,7 @@ class RotationSetting:
         if rule != "linear" and factor != 1:
             raise s.error(f"{SCALING}factor", "1.0", factor)
         if rule == "longrope" or ("longrope" in self.rules and factor == 1 and attention != 1):
-            # The divisors are tensors: `models/longrope.py` reads them.
+            # The divisors are tensors: `weights/rope_divisors.py` reads them.
             return replace(plain, rule="longrope", context=context, attention_factor=attention)
         if attention != 1:
             raise s.error(f"{SCALING}attn_factor", "1.0", attention)
@@ -150,7 +307,7 @@ class RotationSetting:
                 scaling = s.mapping("rope_scaling")
             else:
                 s.expect("rope_scaling", None)
-        # Phi-3 has the length of the training context beside the mapping.
+        # Phi-3 has the length of the training context outside of the mapping.
         original = s.whole_or_none(ORIGINAL, None) if "longrope" in self.rules else None
         if scaling is None:
             return Rotation(theta, n_rotated=self._rotated(s, part, known))
@@ -280,3 +437,47 @@ def rotation(
         truncates: whether YaRN's limits in GGUF files, which have no key for it, are rounded to whole pairs.
     """
     return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates))
+
+
+def for_context(config: Any, context: int | None) -> Any:
+    """Return the config for sequences of at most `context` tokens; None is the model's usual context.
+
+    A context that is longer than the model's is the model's.
+
+    The config changes for two rules only. With LongRoPE, the usual context is that of the training, with the short
+    divisors; a longer context has the long divisors from the first token on. With dynamic NTK, the usual context is
+    `context_length`; a longer one has the frequencies that transformers uses at its end.
+
+    Raises:
+        OptionError: the context is no whole number >= 1.
+    """
+    if context is not None and not (is_whole(context) and context >= 1):
+        expected = "a whole number of at least 1"
+        raise OptionError(
+            f"context must be {expected}, not {context!r}", option="context", expected=expected, found=context
+        )
+    rope, whole = by_length(config), int(config.context_length)
+    if rope is None:
+        return config
+    if rope.rule == "longrope":
+        # Up to the context of the training the short divisors, otherwise the long ones for all that the model has.
+        length = whole if (context or 0) > rope.context else min(rope.context, whole)
+    else:
+        length = max(context or whole, whole)
+    return replace(config, rope=rope.within(length), context_length=length)
+
+
+def by_length(config: Any) -> Rotation | None:
+    """Return the rotary settings of a config, if their rule depends on the length of the sequence; None otherwise."""
+    rope = getattr(config, "rope", None)
+    return rope if isinstance(rope, Rotation) and rope.rule in BY_LENGTH else None
+
+
+def context_notes(config: Any) -> tuple[str, ...]:
+    """Return a line for the user if a loaded model could have a longer context."""
+    rope = by_length(config)
+    if rope is None or rope.is_long:
+        return ()
+    return (
+        f"context {config.context_length:,} tokens, with {rope.rule}; load with context=N (--context-len N) for more",
+    )

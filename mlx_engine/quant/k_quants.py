@@ -1,0 +1,161 @@
+"""Q2_K to Q6_K: 256 weights in groups whose scales, and minima, are small integers times the block's float16 factors.
+
+Q2_K, Q4_K and Q5_K: `weight = (d * scale) * q - (dmin * minimum)`. Q3_K and Q6_K: `weight = (d * scale) * (q -
+offset)`.
+
+Source: `dequantize_row_q*_K`,
+https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import blocks as layout
+from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.scale_search import affine, symmetric
+
+
+def dequantize_q2_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 84) bytes to (n, 256) weights: 16 groups of 16, 2 bits, scale and minimum of 4 bits.
+
+    A byte of `scales` holds a group's scale in its low half and its minimum in the high one. Each 32 bytes of `qs` hold
+    128 weights: the lowest two bits of each byte are the first 32 weights, the next two bits the next 32, and so on.
+    """
+    block = blocks.view(layout.Q2_K)[:, 0]
+    quants = bit_fields(block["qs"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16).astype(np.float32)
+    parts = bit_fields(block["scales"], 4).astype(np.float32)
+    return _affine(block, parts[:, 0], parts[:, 1], quants)
+
+
+def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 110) bytes to (n, 256) weights: 16 groups of 16, 3 bits minus 4, scale of 6 bits minus 32.
+
+    Each 32 bytes of `qs` hold the low two bits of 128 weights, the first 32 in the lowest bits. Bit `j` of the 32 bytes
+    `hmask` is the third bit of weights `32 j` to `32 j + 31`. The first 8 bytes of `scales` hold the low four bits of
+    16 scales, the last 4 bytes the high two.
+    """
+    block = blocks.view(layout.Q3_K)[:, 0]
+    low = bit_fields(block["qs"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    third = bit_fields(block["hmask"], 1).reshape(-1, 16, 16)
+    quants = ((low | third << np.uint8(2)).astype(np.int8) - np.int8(4)).astype(np.float32)
+
+    low_scales = bit_fields(block["scales"][:, :8], 4).reshape(-1, 16)
+    high_scales = bit_fields(block["scales"][:, 8:], 2).reshape(-1, 16)
+    scales = ((low_scales | high_scales << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # any bytes are weights: d may be infinite or NaN, and a scale 0
+        return ((block["d"].astype(np.float32)[:, None] * scales)[..., None] * quants).reshape(-1, 256)
+
+
+def dequantize_q4_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 144) bytes to (n, 256) weights: 8 groups of 32, 4 bits, scale and minimum of 6 bits.
+
+    Each 32 bytes of `qs` hold two groups, the first in the low halves of the bytes.
+    """
+    block = blocks.view(layout.Q4_K)[:, 0]
+    quants = bit_fields(block["qs"].reshape(-1, 4, 32), 4).reshape(-1, 8, 32).astype(np.float32)
+    scales, minima = scales_and_minima(block["scales"])
+    return _affine(block, scales, minima, quants)
+
+
+def quantize_q4_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 256) weights to (n, 144) bytes.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    found, blocks = affine(values, 15), np.empty(len(values), layout.Q4_K)
+    blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, pack_scales(found.scales, found.minima)
+    halves = found.quants.reshape(-1, 4, 2, 32)
+    blocks["qs"] = (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    return blocks.view(np.uint8).reshape(len(values), -1)
+
+
+def dequantize_q5_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 176) bytes to (n, 256) weights: 8 groups of 32, 5 bits, scale and minimum of 6 bits.
+
+    The low four bits are stored as in Q4_K; bit `g` of the 32 bytes `qh` is the fifth bit of the weights of group `g`.
+    """
+    block = blocks.view(layout.Q5_K)[:, 0]
+    low = bit_fields(block["qs"].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
+    quants = (low | bit_fields(block["qh"], 1) << np.uint8(4)).astype(np.float32)
+    scales, minima = scales_and_minima(block["scales"])
+    return _affine(block, scales, minima, quants)
+
+
+def quantize_q5_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 256) weights to (n, 176) bytes.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    found, blocks = affine(values, 31), np.empty(len(values), layout.Q5_K)
+    blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, pack_scales(found.scales, found.minima)
+    low = (found.quants & np.uint8(15)).reshape(-1, 4, 2, 32)
+    blocks["qs"] = (low[:, :, 0] | low[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    fifth = np.ascontiguousarray((found.quants >> np.uint8(4)).transpose(0, 2, 1))
+    blocks["qh"] = np.packbits(fifth, axis=2, bitorder="little")[:, :, 0]
+    return blocks.view(np.uint8).reshape(len(values), -1)
+
+
+def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 210) bytes to (n, 256) weights: 16 groups of 16, 6 bits minus 32, a signed scale of 8 bits.
+
+    For each half of the block, 64 bytes of `ql` hold the low four bits of 128 weights (the first 64 in the low halves),
+    and 32 bytes of `qh` their high two bits (the first 32 lowest).
+    """
+    block = blocks.view(layout.Q6_K)[:, 0]
+    low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
+    high = bit_fields(block["qh"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    quants = ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # any bytes are weights: d may be infinite or NaN, and a scale 0
+        scales = block["d"].astype(np.float32)[:, None] * block["scales"].astype(np.float32)
+        return (scales[..., None] * quants).reshape(-1, 256)
+
+
+def quantize_q6_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Quantise (n, 256) weights to (n, 210) bytes.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    found, blocks = symmetric(values), np.empty(len(values), layout.Q6_K)
+    blocks["d"], blocks["scales"] = found.d, found.scales
+    quants = (found.quants + np.int8(32)).view(np.uint8)
+    low = (quants & np.uint8(15)).reshape(-1, 2, 2, 64)
+    blocks["ql"] = (low[:, :, 0] | low[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    high = (quants >> np.uint8(4)).reshape(-1, 2, 4, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    blocks["qh"] = np.bitwise_or.reduce(high << shifts, axis=2).reshape(-1, 64)
+    return blocks.view(np.uint8).reshape(len(values), -1)
+
+
+def _affine(
+    block: NDArray[np.void], scales: NDArray[np.float32], minima: NDArray[np.float32], quants: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return `(d * scale) * q - (dmin * minimum)`, (n, 256), of (n, groups) scales and minima."""
+    with np.errstate(invalid="ignore"):  # any bytes are weights: d and dmin may be infinite or NaN
+        scales = block["d"].astype(np.float32)[:, None] * scales
+        minima = block["dmin"].astype(np.float32)[:, None] * minima
+        return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
+
+
+def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Unpack the (n, 12) bytes of Q4_K and Q5_K into (n, 8) scales and (n, 8) minima, from 0 to 63.
+
+    With scales `A` to `H` and minima `a` to `h`, bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, bytes 4 to 7 are `eeaaaaaa`
+    to `hhdddddd`, and bytes 8 to 11 are `eeeeEEEE` to `hhhhHHHH`, the highest bit first. The first four scales and
+    minima are stored whole; of the last four, the high two bits are stored above the first four.
+    """
+    first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = [first & np.uint8(0x3F), last & np.uint8(0x0F) | first >> np.uint8(6) << np.uint8(4)]
+    minima = [second & np.uint8(0x3F), last >> np.uint8(4) | second >> np.uint8(6) << np.uint8(4)]
+    return np.concatenate(scales, axis=1).astype(np.float32), np.concatenate(minima, axis=1).astype(np.float32)
+
+
+def pack_scales(scales: NDArray[np.uint8], minima: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pack (n, 8) scales and (n, 8) minima, from 0 to 63, into (n, 12) bytes."""
+    parts = [part[:, :4] | (part[:, 4:] >> np.uint8(4)) << np.uint8(6) for part in (scales, minima)]
+    last = (scales[:, 4:] & np.uint8(0x0F)) | (minima[:, 4:] & np.uint8(0x0F)) << np.uint8(4)
+    return np.concatenate([*parts, last], axis=1)
