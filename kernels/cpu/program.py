@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.attention.heads import norm_rope_to, put_pair
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.layout import (
+from .attention.heads import norm_rope_to, put_pair
+from .build.jit import entry, jit
+from .build.layout import (
     A_AT,
     A_ROW,
     ATTENTION,
@@ -78,11 +78,11 @@ from kernels.cpu.build.layout import (
     TASK_PUT_SPAN,
     WANTED,
 )
-from kernels.cpu.build.memory import floats, invoke, number, words
-from kernels.cpu.build.vectors import get, put
-from kernels.cpu.products.norm_add import norm_add_to
-from kernels.cpu.states.convolution import convolve_to, gate_to
-from kernels.cpu.states.delta_rule import delta_to
+from .build.memory import floats, invoke, number, words
+from .build.vectors import get, put
+from .products.norm_add import norm_add_to
+from .states.convolution import convolve_to, gate_to
+from .states.delta_rule import delta_to
 
 
 @jit

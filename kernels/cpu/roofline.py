@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.build.jit import jit
+from .build.jit import jit
 
 # Floats of the widest register, so that each sum is one register.
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8

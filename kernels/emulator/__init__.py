@@ -17,8 +17,8 @@ copies of structures out of device memory and member functions of objects in oth
 
 from __future__ import annotations
 
-from kernels.emulator.compiler import unavailable
-from kernels.emulator.errors import (
+from .compiler import unavailable
+from .errors import (
     CompileError,
     CompilerMissingError,
     ConvergenceError,
@@ -31,11 +31,11 @@ from kernels.emulator.errors import (
     RaceError,
     UndefinedBehaviorError,
 )
-from kernels.emulator.findings import Finding
-from kernels.emulator.intercept import Call, Calls, emulate
-from kernels.emulator.kernel import MetalKernel, metal_kernel, prepare
-from kernels.emulator.metal_buffers import Unwritten
-from kernels.emulator.metal_library import Library, WholeKernel, library
+from .findings import Finding
+from .intercept import Call, Calls, emulate
+from .kernel import MetalKernel, metal_kernel, prepare
+from .metal_buffers import Unwritten
+from .metal_library import Library, WholeKernel, library
 
 __all__ = [
     "Call",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.emulator.errors import EmulatorError, HangError, RaceError, UndefinedBehaviorError
+from .errors import EmulatorError, HangError, RaceError, UndefinedBehaviorError
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:

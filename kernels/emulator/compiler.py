@@ -28,10 +28,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels.drafts import draft
-from kernels.emulator.builds import SPACES, Build
-from kernels.emulator.errors import CompileError, CompilerMissingError
-from kernels.folder import cache_folder
+from ..drafts import draft
+from ..folder import cache_folder
+from .builds import SPACES, Build
+from .errors import CompileError, CompilerMissingError
 
 # The variable that chooses another clang: a command or a path, with options if needed.
 VARIABLE = "MLX_ENGINE_CLANG"

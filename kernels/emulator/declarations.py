@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kernels.emulator.text import code_only
+from .text import code_only
 
 
 class Declaration(NamedTuple):

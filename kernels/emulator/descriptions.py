@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.emulator.errors import (
+from .errors import (
     ConvergenceError,
     EmulatorError,
     HangError,
@@ -13,11 +13,11 @@ from kernels.emulator.errors import (
     RaceError,
     UndefinedBehaviorError,
 )
-from kernels.emulator.memory import LARGE_GUARD
-from kernels.emulator.runtime import Failure
+from .memory import LARGE_GUARD
+from .runtime import Failure
 
 if TYPE_CHECKING:
-    from kernels.emulator.report import Failed
+    from .report import Failed
 
 
 def _fault(failed: Failed) -> list[str]:

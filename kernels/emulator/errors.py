@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kernels.emulator.findings import Finding
+from .findings import Finding
 
 
 class EmulatorError(Exception):

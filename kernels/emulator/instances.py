@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from kernels.emulator import lint
-from kernels.emulator.builds import BUILDS, QUICK, SPACES, UNOPTIMIZED
-from kernels.emulator.compiler import calls_of, kernel_library
-from kernels.emulator.errors import CompileError, LaunchError, LintError
-from kernels.emulator.recursion import defined_at, recursive, suspects
-from kernels.emulator.runtime import Entry
-from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_name, signature
-from kernels.emulator.source import Part, unit
-from kernels.emulator.text import casts_pointers
+from . import lint
+from .builds import BUILDS, QUICK, SPACES, UNOPTIMIZED
+from .compiler import calls_of, kernel_library
+from .errors import CompileError, LaunchError, LintError
+from .recursion import defined_at, recursive, suspects
+from .runtime import Entry
+from .signature import TYPES, Argument, Input, Signature, dtype_name, signature
+from .source import Part, unit
+from .text import casts_pointers
 
 Template = Sequence[tuple[str, Any]]
 # An input, or its shape and dtype.

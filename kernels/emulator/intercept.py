@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator.causes import root_cause
-from kernels.emulator.compiler import compiler
-from kernels.emulator.errors import EmulatorError, LaunchError, OrderError, RaceError
-from kernels.emulator.findings import Finding, merged
-from kernels.emulator.kernel import MetalKernel, check_switches, metal_kernel
-from kernels.emulator.pretended_gpu import PretendedGPU
+from .causes import root_cause
+from .compiler import compiler
+from .errors import EmulatorError, LaunchError, OrderError, RaceError
+from .findings import Finding, merged
+from .kernel import MetalKernel, check_switches, metal_kernel
+from .pretended_gpu import PretendedGPU
 
 BUILDS = ("spaces", "undefined", "races")
 SEEDS = (0, 1)

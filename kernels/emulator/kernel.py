@@ -9,17 +9,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from kernels.emulator.arrays import Memory, memory_of
-from kernels.emulator.builds import BUILDS, UNOPTIMIZED
-from kernels.emulator.dispatch import Alignments, Run, dispatch
-from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
-from kernels.emulator.findings import Finding
-from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
-from kernels.emulator.lint import notes
-from kernels.emulator.memory import ALIGNMENT
-from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
-from kernels.emulator.signature import Input
-from kernels.emulator.source import BODY, HEADER
+from .arrays import Memory, memory_of
+from .builds import BUILDS, UNOPTIMIZED
+from .dispatch import Alignments, Run, dispatch
+from .errors import EmulatorError, LaunchError, MemoryFaultError
+from .findings import Finding
+from .instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
+from .lint import notes
+from .memory import ALIGNMENT
+from .runtime import MAX_THREADS, Statistics, turn
+from .signature import Input
+from .source import BODY, HEADER
 
 # Which lanes must take part in a SIMD-group operation.
 LANES = ("active", "all")

@@ -12,10 +12,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.emulator.arrays import array_at, memory_of, output_bytes
-from kernels.emulator.errors import LaunchError
-from kernels.emulator.metal_parameters import MetalParameter
-from kernels.emulator.signature import TYPES, dtype_name
+from .arrays import array_at, memory_of, output_bytes
+from .errors import LaunchError
+from .metal_parameters import MetalParameter
+from .signature import TYPES, dtype_name
 
 # Types of `constant T&` parameters that a Python number can stand for, and NumPy's names of them.
 _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfloat16", "complex64")} | {

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.emulator import lint
-from kernels.emulator.builds import BUILDS
-from kernels.emulator.compiler import check_syntax
-from kernels.emulator.errors import CompileError, LintError
-from kernels.emulator.findings import Finding, Place
-from kernels.emulator.metal_library import WholeKernel, compile_together, library
-from kernels.emulator.source import place_threadgroup_memory
-from kernels.emulator.text import with_suffixes
+from . import lint
+from .builds import BUILDS
+from .compiler import check_syntax
+from .errors import CompileError, LintError
+from .findings import Finding, Place
+from .metal_library import WholeKernel, compile_together, library
+from .source import place_threadgroup_memory
+from .text import with_suffixes
 
 # How clang's errors name address spaces.
 _SPACE = re.compile(r"address space|__(?:local|global|constant)\b")

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from kernels.emulator.builds import BUILDS, UNOPTIMIZED, Build
-from kernels.emulator.compiler import kernel_library
-from kernels.emulator.dispatch import Alignments, around, misplaced, note, raise_mistakes
-from kernels.emulator.errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
-from kernels.emulator.kernel import POISONS, TIME_LIMIT, check_grid, check_switches
-from kernels.emulator.memory import ALIGNMENT, Buffer, pool
-from kernels.emulator.metal_buffers import Contents, contents
-from kernels.emulator.metal_parameters import MetalParameter
-from kernels.emulator.metal_text import MetalFunction, MetalText, read_metal
-from kernels.emulator.report import Failed, Region
-from kernels.emulator.runtime import Entry, Options, Statistics, threadgroup_arrays, turn
-from kernels.emulator.source import attributes
-from kernels.emulator.text import casts_pointers
+from .builds import BUILDS, UNOPTIMIZED, Build
+from .compiler import kernel_library
+from .dispatch import Alignments, around, misplaced, note, raise_mistakes
+from .errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
+from .kernel import POISONS, TIME_LIMIT, check_grid, check_switches
+from .memory import ALIGNMENT, Buffer, pool
+from .metal_buffers import Contents, contents
+from .metal_parameters import MetalParameter
+from .metal_text import MetalFunction, MetalText, read_metal
+from .report import Failed, Region
+from .runtime import Entry, Options, Statistics, threadgroup_arrays, turn
+from .source import attributes
+from .text import casts_pointers
 
 _POISON = 0xFF  # NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kernels.emulator.errors import CompileError
-from kernels.emulator.signature import ATTRIBUTES
+from .errors import CompileError
+from .signature import ATTRIBUTES
 
 
 class MetalParameter(NamedTuple):

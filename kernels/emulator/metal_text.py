@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.emulator.compiler import preprocess
-from kernels.emulator.declarations import declarations, without_template, without_twins
-from kernels.emulator.errors import CompileError
-from kernels.emulator.metal_parameters import MetalParameter, parameters
-from kernels.emulator.source import place_threadgroup_memory
-from kernels.emulator.text import with_suffixes
-from kernels.emulator.vector_text import Rewriter
-from kernels.folder import cache_folder
+from ..folder import cache_folder
+from .compiler import preprocess
+from .declarations import declarations, without_template, without_twins
+from .errors import CompileError
+from .metal_parameters import MetalParameter, parameters
+from .source import place_threadgroup_memory
+from .text import with_suffixes
+from .vector_text import Rewriter
 
 # Headers of Metal's library; msl/all.h, which is included later, has what they declare.
 _STANDARD = frozenset(

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kernels.emulator.intercept import Calls, emulate
+from .intercept import Calls, emulate
 
 _STACK = pytest.StashKey[ExitStack]()
 _CALLS = pytest.StashKey[Calls]()

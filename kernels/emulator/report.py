@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels.emulator.descriptions import KINDS
-from kernels.emulator.errors import EmulatorError
-from kernels.emulator.findings import Finding, Place
-from kernels.emulator.lines import line_at
-from kernels.emulator.runtime import Failure, Report, Site
+from .descriptions import KINDS
+from .errors import EmulatorError
+from .findings import Finding, Place
+from .lines import line_at
+from .runtime import Failure, Report, Site
 
 
 class Region(NamedTuple):

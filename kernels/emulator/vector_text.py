@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kernels.emulator.text import code_only
+from .text import code_only
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"

@@ -13,12 +13,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.cpu.formats import blocks_numpy
-from kernels.metal import q4_0, q4_k, q6_k, q8_0
-from kernels.metal.affine import DTYPES, GROUPS, KINDS, affine_layout
-from kernels.metal.layout import BLOCK, StoredMatrix, expanded, in_device_memory
-from kernels.metal.samples import stored
+from .. import blocks
+from ..cpu.formats import blocks_numpy
+from ..metal import q4_0, q4_k, q6_k, q8_0
+from ..metal.affine import DTYPES, GROUPS, KINDS, affine_layout
+from ..metal.layout import BLOCK, StoredMatrix, expanded, in_device_memory
+from ..metal.samples import stored
 
 Sizes = Mapping[str, int]
 

@@ -9,13 +9,13 @@ from functools import cached_property
 from types import ModuleType
 from typing import NamedTuple
 
-from kernels.kernel import Kernel
-from kernels.lab.check import Case, Orders, Progress, check_cases
-from kernels.lab.run import cuda_text, metal_text
-from kernels.lab.verdict import Verdict
-from kernels.launch import ExecutorName, Launch
-from kernels.metal.cases import cases
-from kernels.metal.twins import PRODUCT, SEQUENTIAL
+from ..kernel import Kernel
+from ..launch import ExecutorName, Launch
+from ..metal.cases import cases
+from ..metal.twins import PRODUCT, SEQUENTIAL
+from .check import Case, Orders, Progress, check_cases
+from .run import cuda_text, metal_text
+from .verdict import Verdict
 
 
 class About(NamedTuple):
@@ -61,7 +61,7 @@ class Entry:
     @cached_property
     def module(self) -> ModuleType:
         """The module with its geometry, its twin and its typed function."""
-        return importlib.import_module(f"kernels.metal.{self.name}")
+        return importlib.import_module(f"..metal.{self.name}", __package__)
 
     @property
     def kernel(self) -> Kernel:

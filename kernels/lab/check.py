@@ -16,19 +16,19 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.emulator import EmulatorError, Finding
-from kernels.emulator.causes import root_cause
-from kernels.emulator.findings import merged, severity
-from kernels.lab.arrays import FLOATS, Sizes, in_numpy
-from kernels.lab.experiment import Experiment
-from kernels.lab.metal_experiment import MetalExperiment
-from kernels.lab.metal_launch import MetalLaunch
-from kernels.lab.run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads, writer_of
-from kernels.lab.validate import check_orders, check_sizes, check_switches
-from kernels.lab.verdict import Failure, Verdict
-from kernels.launch import ExecutorName, Launch
-from kernels.launch import executor as default_executor
-from kernels.metal.twins import Expected
+from ..emulator import EmulatorError, Finding
+from ..emulator.causes import root_cause
+from ..emulator.findings import merged, severity
+from ..launch import ExecutorName, Launch
+from ..launch import executor as default_executor
+from ..metal.twins import Expected
+from .arrays import FLOATS, Sizes, in_numpy
+from .experiment import Experiment
+from .metal_experiment import MetalExperiment
+from .metal_launch import MetalLaunch
+from .run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads, writer_of
+from .validate import check_orders, check_sizes, check_switches
+from .verdict import Failure, Verdict
 
 DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's

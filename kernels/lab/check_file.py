@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import kernels
-from kernels.emulator import Calls, EmulatorError, Finding, emulate
-from kernels.emulator.metal_file import address_space_notes, compile_metal_file
-from kernels.lab.check import Orders, check
-from kernels.lab.experiment import Experiment
-from kernels.lab.metal_experiment import MetalExperiment
-from kernels.lab.verdict import Verdict
+from ..emulator import Calls, EmulatorError, Finding, emulate
+from ..emulator.metal_file import address_space_notes, compile_metal_file
+from .check import Orders, check
+from .experiment import Experiment
+from .metal_experiment import MetalExperiment
+from .verdict import Verdict
 
-_OURS = str(Path(kernels.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 
 
 @dataclass

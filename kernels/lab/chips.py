@@ -8,9 +8,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kernels.lab.experiment import Experiment
-from kernels.lab.timing import cold_inputs, nbytes, seconds_per_launch
-from kernels.launch import ExecutorName
+from ..launch import ExecutorName
+from .experiment import Experiment
+from .timing import cold_inputs, nbytes, seconds_per_launch
 
 # GB/s by the device name that MLX reports. For a chip that is sold with several memories, the fastest.
 NOMINAL = {

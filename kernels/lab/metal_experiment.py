@@ -12,11 +12,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.emulator import Unwritten, WholeKernel, library
-from kernels.lab.arrays import Sizes, in_numpy
-from kernels.lab.metal_launch import MetalLaunch
-from kernels.lab.validate import check_names, check_parameters, check_switches, check_threadgroup, three
-from kernels.launch import Size
+from ..emulator import Unwritten, WholeKernel, library
+from ..launch import Size
+from .arrays import Sizes, in_numpy
+from .metal_launch import MetalLaunch
+from .validate import check_names, check_parameters, check_switches, check_threadgroup, three
 
 Buffers = Mapping[int, Any]
 

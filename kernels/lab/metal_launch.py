@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator import Unwritten, WholeKernel
-from kernels.emulator.signature import TYPES, dtype_name
-from kernels.launch import Shape, Size
+from ..emulator import Unwritten, WholeKernel
+from ..emulator.signature import TYPES, dtype_name
+from ..launch import Shape, Size
 
 
 @dataclass(frozen=True, eq=False)

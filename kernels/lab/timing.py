@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kernels.lab.run import promise
-from kernels.launch import ExecutorName, Launch
+from ..launch import ExecutorName, Launch
+from .run import promise
 
 # Bytes that consecutive launches read before one reads the same memory again: more than the caches of any chip.
 COLD_BYTES = 256 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernels.emulator import Finding
-from kernels.emulator.findings import severity
+from ..emulator import Finding
+from ..emulator.findings import severity
 
 # Shapes whose labels a message lists.
 SHOWN = 8

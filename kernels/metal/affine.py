@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.metal import layout
-from kernels.metal.layout import Layout, StoredMatrix
+from . import layout
+from .layout import Layout, StoredMatrix
 
 KINDS = {4: layout.AFFINE4, 8: layout.AFFINE8}
 GROUPS = (32, 64, 128)

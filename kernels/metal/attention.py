@@ -22,10 +22,10 @@ import math
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .twins import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
 # Part of the order of summation: not to be tuned.

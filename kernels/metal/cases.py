@@ -16,8 +16,8 @@ from zlib import crc32
 import mlx.core as mx
 import numpy as np
 
-from kernels.launch import Launch, planned
-from kernels.metal import (
+from ..launch import Launch, planned
+from . import (
     attention,
     dense,
     dequantize,
@@ -33,8 +33,8 @@ from kernels.metal import (
     thread_per_output,
     tiles,
 )
-from kernels.metal.samples import TYPES, stored
-from kernels.metal.twins import Expected
+from .samples import TYPES, stored
+from .twins import Expected
 
 Arguments: TypeAlias = tuple[Any, ...]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.rows import Tuning, default_tuning, geometry
-from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .rows import Tuning, default_tuning, geometry
+from .twins import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
 # MLX passes smaller arrays in another address space: see `in_device_memory`.

@@ -12,10 +12,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.twins import EPSILON, FACTOR, Expected, Floats, normed, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .twins import EPSILON, FACTOR, Expected, Floats, normed, wide
 
 KERNEL = Kernel.load("head_norm_rope", ["q", "k", "v", "q_weight", "k_weight", "eps", "cos_sin"], ["rotated", "kv"])
 SIMDGROUPS = 4

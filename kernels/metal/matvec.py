@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning, default_tuning, geometry, k_split
-from kernels.metal.twins import Expected, products, wide
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .rows import Tuning, default_tuning, geometry, k_split
+from .twins import Expected, products, wide
 
 KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 

@@ -11,12 +11,12 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import MOST_VECTORS, Tuning, default_tuning, geometry
-from kernels.metal.twins import EPSILON, Expected, normed_products
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .rows import MOST_VECTORS, Tuning, default_tuning, geometry
+from .twins import EPSILON, Expected, normed_products
 
 KERNEL = Kernel.load(
     "norm_gate_up", ["x", "norm_weight", "eps", "factors", "gate_wq", "gate_ws", "up_wq", "up_ws"], ["y"]

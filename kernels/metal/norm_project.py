@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning, default_tuning, geometry
-from kernels.metal.twins import Expected, normed_products
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .rows import Tuning, default_tuning, geometry
+from .twins import Expected, normed_products
 
 KERNEL = Kernel.load("norm_project", ["x", "norm_weight", "eps", "factors", "wq", "ws"], ["y"])
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.layout import BLOCK
-from kernels.metal.rows import LANE_ROWS
-from kernels.metal.twins import EPSILON, FACTOR, Expected, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .layout import BLOCK
+from .rows import LANE_ROWS
+from .twins import EPSILON, FACTOR, Expected, wide
 
 KERNEL = Kernel.load("norm_rows", ["x", "norm_weight", "eps"], ["rows", "factors"])
 SIMDGROUPS = 4

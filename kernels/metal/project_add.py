@@ -8,12 +8,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning, default_tuning, geometry, k_split
-from kernels.metal.twins import EPSILON, Expected, products, wide
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .rows import Tuning, default_tuning, geometry, k_split
+from .twins import EPSILON, Expected, products, wide
 
 KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 

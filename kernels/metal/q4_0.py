@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.metal import layout
-from kernels.metal.layout import BLOCK, Layout, StoredMatrix, blocks_of, packed
+from .. import blocks
+from . import layout
+from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed
 
 
 def _affine(ws: mx.array) -> tuple[mx.array, mx.array]:

@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.metal import layout
-from kernels.metal.layout import Layout, StoredMatrix, blocks_of, packed
+from .. import blocks
+from . import layout
+from .layout import Layout, StoredMatrix, blocks_of, packed
 
 SUPERBLOCK, HALVES = 256, 9
 

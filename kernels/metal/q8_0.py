@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.metal import layout
-from kernels.metal.layout import BLOCK, Layout, StoredMatrix, blocks_of, unwritten
+from .. import blocks
+from . import layout
+from .layout import BLOCK, Layout, StoredMatrix, blocks_of, unwritten
 
 # The largest scale d for which 128 d is a float16.
 LARGEST_AFFINE_SCALE = 511.75

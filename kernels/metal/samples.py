@@ -8,13 +8,13 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.metal.affine import DTYPES, GROUPS, KINDS, affine_layout, join_affine
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.q4_0 import split_q4_0
-from kernels.metal.q4_k import split_q4_k
-from kernels.metal.q6_k import split_q6_k
-from kernels.metal.q8_0 import Q8_0Matrix, split_q8_0
+from .. import blocks
+from .affine import DTYPES, GROUPS, KINDS, affine_layout, join_affine
+from .layout import StoredMatrix
+from .q4_0 import split_q4_0
+from .q4_k import split_q4_k
+from .q6_k import split_q6_k
+from .q8_0 import Q8_0Matrix, split_q8_0
 
 _BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]]] = {
     "Q4_0": (32, split_q4_0),

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.twins import EPSILON, SEQUENTIAL, Expected, products, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .layout import StoredMatrix
+from .twins import EPSILON, SEQUENTIAL, Expected, products, wide
 
 KERNEL = Kernel.load("tiles", ["x", "wq", "ws"], ["y"])
 ROWS, THREADS = 64, 128

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kernels.cpu.roofline_numpy import read
 from mlx_engine.backends.cpu.matrices import Matrix
 from mlx_engine.bench.machine import cache_bytes
 from mlx_engine.bench.model_memory import in_words
 from mlx_engine.engine import Engine
+from mlx_engine.kernels.cpu.roofline_numpy import read
 from mlx_engine.schedule.traffic import linears
 
 # The most bytes of a reading: at 10 GB/s all readings take 0.2 s.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.launch import counted
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.bench.samples import Test
@@ -21,6 +20,7 @@ from mlx_engine.bench.work import work
 from mlx_engine.cache import New, begin
 from mlx_engine.decode.step import wanted_logits
 from mlx_engine.engine import Engine, load
+from mlx_engine.kernels.launch import counted
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import Model
 

@@ -16,7 +16,7 @@ from mlx_engine.checkpoint.sources import PREFIX, resolve
 from mlx_engine.weights.model import model_file
 
 if TYPE_CHECKING:
-    from kernels.launch import ExecutorName
+    from mlx_engine.kernels.launch import ExecutorName
 
 Row = dict[str, Any]
 SCHEMA = 1
@@ -37,8 +37,8 @@ def measure(
     Raises:
         SourceError: there is no such model.
     """
-    from kernels.lab import chips
-    from kernels.lab.ladder import Product, climb, products
+    from mlx_engine.kernels.lab import chips
+    from mlx_engine.kernels.lab.ladder import Product, climb, products
 
     every: list[Product] = products(**model_sizes(model))
     found: Row = {

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 def default_file() -> Path:
     """Return `kernels-CHIP.md` in the current folder."""
-    from kernels.lab import chips
+    from mlx_engine.kernels.lab import chips
 
     return Path("kernels-" + re.sub(r"[^a-z0-9]+", "-", chips.chip().lower()).strip("-") + ".md")
 

@@ -26,14 +26,14 @@ def kernels(*, jit: bool) -> ModuleType:
     """Return the compiled kernels, or their NumPy versions without `jit` or a compiler."""
     if jit:
         try:
-            from kernels.cpu import roofline
-            from kernels.cpu.build import library
+            from mlx_engine.kernels.cpu import roofline
+            from mlx_engine.kernels.cpu.build import library
 
             if library.lacking() is None:
                 return roofline
         except ImportError:
             pass
-    from kernels.cpu import roofline_numpy
+    from mlx_engine.kernels.cpu import roofline_numpy
 
     return roofline_numpy
 

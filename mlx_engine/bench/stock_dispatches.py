@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.metal.attention import WIDEST_HEAD
-from kernels.metal.dense import NARROWEST
-from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.metal.weights import SplitMatrix, joined
 from mlx_engine.backends.mlx.weights import GroupMatrix
 from mlx_engine.backends.parameters import Linear, Scores
+from mlx_engine.kernels.metal.attention import WIDEST_HEAD
+from mlx_engine.kernels.metal.dense import NARROWEST
+from mlx_engine.kernels.metal.layout import BLOCK
 
 # From this number of keys on, MLX splits attention into two dispatches on large GPUs; later on other GPUs.
 TWO_PASSES = 1024

@@ -18,13 +18,13 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.drafts import draft
 from mlx_engine.checkpoint.gguf import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, VERSIONS
 from mlx_engine.checkpoint.gguf_encoding import encoded, kind_of, string
 from mlx_engine.checkpoint.gguf_tensors import MAX_DIMS, MAX_NAME_BYTES, padded
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, shown
 from mlx_engine.errors import OptionError, SourceError, Words
+from mlx_engine.kernels.drafts import draft
 from mlx_engine.quant.types import GGMLType
 
 

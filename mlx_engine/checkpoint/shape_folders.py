@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.drafts import draft
 from mlx_engine import quant
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.checkpoint.shape_vocabulary import tokenizer_json
 from mlx_engine.errors import SourceError
+from mlx_engine.kernels.drafts import draft
 from mlx_engine.quant.types import GGMLType
 
 # Values drawn and written at a time.

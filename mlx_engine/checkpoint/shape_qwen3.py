@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels import blocks
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.shape_vocabulary import gguf_metadata
+from mlx_engine.kernels import blocks
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.quant.weight import Weight
 

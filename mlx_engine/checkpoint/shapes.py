@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernels.drafts import draft, remove_dead
 from mlx_engine.checkpoint.shape_folders import FolderShape, Progress, write_folder
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
@@ -21,6 +20,7 @@ from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape, write_qwen35_shape
 from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError, size
+from mlx_engine.kernels.drafts import draft, remove_dead
 from mlx_engine.observe import log
 
 SHAPES: dict[str, Qwen3Shape | FolderShape] = {

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
-    from kernels.lab.catalog import Entry
-    from kernels.launch import ExecutorName
+    from mlx_engine.kernels.lab.catalog import Entry
+    from mlx_engine.kernels.launch import ExecutorName
 
 
 def chosen(names: list[str] | None) -> list[Entry]:
@@ -17,7 +17,7 @@ def chosen(names: list[str] | None) -> list[Entry]:
     Raises:
         OptionError: a name is unknown.
     """
-    from kernels.lab.catalog import entries
+    from mlx_engine.kernels.lab.catalog import entries
 
     every = {entry.name: entry for entry in entries()}
     for name in names or ():
@@ -32,7 +32,7 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     Raises:
         OptionError: the name is unknown, or the executor is unavailable.
     """
-    from kernels.launch import EXECUTORS, executors
+    from mlx_engine.kernels.launch import EXECUTORS, executors
 
     if given is not None and given not in EXECUTORS:
         raise OptionError(option="executor", expected=f"one of {', '.join(EXECUTORS)}", found=given)

@@ -31,11 +31,11 @@ def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions
     Raises:
         OptionError: there is no such file, a switch has an unknown value, or there is no compiler.
     """
-    from kernels.emulator import unavailable
-    from kernels.emulator.kernel import LANES
-    from kernels.lab.check import Orders
-    from kernels.lab.check_file import check_file
-    from kernels.lab.run import BUILDS
+    from mlx_engine.kernels.emulator import unavailable
+    from mlx_engine.kernels.emulator.kernel import LANES
+    from mlx_engine.kernels.lab.check import Orders
+    from mlx_engine.kernels.lab.check_file import check_file
+    from mlx_engine.kernels.lab.run import BUILDS
 
     reason = unavailable()
     if reason is not None:

@@ -17,8 +17,8 @@ from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
-    from kernels.lab.catalog import Entry
-    from kernels.lab.verdict import Verdict
+    from mlx_engine.kernels.lab.catalog import Entry
+    from mlx_engine.kernels.lab.verdict import Verdict
 
 kernels = typer.Typer(no_args_is_help=True, help="List, check and measure the GPU kernels, or print their source.")
 
@@ -35,8 +35,8 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @reports_errors
 def list_(json: AsJSON = False) -> None:
     """List the kernels: purpose, inputs and outputs, and the rung of matrix products on the ladder."""
-    from kernels.lab.catalog import entries
-    from kernels.launch import executors
+    from mlx_engine.kernels.lab.catalog import entries
+    from mlx_engine.kernels.launch import executors
 
     every, runs_on = entries(), executors()
     if json:
@@ -110,8 +110,8 @@ def check(
 
     With FILE, check the kernels of that file instead.
     """
-    from kernels.lab.check import Orders
-    from kernels.lab.run import BUILDS
+    from mlx_engine.kernels.lab.check import Orders
+    from mlx_engine.kernels.lab.run import BUILDS
 
     if file is not None:
         options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))

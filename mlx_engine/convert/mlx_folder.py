@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.drafts import draft
 from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -33,6 +32,7 @@ from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import Line, check_finite
 from mlx_engine.errors import OptionError, SourceError, require
+from mlx_engine.kernels.drafts import draft
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.weights.allowed import open_model

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from kernels import blocks
+from mlx_engine.kernels import blocks
 from mlx_engine.quant.types import BY_NAME, GGMLType
 
 Mode: TypeAlias = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]

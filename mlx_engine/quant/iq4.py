@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
+from mlx_engine.kernels import blocks as layout
 from mlx_engine.quant.packing import bit_fields, float_scales, scale_groups
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
+from mlx_engine.kernels import blocks as layout
 from mlx_engine.quant.packing import block_maximum, clear_unless_finite, inverse, round_half_away
 
 

@@ -15,7 +15,27 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kernels.cpu.attention.attention_block import (
+from ..build.jit import entry, jit, task
+from ..build.jobs import run
+from ..build.layout import (
+    BLOCK,
+    JOB,
+    LANES,
+    QUERIES,
+    SEQ_BEGIN,
+    SEQ_BLOCKS,
+    SEQ_CHUNK,
+    SEQ_LENGTH,
+    SEQ_PART,
+    SEQ_ROW,
+    SEQ_WIDTH,
+    SMALL_BATCH,
+)
+from ..build.memory import floats, word, words
+from ..build.vectors import load, put, store, zeros
+from ..products.linear_job import ceil_div
+from ..products.tile import MOST_VECTORS, tile_vectors
+from .attention_block import (
     COLUMN,
     INNER_SCALE,
     LEAST,
@@ -38,26 +58,6 @@ from kernels.cpu.attention.attention_block import (
     first_visible,
     join,
 )
-from kernels.cpu.build.jit import entry, jit, task
-from kernels.cpu.build.jobs import run
-from kernels.cpu.build.layout import (
-    BLOCK,
-    JOB,
-    LANES,
-    QUERIES,
-    SEQ_BEGIN,
-    SEQ_BLOCKS,
-    SEQ_CHUNK,
-    SEQ_LENGTH,
-    SEQ_PART,
-    SEQ_ROW,
-    SEQ_WIDTH,
-    SMALL_BATCH,
-)
-from kernels.cpu.build.memory import floats, word, words
-from kernels.cpu.build.vectors import load, put, store, zeros
-from kernels.cpu.products.linear_job import ceil_div
-from kernels.cpu.products.tile import MOST_VECTORS, tile_vectors
 
 
 @jit

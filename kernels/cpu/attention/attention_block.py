@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.exponentials import exp2_below, tanh
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import BLOCK, LANES, LINE_BYTES, SCORES, SEQ_PAGES, SMALL_BATCH, TILE_ROWS
-from kernels.cpu.build.memory import floats, number, raw, words
-from kernels.cpu.build.vectors import (
+from ..build.exponentials import exp2_below, tanh
+from ..build.jit import jit
+from ..build.layout import BLOCK, LANES, LINE_BYTES, SCORES, SEQ_PAGES, SMALL_BATCH, TILE_ROWS
+from ..build.memory import floats, number, raw, words
+from ..build.vectors import (
     add,
     between,
     div,
@@ -45,7 +45,7 @@ from kernels.cpu.build.vectors import (
     total,
     zeros,
 )
-from kernels.cpu.products.tile import set_dots, sum_weighted
+from ..products.tile import set_dots, sum_weighted
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is that of the results of
 # blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number of tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.cpu.products.norms_numpy import Floats
+from ..products.norms_numpy import Floats
 
 
 def attend(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.cpu.products.norms_numpy import Floats, rms_norm, rotate
+from ..products.norms_numpy import Floats, rms_norm, rotate
 
 
 def norm_rope(x: Floats, weight: Floats, eps: float, cos: Floats, sin: Floats, offset: int, out: Floats) -> None:

@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.vectors import Vector, everywhere, vector
+from .layout import LANES
+from .vectors import Vector, everywhere, vector
 
 _F64, _I64 = ir.DoubleType(), ir.IntType(64)
 _VECTOR, _INTS = ir.VectorType(_F64, LANES), ir.VectorType(_I64, LANES)

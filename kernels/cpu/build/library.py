@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding
 
-from kernels.cpu.build.compile_lock import locked
-from kernels.drafts import draft
-from kernels.folder import cache_folder
+from ...drafts import draft
+from ...folder import cache_folder
+from .compile_lock import locked
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
@@ -272,7 +272,7 @@ def _made(parts: list[str]) -> dict[str, bytes]:
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
     missing = [part for part in parts if part not in found]
     if missing:
-        from kernels.cpu.build import machine_code
+        from . import machine_code
 
         for part, code in machine_code.build(missing).items():
             _write(code_file(part), code)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from kernels.cpu.build.compile_lock import COMPILING
-from kernels.cpu.build.library import PACKAGE, opened
+from .compile_lock import COMPILING
+from .library import PACKAGE, opened
 
 # The first thread ends the process when the pipe of its parent does.
 _CHILD = """

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
-from kernels.cpu.build.layout import LANES
+from .layout import LANES
 
 _F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)

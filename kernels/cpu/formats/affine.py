@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.library import affine_format
-from kernels.cpu.build.vectors import add, fma, mul
-from kernels.cpu.formats.affine_quants import floats_of_words, multiply_add_table, pair_of, scale_and_bias
-from kernels.cpu.formats.format import ONE_PANEL, TWO_PANELS
-from kernels.cpu.formats.rows import dequantize_pieces, four_rows_of_groups
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.library import affine_format
+from ..build.vectors import add, fma, mul
+from .affine_quants import floats_of_words, multiply_add_table, pair_of, scale_and_bias
+from .format import ONE_PANEL, TWO_PANELS
+from .rows import dequantize_pieces, four_rows_of_groups
+from .sums import WIDE
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 # Weights that gemv unpacks together. More share the work on their scale, but those of four rows must fit in registers.

@@ -8,9 +8,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.vectors import (
+from ..build.jit import jit
+from ..build.layout import LANES
+from ..build.vectors import (
     call_llvm,
     element_address,
     everywhere,
@@ -19,7 +19,7 @@ from kernels.cpu.build.vectors import (
     register_lanes,
     vector,
 )
-from kernels.cpu.formats.quants import both, lanes, load_uint8, right
+from .quants import both, lanes, load_uint8, right
 
 _F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)

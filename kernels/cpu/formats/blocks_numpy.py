@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
+from ... import blocks as layout
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

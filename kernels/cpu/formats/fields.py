@@ -13,9 +13,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.vectors import element_address, everywhere, register_lanes, vector
-from kernels.cpu.formats.quants import lanes
+from ..build.layout import LANES
+from ..build.vectors import element_address, everywhere, register_lanes, vector
+from .quants import lanes
 
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_I32, LANES)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.memory import floats
-from kernels.cpu.build.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
-from kernels.cpu.formats.format import TWO_PANELS
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.layout import LANES
+from ..build.memory import floats
+from ..build.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
+from .format import TWO_PANELS
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 1, 4, TWO_PANELS
 

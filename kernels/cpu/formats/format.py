@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from kernels.cpu.build.jit import export, jit
-from kernels.cpu.build.layout import (
+from ..build.jit import export, jit
+from ..build.layout import (
     BLOCK_BYTES,
     BLOCK_WEIGHTS,
     EXPAND,
@@ -23,10 +23,10 @@ from kernels.cpu.build.layout import (
     STRETCH,
     WEIGHTS,
 )
-from kernels.cpu.build.library import PACKAGE, affine_format
-from kernels.cpu.build.memory import floats, invoke, raw, words
-from kernels.cpu.build.vectors import prefetch
-from kernels.cpu.formats.sums import PANEL_SIZES, WIDE
+from ..build.library import PACKAGE, affine_format
+from ..build.memory import floats, invoke, raw, words
+from ..build.vectors import prefetch
+from .sums import PANEL_SIZES, WIDE
 
 # Bytes of scratch memory that `four_rows` and `expand` use for scales.
 FORMAT_ROOM = 4 * STRETCH

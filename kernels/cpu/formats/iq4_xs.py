@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_splat, mul
-from kernels.cpu.formats.fields import Field, load_fields
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.iq4_nl import load
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_splat, mul
+from .fields import Field, load_fields
+from .format import ONE_PANEL
+from .iq4_nl import load
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: the high bits of scales, then the low bits; the quants.

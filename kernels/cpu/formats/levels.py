@@ -9,8 +9,8 @@ from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.vectors import call_llvm, element_address, register_lanes, vector
+from ..build.layout import LANES
+from ..build.vectors import call_llvm, element_address, register_lanes, vector
 
 _I8, _I32 = ir.IntType(8), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_I32, LANES)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.formats.fields import load_half_power
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.levels import load_levels
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from .fields import load_half_power
+from .format import ONE_PANEL
+from .levels import load_levels
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 17, ONE_PANEL
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_splat, mul
-from kernels.cpu.formats.fields import Field, load_fields, second_right
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.quants import (
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_splat, mul
+from .fields import Field, load_fields, second_right
+from .format import ONE_PANEL
+from .quants import (
     both,
     bytes_minus,
     either,
@@ -23,8 +23,8 @@ from kernels.cpu.formats.quants import (
     right,
     second_right_2,
 )
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 110, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: low bits, scales, and the factor of the scales. The third bits come first.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_splat, mul
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.quants import load_halves_of_4, load_scales_of_6, load_uint8, right, scale_4_bits
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.vectors import load_splat, mul
+from .format import ONE_PANEL
+from .quants import load_halves_of_4, load_scales_of_6, load_uint8, right, scale_4_bits
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 144, ONE_PANEL if WIDE else 4
 # Where the quants begin in a block.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import fms, load_half_splat, mul, splat
-from kernels.cpu.formats.fields import load_5_bits
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.vectors import fms, load_half_splat, mul, splat
+from .fields import load_5_bits
+from .format import ONE_PANEL
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 22, ONE_PANEL
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import fms, load_splat
-from kernels.cpu.formats.fields import second_right
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.q4_k import scales_of
-from kernels.cpu.formats.quants import both, either, floats_of_bytes, left, load_words_of_4, right
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.vectors import fms, load_splat
+from .fields import second_right
+from .format import ONE_PANEL
+from .q4_k import scales_of
+from .quants import both, either, floats_of_bytes, left, load_words_of_4, right
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 176, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: fifth bits, and the low bits of quants.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_int8, load_splat, mul
-from kernels.cpu.formats.quants import (
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_int8, load_splat, mul
+from .quants import (
     both,
     bytes_minus,
     either,
@@ -23,7 +23,7 @@ from kernels.cpu.formats.quants import (
     right,
     second_right_2,
 )
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+from .rows import dequantize_by_parts, four_rows_by_parts
 
 BLOCK, BLOCK_BYTES, MOST = 256, 210, 4
 # Byte offsets in a block: high bits, scales, and the factor of the scales.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_int8, mul
-from kernels.cpu.formats.format import TWO_PANELS
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_int8, mul
+from .format import TWO_PANELS
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 34, TWO_PANELS
 

@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.vectors import call_llvm, element_address, everywhere, register_lanes, vector
+from ..build.layout import LANES
+from ..build.vectors import call_llvm, element_address, everywhere, register_lanes, vector
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)

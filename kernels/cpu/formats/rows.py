@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES, LINE_BYTES, STRETCH
-from kernels.cpu.build.memory import floats, hidden, raw
-from kernels.cpu.build.vectors import prefetch, store, store_parts
-from kernels.cpu.formats.sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
+from ..build.jit import jit
+from ..build.layout import LANES, LINE_BYTES, STRETCH
+from ..build.memory import floats, hidden, raw
+from ..build.vectors import prefetch, store, store_parts
+from .sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
 
 
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.exponentials import exp
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import CLAMPED_SWIGLU, SILU
-from kernels.cpu.build.vectors import add, div, fma, larger, mul, smaller, splat, sub, zeros
+from ..build.exponentials import exp
+from ..build.jit import jit
+from ..build.layout import CLAMPED_SWIGLU, SILU
+from ..build.vectors import add, div, fma, larger, mul, smaller, splat, sub, zeros
 
 
 @jit

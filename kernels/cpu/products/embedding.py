@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kernels.cpu.build.jit import entry
-from kernels.cpu.build.jobs import scratch_of
-from kernels.cpu.build.layout import LANES, THREADS
-from kernels.cpu.build.memory import words
-from kernels.cpu.build.vectors import PART
-from kernels.cpu.formats.format import expand
+from ..build.jit import entry
+from ..build.jobs import scratch_of
+from ..build.layout import LANES, THREADS
+from ..build.memory import words
+from ..build.vectors import PART
+from ..formats.format import expand
 
 
 @entry

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import ACTIVATION, BIAS, COLUMN, LANES, WIDTH, N
-from kernels.cpu.build.memory import floats
-from kernels.cpu.build.vectors import get, load, put, store
-from kernels.cpu.products.activations import activate, gated
-from kernels.cpu.products.linear_job import RESIDUAL, Y, gates
+from ..build.jit import jit
+from ..build.layout import ACTIVATION, BIAS, COLUMN, LANES, WIDTH, N
+from ..build.memory import floats
+from ..build.vectors import get, load, put, store
+from .activations import activate, gated
+from .linear_job import RESIDUAL, Y, gates
 
 
 @jit

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.exponentials import exp
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.layout import (
+from ..build.exponentials import exp
+from ..build.jit import entry, jit
+from ..build.layout import (
     EX_ADDS,
     EX_COUNT,
     EX_INNER,
@@ -35,10 +35,10 @@ from kernels.cpu.build.layout import (
     EX_WIDTH,
     LANES,
 )
-from kernels.cpu.build.memory import floats, invoke, number, words
-from kernels.cpu.build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
-from kernels.cpu.products.linear_job import ceil_div
-from kernels.cpu.products.norm_add import norm_rows
+from ..build.memory import floats, invoke, number, words
+from ..build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
+from .linear_job import ceil_div
+from .norm_add import norm_rows
 
 # Bytes of LANES floats.
 _VECTOR = 4 * LANES

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import jit, task
-from kernels.cpu.build.layout import (
+from ..build.jit import jit, task
+from ..build.layout import (
     CHUNK,
     GEMM_NEAR,
     GEMM_ROWS,
@@ -26,14 +26,14 @@ from kernels.cpu.build.layout import (
     WIDTH,
     K,
 )
-from kernels.cpu.build.memory import floats, number
-from kernels.cpu.build.vectors import PART
-from kernels.cpu.formats.float32 import copy
-from kernels.cpu.formats.format import FORMAT_ROOM, expand, prefetch_weights
-from kernels.cpu.products.epilogue import gate_row, put_row
-from kernels.cpu.products.linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gates, matrix_of
-from kernels.cpu.products.norms import norm
-from kernels.cpu.products.tile import add_dots, tile_vectors
+from ..build.memory import floats, number
+from ..build.vectors import PART
+from ..formats.float32 import copy
+from ..formats.format import FORMAT_ROOM, expand, prefetch_weights
+from .epilogue import gate_row, put_row
+from .linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gates, matrix_of
+from .norms import norm
+from .tile import add_dots, tile_vectors
 
 # Input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16

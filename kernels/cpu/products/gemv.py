@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import jit, task
-from kernels.cpu.build.layout import (
+from ..build.jit import jit, task
+from ..build.layout import (
     CHUNK,
     LANES,
     NORM_BIAS,
@@ -28,13 +28,13 @@ from kernels.cpu.build.layout import (
     WIDTH,
     K,
 )
-from kernels.cpu.build.memory import floats, number
-from kernels.cpu.build.vectors import load, store
-from kernels.cpu.formats.format import FORMAT_ROOM, TWO_PANELS, four_rows, row_bytes
-from kernels.cpu.formats.sums import PANEL_SIZES
-from kernels.cpu.products.epilogue import gate_row, put_row
-from kernels.cpu.products.linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of
-from kernels.cpu.products.norms import norm
+from ..build.memory import floats, number
+from ..build.vectors import load, store
+from ..formats.format import FORMAT_ROOM, TWO_PANELS, four_rows, row_bytes
+from ..formats.sums import PANEL_SIZES
+from .epilogue import gate_row, put_row
+from .linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of
+from .norms import norm
 
 
 def _first_panel(n_tokens: int) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.jobs import run, run_alone, scratch_of
-from kernels.cpu.build.layout import (
+from ..build.jit import entry, jit
+from ..build.jobs import run, run_alone, scratch_of
+from ..build.layout import (
     CHUNK_GEMM,
     CHUNK_GEMV,
     GEMM_CHUNKS,
@@ -40,12 +40,12 @@ from kernels.cpu.build.layout import (
     K,
     N,
 )
-from kernels.cpu.build.memory import floats, number, words
-from kernels.cpu.build.vectors import get, put
-from kernels.cpu.formats.format import most_stored
-from kernels.cpu.products.gemm import PREPARED
-from kernels.cpu.products.gemv import pack_panels
-from kernels.cpu.products.linear_job import (
+from ..build.memory import floats, number, words
+from ..build.vectors import get, put
+from ..formats.format import most_stored
+from .gemm import PREPARED
+from .gemv import pack_panels
+from .linear_job import (
     HEIGHT,
     PIECES,
     RESIDUAL,
@@ -59,7 +59,7 @@ from kernels.cpu.products.linear_job import (
     gates,
     number_chunks,
 )
-from kernels.cpu.products.norms import norm
+from .norms import norm
 
 # Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
 _LINE = 4 * LANES

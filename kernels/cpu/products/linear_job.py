@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import ACTIVATION, CHUNK, MATRICES, OWN, ROWS, TABLE, WIDTH
+from ..build.jit import jit
+from ..build.layout import ACTIVATION, CHUNK, MATRICES, OWN, ROWS, TABLE, WIDTH
 
 # Words of a job: the block's words, then X, the address of the input, STRIDE, the distance of its rows in elements, T,
 # their number, Y and RESIDUAL, the addresses of the output and of the residual, HEIGHT, rows of a matrix per chunk, and

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kernels.cpu.products.norms_numpy import Floats
+from .norms_numpy import Floats
 
 
 def project(

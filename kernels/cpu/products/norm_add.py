@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.memory import floats, number, words
-from kernels.cpu.build.vectors import get, put
-from kernels.cpu.products.norms import norm
+from ..build.jit import entry, jit
+from ..build.memory import floats, number, words
+from ..build.vectors import get, put
+from .norms import norm
 
 
 @jit

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.memory import floats
-from kernels.cpu.build.vectors import add, div, fma, get, load, mul, put, splat, store, sub, total, zeros
-from kernels.cpu.formats.float32 import dot
+from ..build.jit import jit
+from ..build.layout import LANES
+from ..build.memory import floats
+from ..build.vectors import add, div, fma, get, load, mul, put, splat, store, sub, total, zeros
+from ..formats.float32 import dot
 
 
 @jit

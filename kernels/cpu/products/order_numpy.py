@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cpu.build.layout import BLOCK, LANES, STRETCH
+from ..build.layout import BLOCK, LANES, STRETCH
 
 Floats = NDArray[np.float32]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kernels.cpu.build.exponentials import tanh
-from kernels.cpu.build.jit import entry
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.memory import floats
-from kernels.cpu.build.vectors import get, largest_lane, load, mul, put, splat, store
+from ..build.exponentials import tanh
+from ..build.jit import entry
+from ..build.layout import LANES
+from ..build.memory import floats
+from ..build.vectors import get, largest_lane, load, mul, put, splat, store
 
 
 @entry

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kernels.cpu.build.doubles import add_to_exponent, splat, widen
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.memory import doubles, floats
-from kernels.cpu.build.vectors import add, between, get, larger, load, mul, sub, total
-from kernels.cpu.build.vectors import splat as splat_float
-from kernels.cpu.products.sum_exp_numpy import COEFFICIENTS, LEAST, LOG2_E, ROUNDER
+from ..build.doubles import add_to_exponent, splat, widen
+from ..build.jit import entry, jit
+from ..build.layout import LANES
+from ..build.memory import doubles, floats
+from ..build.vectors import add, between, get, larger, load, mul, sub, total
+from ..build.vectors import splat as splat_float
+from .sum_exp_numpy import COEFFICIENTS, LEAST, LOG2_E, ROUNDER
 
 _0, _1, _2, _3, _4, _5, _6 = COEFFICIENTS
 

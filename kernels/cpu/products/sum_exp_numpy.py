@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cpu.build.layout import LANES
+from ..build.layout import LANES
 
 # e**LEAST replaces smaller exponentials, which would be subnormal numbers.
 LEAST = -700.0

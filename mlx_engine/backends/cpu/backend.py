@@ -12,9 +12,6 @@ from typing import Any, get_args
 
 import numpy as np
 
-from kernels.cpu.build import layout
-from kernels.cpu.build.library import Library, is_format
-from kernels.cpu.build.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.cpu.experts import ExpertBlock
 from mlx_engine.backends.cpu.host_memory import address, aligned, contiguous, strided_rows
@@ -30,6 +27,9 @@ from mlx_engine.backends.numpy.simd import rope_table
 from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
+from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build.library import Library, is_format
+from mlx_engine.kernels.cpu.build.pool import Pool
 from mlx_engine.machine.mapped_pages import read_ahead
 from mlx_engine.quant.mxfp4 import in_gguf_order
 from mlx_engine.quant.weight import Weight

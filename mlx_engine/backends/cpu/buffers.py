@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build import layout
 
 
 @dataclass(eq=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.cpu.build import layout
-from kernels.cpu.build.library import Library
 from mlx_engine.backends.cpu.host_memory import address
 from mlx_engine.backends.cpu.matrices import Block, write_norm
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.parameters import Norm
+from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build.library import Library
 
 
 class ExpertBlock:

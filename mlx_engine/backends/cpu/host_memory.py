@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build import layout
 
 
 def address(array: np.ndarray) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernels.cpu.build import layout
 from mlx_engine.backends.mixers import Convolution, DeltaRule
 from mlx_engine.backends.parameters import Norm
+from mlx_engine.kernels.cpu.build import layout
 
 
 def norm_fits(norm: Norm | None) -> bool:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build import layout
 from mlx_engine.backends.cpu.buffers import Buffer, Place, allocate
 from mlx_engine.backends.cpu.experts import ExpertBlock
 from mlx_engine.backends.cpu.lowering_steps import Builders, Lowering
 from mlx_engine.backends.parameters import LayerNorm, Linear, RMSNorm, Rope
 from mlx_engine.backends.program import Fused
 from mlx_engine.backends.recording import CannotCompileError, Recording
+from mlx_engine.kernels.cpu.build import layout
 
 
 @dataclass

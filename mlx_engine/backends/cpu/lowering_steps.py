@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build import layout
 from mlx_engine.backends.cpu.buffers import Buffer, Place
 from mlx_engine.backends.cpu.experts import ExpertBlock
 from mlx_engine.backends.cpu.host_memory import address
@@ -18,6 +17,7 @@ from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.recording import BatchValue, CannotCompileError, Value
+from mlx_engine.kernels.cpu.build import layout
 
 
 @dataclass

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.cpu.build import layout
-from kernels.cpu.build.library import Library
 from mlx_engine.backends.cpu.host_memory import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, Scores
+from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build.library import Library
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,6 @@ from typing import cast
 
 import numpy as np
 
-from kernels.cpu.build import layout
-from kernels.cpu.build.library import Library
-from kernels.cpu.build.pool import Pool
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.cpu.host_memory import address, aligned, contiguous, strided_rows
 from mlx_engine.backends.cpu.kernel_limits import convolution_fits, rule_fits
@@ -17,6 +14,9 @@ from mlx_engine.backends.cpu.matrices import write_norm
 from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Native
+from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build.library import Library
+from mlx_engine.kernels.cpu.build.pool import Pool
 
 
 class CompiledStates(SimdBackend):

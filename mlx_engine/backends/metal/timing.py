@@ -10,8 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning
+from mlx_engine.kernels.metal.layout import StoredMatrix
+from mlx_engine.kernels.metal.rows import Tuning
 from mlx_engine.observe.log import LOGGER
 
 # Larger than any GPU's caches: with so many copies, each is read from memory, as a model's layers are.
