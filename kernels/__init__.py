@@ -103,7 +103,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".launch", __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, f"metal.{name}")), name)
+    return getattr(importlib.import_module("." + _HOMES.get(name, f"metal.{name}"), __name__), name)
 
 
 def __dir__() -> list[str]:

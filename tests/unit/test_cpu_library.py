@@ -62,14 +62,14 @@ def test_source_in_an_archive_is_the_same_source(tmp_path: Path):
             archive.write(path, path.relative_to(ROOT))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from kernels.cpu import library; print(library.__file__, library._digest())"
+        "from kernels.cpu.build import library; print(library.__file__, library._digest())"
     )
     file, digest = python(code, tmp_path / "all.zip").stdout.split()
-    assert (Path(file).parents[2], digest) == (tmp_path / "all.zip", library._digest())
+    assert (Path(file).parents[3], digest) == (tmp_path / "all.zip", library._digest())
 
 
 def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
-    code = "from kernels.cpu import library; print(library.code_file('products').parent)"
+    code = "from kernels.cpu.build import library; print(library.code_file('products').parent)"
     folder = Path(python(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip())
     assert folder == tmp_path / library._digest()
 
