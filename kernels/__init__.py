@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from .lab.experiment import Experiment
     from .lab.metal_experiment import MetalExperiment
     from .launch import counted, executors, use
-    from .metal.affine import affine_layout, join_affine
     from .metal.attention import attention
     from .metal.dense import dense
     from .metal.dequantize import dequantize, dequantize_q8_0
     from .metal.embed_rows import embed_rows
+    from .metal.formats import Q8_0Matrix, affine_layout, join_affine, split_q4_0, split_q4_k, split_q6_k, split_q8_0
     from .metal.head_norm_rope import head_norm_rope
     from .metal.layout import StoredMatrix
     from .metal.matvec import matvec
@@ -66,10 +66,6 @@ if TYPE_CHECKING:
     from .metal.norm_qkv import norm_qkv
     from .metal.norm_rows import norm_rows
     from .metal.project_add import project_add
-    from .metal.q4_0 import split_q4_0
-    from .metal.q4_k import split_q4_k
-    from .metal.q6_k import split_q6_k
-    from .metal.q8_0 import Q8_0Matrix, split_q8_0
     from .metal.rows import Tuning
     from .metal.simd_per_row import simd_per_row
     from .metal.thread_per_output import thread_per_output

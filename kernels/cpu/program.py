@@ -80,7 +80,7 @@ from .build.layout import (
 )
 from .build.memory import floats, invoke, number, words
 from .build.vectors import get, put
-from .products.norm_add import norm_add_to
+from .products.norms import norm_add_to
 from .states.convolution import convolve_to, gate_to
 from .states.delta_rule import delta_to
 

@@ -15,9 +15,9 @@ from ..metal.layout import BLOCK
 from ..metal.twins import Expected
 from .arrays import STORED, Sizes, in_numpy
 from .check import EPSILON, compare
+from .chips import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_launch
 from .experiment import Experiment
 from .run import counted, require, run
-from .timing import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_launch
 
 # With more elements the reference in float64 takes longer than the measurement.
 MOST_CHECKED = 1 << 25

@@ -13,9 +13,8 @@ from ..kernel import Kernel
 from ..launch import ExecutorName, Launch
 from ..metal.cases import cases
 from ..metal.twins import PRODUCT, SEQUENTIAL
-from .check import Case, Orders, Progress, check_cases
+from .check import Case, Orders, Progress, Verdict, check_cases
 from .run import cuda_text, metal_text
-from .verdict import Verdict
 
 
 class About(NamedTuple):

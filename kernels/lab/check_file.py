@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..emulator import Calls, EmulatorError, Finding, emulate
-from ..emulator.metal_file import address_space_notes, compile_metal_file
-from .check import Orders, check
+from ..emulator.metal_library import address_space_notes, compile_metal_file
+from .check import Orders, Verdict, check
 from .experiment import Experiment
 from .metal_experiment import MetalExperiment
-from .verdict import Verdict
 
 _OURS = str(Path(__file__).parents[1])
 

@@ -12,20 +12,20 @@ import numpy as np
 
 from ..launch import ExecutorName, Launch, planned
 from ..metal.cases import numbers
+from ..metal.formats import Q8_0Matrix
 from ..metal.matvec import matvec
 from ..metal.norm_gate_up import norm_gate_up
 from ..metal.norm_project import norm_project
 from ..metal.norm_qkv import norm_qkv
 from ..metal.project_add import project_add
-from ..metal.q8_0 import Q8_0Matrix
 from ..metal.rows import MOST_VECTORS, TUNINGS, Tuning
 from ..metal.samples import matrix
 from ..metal.simd_per_row import simd_per_row
 from ..metal.thread_per_output import thread_per_output
 from ..metal.tiles import tiles
 from .bench import mlx_product
+from .chips import cold_inputs, nbytes, seconds_per_call, seconds_per_launch
 from .run import counted
-from .timing import cold_inputs, nbytes, seconds_per_call, seconds_per_launch
 
 Row = dict[str, Any]
 Call = Callable[..., Any]

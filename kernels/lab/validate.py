@@ -11,7 +11,7 @@ from math import prod
 from operator import index
 from typing import Any
 
-from ..emulator.builds import BUILDS
+from ..emulator.compiler import BUILDS
 from ..emulator.kernel import LANES
 from ..emulator.runtime import MAX_THREADS
 from ..launch import Size

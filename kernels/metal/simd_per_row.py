@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..kernel import Kernel
 from ..launch import Size, launch
 from . import arguments
-from .q8_0 import Q8_0Matrix
+from .formats import Q8_0Matrix
 from .twins import Expected, products, wide
 
 KERNEL = Kernel.load("simd_per_row", ["x", "wq", "ws"], ["y"])

@@ -38,7 +38,7 @@ from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.ranks import Ranks
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
-from mlx_engine.kernels.cpu.products.sum_exp_numpy import sum_exp
+from mlx_engine.kernels.cpu.products.order_numpy import sum_exp
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
 

@@ -55,7 +55,7 @@ def _arrays(name: str, weight: Weight) -> Iterator[tuple[str, Any]]:
     """Yield mlx-lm's arrays for a tensor."""
     import mlx.core as mx
 
-    from mlx_engine.kernels.metal.q8_0 import split_q8_0
+    from mlx_engine.kernels.metal.formats import split_q8_0
 
     if len(weight.shape) == 1:
         yield name, mx.array(weight.dequantize()).astype(mx.float16)

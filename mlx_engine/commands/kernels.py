@@ -18,7 +18,7 @@ from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.lab.catalog import Entry
-    from mlx_engine.kernels.lab.verdict import Verdict
+    from mlx_engine.kernels.lab.check import Verdict
 
 kernels = typer.Typer(no_args_is_help=True, help="List, check and measure the GPU kernels, or print their source.")
 

@@ -27,8 +27,8 @@ from kernels.metal import (
     tiles,
 )
 from kernels.metal.cases import Case, cases, numbers, paged, share
+from kernels.metal.formats import Q8_0Matrix
 from kernels.metal.layout import StoredMatrix, expanded
-from kernels.metal.q8_0 import Q8_0Matrix
 from kernels.metal.rows import MOST_VECTORS, Tuning
 from kernels.metal.samples import matrix
 from kernels.metal.twins import Expected

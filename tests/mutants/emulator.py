@@ -5,7 +5,7 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant(
         "the default device of emulate is a CPU",
-        "kernels/emulator/pretended_gpu.py",
+        "kernels/emulator/intercept.py",
         "PretendedGPU.type",
         "mx.DeviceType.gpu",
         "mx.DeviceType.cpu",
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         "races in an order that needs no barrier",
-        "kernels/emulator/descriptions.py",
+        "kernels/emulator/report.py",
         "_accesses",
         "before, now = _HAZARDS[failed.what]",
         "now, before = _HAZARDS[failed.what]",
@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "overloads are recursion",
-        "kernels/emulator/instances.py",
+        "kernels/emulator/kernel.py",
         "_refuse_recursion",
         "recursive(calls_of(unit([part]), SPACES), names) if names else None",
         "min(names, default=None)",
@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         "the thread that wrote next to an element is taken for its writer",
-        "kernels/emulator/descriptions.py",
+        "kernels/emulator/report.py",
         "_writer",
         "nobody, thread, _ = range(3)",
         "nobody, _, thread = range(3)",
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a private array's overflow damages is reported, not the overflow",
-        "kernels/emulator/causes.py",
+        "kernels/emulator/errors.py",
         "root_cause",
         "return cause if 'index beyond' in str(cause) else error",
         "return error",

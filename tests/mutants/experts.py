@@ -12,7 +12,7 @@ MUTANTS = [
     ),
     Mutant(
         "the bias of the gate for up",
-        "kernels/cpu/products/epilogue.py",
+        "kernels/cpu/products/linear_job.py",
         "gate_row",
         "add_bias(job, m + WIDTH, first, n, products, at + apart)",
         "add_bias(job, m, first, n, products, at + apart)",

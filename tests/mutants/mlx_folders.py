@@ -54,14 +54,14 @@ MUTANTS = [
     ),
     Mutant(
         "the second half of a piece is the first",
-        "kernels/cpu/formats/affine_quants.py",
+        "kernels/cpu/formats/affine.py",
         "pair_of",
         "load(data, at + 2 * bits)",
         "load(data, at)",
     ),
     Mutant(
         "the low halves of bytes for the high ones",
-        "kernels/cpu/formats/affine_quants.py",
+        "kernels/cpu/formats/affine.py",
         "pair_of",
         "right(words, 4)",
         "words",

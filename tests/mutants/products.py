@@ -5,23 +5,23 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant(
         "bias of the first rows for all",
-        "kernels/cpu/products/epilogue.py",
+        "kernels/cpu/products/linear_job.py",
         "add_bias",
         "floats(job[m + BIAS] + 4 * first)",
         "floats(job[m + BIAS])",
     ),
     Mutant(
         "residual added twice",
-        "kernels/cpu/products/epilogue.py",
+        "kernels/cpu/products/linear_job.py",
         "put_row",
         "get(products, at + r) + get(residual, r)",
         "get(products, at + r) + 2 * get(residual, r)",
     ),
     Mutant(
-        "the last products not activated", "kernels/cpu/products/epilogue.py", "put_row", "at + n", "at + n - LANES"
+        "the last products not activated", "kernels/cpu/products/linear_job.py", "put_row", "at + n", "at + n - LANES"
     ),
     Mutant("columns behind the last vector forgotten", "kernels/cpu/formats/float32.py", "copy", "n - whole", "0"),
-    Mutant("totals of another vector", "kernels/cpu/build/fold.py", "fold_all", "i", "n - 1 - i"),
+    Mutant("totals of another vector", "kernels/cpu/build/vectors.py", "fold_all", "i", "n - 1 - i"),
     Mutant(
         "expanded from the row's first column",
         "kernels/cpu/formats/format.py",
@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "gate and up exchanged in the kernel",
-        "kernels/cpu/products/epilogue.py",
+        "kernels/cpu/products/linear_job.py",
         "gate_row",
         "gated(job[ACTIVATION], load(products, r), load(products, r + apart))",
         "gated(job[ACTIVATION], load(products, r + apart), load(products, r))",
@@ -172,7 +172,7 @@ MUTANTS = [
     ),
     Mutant(
         "low halves of bytes twice",
-        "kernels/cpu/formats/levels.py",
+        "kernels/cpu/formats/quants.py",
         "load_levels.load.generate",
         "[words, builder.lshr(words, ir.Constant(_INTS, [4] * LANES))]",
         "[words, words]",

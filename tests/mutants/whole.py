@@ -5,7 +5,7 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant(
         "functions are kept once per address space",
-        "kernels/emulator/declarations.py",
+        "kernels/emulator/metal_text.py",
         "without_twins",
         "key in seen",
         "False",
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         "casts to vectors keep the bits",
-        "kernels/emulator/vector_text.py",
+        "kernels/emulator/metal_text.py",
         "Rewriter.rewritten",
         "self._call.sub(lambda match: f\"metal::msl_construct<{match['type']}>(\", body)",
         "body",

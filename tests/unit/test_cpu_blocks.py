@@ -23,7 +23,8 @@ pytest.importorskip("numba")
 from kernels.cpu.build import library
 from kernels.cpu.build.layout import LANES, STRETCH
 from kernels.cpu.build.vectors import PART
-from kernels.cpu.formats.format import FORMAT_ROOM, blocks_numpy, float32
+from kernels.cpu.formats import blocks_numpy, float32
+from kernels.cpu.formats.format import FORMAT_ROOM
 from kernels.cpu.formats.sums import PANEL_SIZES
 from kernels.cpu.products import order_numpy
 

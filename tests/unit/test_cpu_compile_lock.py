@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu.build import compile_lock, library
-from kernels.cpu.build.compile_lock import COMPILING, locked
+from kernels.cpu.build import library, machine_code
+from kernels.cpu.build.machine_code import COMPILING, locked
 from tests.patience import PATIENCE
 from tests.unit.test_cpu_library import python
 
@@ -59,7 +59,7 @@ def test_a_compiling_process_does_not_wait_for_the_one_that_started_it(tmp_path:
 
 
 def test_a_process_that_was_suspended_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compile_lock, "PATIENCE", 0.1)
+    monkeypatch.setattr(machine_code, "PATIENCE", 0.1)
     with locked([tmp_path / "part.code"]), locked([tmp_path / "part.code"]):
         assert (tmp_path / "part.lock").exists()
 

@@ -17,7 +17,7 @@ from tests.unit.test_cpu_library import python
 
 @pytest.mark.parametrize("name", library.FORMATS)
 def test_every_format_has_its_own_code(name: str):
-    module = importlib.import_module(f"kernels.cpu.{name}")
+    module = importlib.import_module(f"kernels.cpu.formats.{name}")
     found = library.load().format(name)
     assert found[2:] == (module.BLOCK, module.BLOCK_BYTES, module.MOST)
     assert 0 < found.four_rows != found.expand > 0
@@ -27,9 +27,9 @@ def test_every_format_has_its_own_code(name: str):
 def test_formats_that_are_missing_are_compiled_at_the_same_time(tmp_path: Path):
     """And those that are loaded are not compiled again."""
     code = (
-        "import types; from kernels.cpu import library; import kernels.cpu; asked = []\n"
+        "import types; from kernels.cpu.build import library; import kernels.cpu.build; asked = []\n"
         "def build(parts): asked.append(sorted(parts)); raise RuntimeError('no compiler')\n"
-        "loaded = library.load(); loaded.format('q8_0')\n"
+        "loaded = library.load(); loaded.format('q8_0'); import kernels.cpu.build.machine_code\n"
         "library.code_file = lambda part: library.Path('/nowhere') / part\n"
         "kernels.cpu.build.machine_code = types.SimpleNamespace(build=build)\n"
         "try: loaded.format('q4_0', 'q8_0', 'q6_k')\n"

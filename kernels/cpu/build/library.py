@@ -21,7 +21,6 @@ from llvmlite import binding
 
 from ...drafts import draft
 from ...folder import cache_folder
-from .compile_lock import locked
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
@@ -32,9 +31,9 @@ BASE = {
         "attention.attention",
         "attention.heads",
         "build.jobs",
+        "products.activations",
         "products.experts",
-        "products.norm_add",
-        "products.soft_cap",
+        "products.norms",
         "products.sum_exp",
         "program",
         "states.convolution",
@@ -262,6 +261,8 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
     if missing:
+        from .machine_code import locked
+
         with locked(map(code_file, missing)):
             found |= _made(missing)
     return {part: code for part, code in found.items() if code is not None}

@@ -11,7 +11,7 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import load_half_splat
 from .format import ONE_PANEL
-from .levels import load_levels
+from .quants import load_levels
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
 

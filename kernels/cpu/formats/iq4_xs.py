@@ -11,9 +11,9 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
-from .fields import Field, load_fields
 from .format import ONE_PANEL
 from .iq4_nl import load
+from .quants import Field, load_fields
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 

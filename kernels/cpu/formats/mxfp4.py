@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..build.jit import jit
-from .fields import load_half_power
 from .format import ONE_PANEL
-from .levels import load_levels
+from .quants import load_half_power, load_levels
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
 

@@ -11,16 +11,18 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
-from .fields import Field, load_fields, second_right
 from .format import ONE_PANEL
 from .quants import (
+    Field,
     both,
     bytes_minus,
     either,
     floats_of_bytes,
     left,
+    load_fields,
     load_words_of_4,
     right,
+    second_right,
     second_right_2,
 )
 from .rows import dequantize_by_parts, four_rows_by_parts

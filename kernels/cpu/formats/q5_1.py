@@ -10,8 +10,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fma, load_half_splat
-from .fields import load_5_bits
 from .format import ONE_PANEL
+from .quants import load_5_bits
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
 

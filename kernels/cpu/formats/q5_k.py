@@ -12,10 +12,9 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fms, load_splat
-from .fields import second_right
 from .format import ONE_PANEL
 from .q4_k import scales_of
-from .quants import both, either, floats_of_bytes, left, load_words_of_4, right
+from .quants import both, either, floats_of_bytes, left, load_words_of_4, right, second_right
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 

@@ -38,7 +38,7 @@ from ..build.layout import (
 from ..build.memory import floats, invoke, number, words
 from ..build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
 from .linear_job import ceil_div
-from .norm_add import norm_rows
+from .norms import norm_rows
 
 # Bytes of LANES floats.
 _VECTOR = 4 * LANES

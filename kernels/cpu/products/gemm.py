@@ -30,8 +30,7 @@ from ..build.memory import floats, number
 from ..build.vectors import PART
 from ..formats.float32 import copy
 from ..formats.format import FORMAT_ROOM, expand, prefetch_weights
-from .epilogue import gate_row, put_row
-from .linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gates, matrix_of
+from .linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
 from .norms import norm
 from .tile import add_dots, tile_vectors
 

@@ -32,8 +32,7 @@ from ..build.memory import floats, number
 from ..build.vectors import load, store
 from ..formats.format import FORMAT_ROOM, TWO_PANELS, four_rows, row_bytes
 from ..formats.sums import PANEL_SIZES
-from .epilogue import gate_row, put_row
-from .linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of
+from .linear_job import HEIGHT, WAYS, T, X, ceil_div, gate_row, gates, matrix_of, put_row
 from .norms import norm
 
 

@@ -21,8 +21,8 @@ from mlx_engine.backends.metal.timing import fastest, measured
 from mlx_engine.kernels import metal
 from mlx_engine.kernels.drafts import draft
 from mlx_engine.kernels.launch import ExecutorName
+from mlx_engine.kernels.metal.formats import LAYOUT_Q8_0 as Q8_0
 from mlx_engine.kernels.metal.layout import StoredMatrix
-from mlx_engine.kernels.metal.q8_0 import LAYOUT as Q8_0
 from mlx_engine.kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
