@@ -1,4 +1,4 @@
-"""Kernels for block-quantised weights: Metal text with its NumPy twins, compiled CPU kernels, and block layouts.
+"""Kernels for block-quantised weights: Metal text with its NumPy references, compiled CPU kernels, and block layouts.
 
 The package is usable without mlx_engine and importable without a GPU. Public names are imported when they are first
 used, so that `import kernels` is fast. `kernels.launch` is a module, whose function `launch` runs any `Kernel`.

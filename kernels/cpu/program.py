@@ -2,7 +2,7 @@
 
 Returning to Python between jobs costs an eighth of the time of a token, because the weights have evicted the
 interpreter from the CPU caches. The backend makes a program by recording the definition of the layers; each step is one
-of the backend's operations. There is no NumPy twin: the definition, run op by op, gives the same bits.
+of the backend's operations. There is no NumPy reference: the definition, run op by op, gives the same bits.
 """
 
 from __future__ import annotations

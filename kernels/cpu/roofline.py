@@ -1,7 +1,7 @@
 """Kernels that measure the machine's limits: memory bandwidth, and multiply-adds in registers.
 
-No kernel exceeds these limits; a kernel's share of them is reported. The NumPy twins, for machines without compiled
-kernels, are in `roofline_numpy.py`.
+No kernel exceeds these limits; a kernel's share of them is reported. `roofline_numpy.py` has the NumPy references, for
+machines without compiled kernels.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ _MATH_MODES = ("safe", "relaxed", "fast")
 
 
 class MetalKernel:
-    """The twin of the result of `mx.fast.metal_kernel`; see `metal_kernel`.
+    """A kernel with the interface of the result of `mx.fast.metal_kernel`; see `metal_kernel`.
 
     Attributes:
         statistics: statistics of the last call; None before the first.

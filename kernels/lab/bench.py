@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..launch import ExecutorName, ExecutorUnavailableError, Launch
 from ..launch import executor as default_executor
 from ..metal.layout import BLOCK
-from ..metal.twins import Expected
+from ..metal.reference import Expected
 from .arrays import STORED, Sizes, in_numpy
 from .check import EPSILON, compare
 from .chips import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_launch

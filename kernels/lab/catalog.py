@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..kernel import Kernel
 from ..launch import ExecutorName, Launch
 from ..metal.cases import cases
-from ..metal.twins import PRODUCT, SEQUENTIAL
+from ..metal.reference import PRODUCT, SEQUENTIAL
 from .check import Case, Orders, Progress, Verdict, check_cases
 from .run import cuda_text, metal_text
 
@@ -27,10 +27,10 @@ class About(NamedTuple):
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
-# A rounding in the twins is half an epsilon.
+# A rounding in the references is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _SUM = "epsilons of sum |w||x|"
-# Fused kernels: their twins propagate the error of their products through the formula.
+# Fused kernels: their references propagate the error of their products through the formula.
 _CARRIED = "what its formula allows"
 # In the order of the ladder.
 _ABOUT = {
@@ -59,7 +59,7 @@ class Entry:
 
     @cached_property
     def module(self) -> ModuleType:
-        """The module with its geometry, its twin and its typed function."""
+        """The module with its geometry, its reference and its typed function."""
         return importlib.import_module(f"..metal.{self.name}", __package__)
 
     @property

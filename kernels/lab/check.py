@@ -21,11 +21,10 @@ from ..emulator.errors import root_cause
 from ..emulator.findings import merged, severity
 from ..launch import ExecutorName, Launch
 from ..launch import executor as default_executor
-from ..metal.twins import Expected
+from ..metal.reference import Expected
 from .arrays import FLOATS, Sizes, in_numpy
 from .experiment import Experiment
-from .metal_experiment import MetalExperiment
-from .metal_launch import MetalLaunch
+from .metal_experiment import MetalExperiment, MetalLaunch
 from .run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads, writer_of
 from .validate import check_orders, check_sizes, check_switches
 

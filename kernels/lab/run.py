@@ -14,7 +14,7 @@ from ..emulator import Finding, MetalKernel
 from ..emulator.runtime import Statistics
 from ..kernel import Kernel
 from ..launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
-from .metal_launch import MetalLaunch
+from .metal_experiment import MetalLaunch
 
 # The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
 BUILDS = ("spaces", "undefined", "races")

@@ -12,7 +12,7 @@ from ..kernel import Kernel
 from ..launch import Size, launch
 from . import arguments
 from .layout import StoredMatrix, expanded
-from .twins import Expected
+from .reference import Expected
 
 KERNEL = Kernel.load("embed_rows", ["ids", "wq", "ws"], ["y"])
 THREADS = 64
@@ -53,7 +53,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
     return y
 
 
-def twin(table: StoredMatrix, ids: mx.array) -> Expected:
+def reference(table: StoredMatrix, ids: mx.array) -> Expected:
     """Return the same, exactly."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])

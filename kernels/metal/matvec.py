@@ -15,8 +15,8 @@ from ..kernel import Kernel
 from ..launch import launch
 from . import arguments
 from .layout import StoredMatrix
+from .reference import Expected, products, wide
 from .rows import Tuning, default_tuning, geometry, k_split
-from .twins import Expected, products, wide
 
 KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 
@@ -50,6 +50,6 @@ def matvec(x: mx.array, weight: StoredMatrix, *, tuning: Tuning | None = None) -
     return y
 
 
-def twin(x: mx.array, weight: StoredMatrix) -> Expected:
+def reference(x: mx.array, weight: StoredMatrix) -> Expected:
     """Return the same in float64, with the error bound."""
     return products(wide(x), weight)

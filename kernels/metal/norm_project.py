@@ -12,8 +12,8 @@ from ..kernel import Kernel
 from ..launch import launch
 from . import arguments
 from .layout import StoredMatrix
+from .reference import Expected, normed_products
 from .rows import Tuning, default_tuning, geometry
-from .twins import Expected, normed_products
 
 KERNEL = Kernel.load("norm_project", ["x", "norm_weight", "eps", "factors", "wq", "ws"], ["y"])
 
@@ -59,7 +59,7 @@ def norm_project(
     return y
 
 
-def twin(
+def reference(
     x: mx.array, norm_weight: mx.array, eps: float, weight: StoredMatrix, factors: mx.array | None = None
 ) -> Expected:
     """Return the same in float64, with the error bound."""

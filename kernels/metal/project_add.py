@@ -12,8 +12,8 @@ from ..kernel import Kernel
 from ..launch import launch
 from . import arguments
 from .layout import StoredMatrix
+from .reference import EPSILON, Expected, products, wide
 from .rows import Tuning, default_tuning, geometry, k_split
-from .twins import EPSILON, Expected, products, wide
 
 KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
@@ -49,7 +49,7 @@ def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning
     return y
 
 
-def twin(x: mx.array, weight: StoredMatrix, residual: mx.array) -> Expected:
+def reference(x: mx.array, weight: StoredMatrix, residual: mx.array) -> Expected:
     """Return the same in float64, with the error bound; the sum is rounded once more."""
     value, bound = products(wide(x), weight)
     total = value + wide(residual)

@@ -12,7 +12,7 @@ from ..kernel import Kernel
 from ..launch import Size, launch
 from . import arguments
 from .formats import Q8_0Matrix
-from .twins import Expected, products, wide
+from .reference import Expected, products, wide
 
 KERNEL = Kernel.load("simd_per_row", ["x", "wq", "ws"], ["y"])
 SIMDGROUPS = 4
@@ -52,6 +52,6 @@ def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
     return y
 
 
-def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
+def reference(x: mx.array, weight: Q8_0Matrix) -> Expected:
     """Return the same in float64, with the error bound."""
     return products(wide(x), weight)

@@ -218,7 +218,7 @@ def test_matrices_of_several_types_in_one_launch_have_the_bits_of_single_product
     gate, up = (stored(rng, 9, 512, of) for of in ("Q6_K", "Q4_K"))
     swapped = [np.array(norm_gate_up.norm_gate_up(x, gain, 1e-6, *pair)) for pair in ((gate, up), (up, gate))]
     for found, pair in zip(swapped, ((gate, up), (up, gate)), strict=True):
-        assert share(found, norm_gate_up.twin(x, gain, 1e-6, *pair)) <= 1
+        assert share(found, norm_gate_up.reference(x, gain, 1e-6, *pair)) <= 1
     assert not np.array_equal(*swapped)
 
 
@@ -250,7 +250,7 @@ def test_a_wrong_header_is_wrong(type_: str, right: str, wrong: str):
         replace(entry.kernel, name="mutant", header=header), entry.inputs, template=entry.template, grid=entry.grid,
         threadgroup=entry.threadgroup, output_shapes=entry.output_shapes, output_dtypes=entry.output_dtypes,
     )  # fmt: skip
-    assert share(np.array(y), dequantize.twin(matrix)) > 1
+    assert share(np.array(y), dequantize.reference(matrix)) > 1
 
 
 def test_a_rounded_product_with_a_scale_of_float32_is_told_from_a_fused_one():

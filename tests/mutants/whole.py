@@ -12,7 +12,7 @@ MUTANTS = [
     ),
     Mutant(
         "`const` buffers can be written",
-        "kernels/emulator/metal_parameters.py",
+        "kernels/emulator/metal_text.py",
         "parameters",
         "not fixed",
         "True",
@@ -40,7 +40,7 @@ MUTANTS = [
     ),
     Mutant(
         "a buffer without an index gets the next one",
-        "kernels/emulator/metal_parameters.py",
+        "kernels/emulator/metal_text.py",
         "parameters",
         "next(i for i in range(99) if i not in taken[role])",
         "len(taken[role])",

@@ -7,7 +7,7 @@ values, and no repeated heads. `attention_block.py` defines the arithmetic and i
 - decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence;
 - prefill (more queries): a chunk is a span of the queries of one sequence over all its blocks.
 
-The NumPy twin is in `attention_numpy.py`.
+The NumPy reference is in `reference.py`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def run(control: Any, task: int, chunks: int) -> None:
 
 @jit
 def run_alone(control: Any, task: int, chunks: int) -> None:
-    """Process all chunks in this thread: the slow twin of `run`, which is faster for small jobs."""
+    """Process all chunks in this thread, which is faster than `run` for small jobs."""
     for chunk in range(chunks):
         call(task, control, JOB, chunk, scratch_of(control, 0))
 

@@ -1,6 +1,6 @@
-"""The binary interface between Python and the compiled kernels: words of blocks and jobs, and sizes that both use.
+"""The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
 
-A word is an int64: a number, an address, or the bits of a float64. Nothing here needs a compiler: a process that loads
+A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. Nothing here needs a compiler: a process that loads
 machine code from disk imports this module and `library.py` alone.
 """
 

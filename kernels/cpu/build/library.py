@@ -26,7 +26,7 @@ from ...folder import cache_folder
 PACKAGE = __name__.removesuffix(".build.library")
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
 BASE = {
-    "products": ("products.embedding", "products.gemm", "products.gemv", "products.linear"),
+    "products": ("products.gemm", "products.gemv", "products.linear"),
     "steps": (
         "attention.attention",
         "attention.heads",

@@ -2,7 +2,7 @@
 
 A block is a group: its scale and its bias, of float16, bfloat16 or float32, and quants of 2 to 8 bits, in the order of
 `kernels/blocks.py`. A weight is `scale * q + bias`, with product and sum each rounded; for scales of 16 bits the
-product is exact. The NumPy twin is in `blocks_numpy.py`.
+product is exact. The NumPy reference is in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

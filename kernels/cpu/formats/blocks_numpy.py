@@ -1,4 +1,4 @@
-"""The NumPy twins of the kernels that expand blocks: one function per format, which returns the exact weights."""
+"""The NumPy references of the kernels that expand blocks: one function per format, which returns the exact weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float32 matrices on the CPU, as they are stored in a file. The NumPy twin is `order_numpy.dot`."""
+"""float32 matrices on the CPU, as they are stored in a file. The NumPy reference is `order_numpy.dot`."""
 
 from __future__ import annotations
 

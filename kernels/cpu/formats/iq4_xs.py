@@ -2,7 +2,7 @@
 
 A block is a float16 factor of the scales, 16 high and 32 low bits of 8 scales, counted from -32, and 256 quants of 4
 bits: each 16 bytes have a group of 32 weights, the first 16 in their low halves. Quants are indices of the levels of
-IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A block is a power of two, the byte e for 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0's. Levels
 are twice the values of these floats, and scales half of the powers of two. A weight is their product, which float32
-holds exactly. The NumPy twins are in `blocks_numpy.py`.
+holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

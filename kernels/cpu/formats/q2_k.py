@@ -3,7 +3,7 @@
 A block is 16 bytes with a scale in the low half and a minimum in the high half, for 16 groups of 16 weights, 64 bytes
 of quants, and two float16 factors. Each 32 bytes of quants have 128 weights, the first 32 in the lowest two bits. A
 weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy
-twins are in `blocks_numpy.py`.
+references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

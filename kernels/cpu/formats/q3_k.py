@@ -2,7 +2,7 @@
 
 A block is 32 bytes of third bits, bit j for weights 32 j to 32 j + 31, 64 bytes with the low two bits of quants in the
 order of Q2_K's, 12 bytes with 16 scales of 6 bits, and a float16 factor; quants are counted from -4 and scales from
--32. A weight is `(d * scale) * q`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+-32. A weight is `(d * scale) * q`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A block is two float16 factors, of the scales and of the minima, 12 bytes with 8 of each, and 256 quants of 4 bits: each
 32 bytes have two groups of 32 weights, the first in their low halves. A weight is `(d * scale) * q - dmin * minimum`;
-the first product is exact, so the difference is rounded once. The NumPy twins are in `blocks_numpy.py`.
+the first product is exact, so the difference is rounded once. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A block begins as one of Q4_K does, with the factors and 12 bytes of scales and minima. Then come 32 bytes of fifth
 bits, bit g for group g of 32 weights, and 256 quants of 4 bits as in Q4_K. A weight is
-`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy twins
+`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy references
 are in `blocks_numpy.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Activation functions of feed-forward networks. The NumPy twins are in `activations_numpy.py`."""
+"""Activation functions of feed-forward networks. The NumPy references are in `reference.py`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
     return mul(activate(activation, gate), up)
 
 
-# Soft caps of logits, `cap * tanh(x / cap)`. The twin is NumPy's tanh.
+# Soft caps of logits, `cap * tanh(x / cap)`. The reference is NumPy's tanh.
 
 
 @entry

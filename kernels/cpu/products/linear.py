@@ -41,8 +41,8 @@ from ..build.layout import (
     N,
 )
 from ..build.memory import floats, number, words
-from ..build.vectors import get, put
-from ..formats.format import most_stored
+from ..build.vectors import PART, get, put
+from ..formats.format import expand, most_stored
 from .gemm import PREPARED
 from .gemv import pack_panels
 from .linear_job import (
@@ -155,3 +155,18 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         _multiply_rows(control, b, n_tokens, x, added, room, y)
     if b[POST_NORM_WEIGHT] != 0:
         _norm_add(b, n_tokens, y, residual)
+
+
+# Embedding lookup: expanded rows of a matrix by number. The NumPy reference is indexing the expanded matrix.
+
+
+@entry
+def embed(address: int, matrix: int, n_columns: int, ids: int, n: int, out: int) -> None:
+    """`out[i] = row ids[i]` of a matrix, expanded; `out` is (n, n_columns) float32.
+
+    All arrays are addresses; `address` is that of the pool's control block, `matrix` that of the matrix's words.
+    """
+    control, rows = words(address), words(ids)
+    room = scratch_of(control, control[THREADS])
+    for i in range(n):
+        expand(words(matrix), 0, n_columns, rows[i], 0, n_columns, out, i * n_columns, LANES, PART, room)

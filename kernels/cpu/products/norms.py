@@ -1,4 +1,4 @@
-"""RMS norm, layer norm and rotary embedding of rows. The NumPy twins are in `norms_numpy.py`."""
+"""RMS norm, layer norm and rotary embedding of rows. The NumPy references are in `reference.py`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def norm_rotate(
             rotate(x, source, width // 2, cos, sin, row, out, target)
 
 
-# A norm of rows, a sum of rows, or both: `residual + norm(x)`. The backend's definition in NumPy is the twin.
+# A norm of rows, a sum of rows, or both: `residual + norm(x)`. The backend's definition in NumPy is the reference.
 
 
 @jit

@@ -152,7 +152,7 @@ def _attend_token(
 
 # ---- sums of exponentials ----
 
-# The NumPy twin of `sum_exp.py`, with the same bits, and the constants of both.
+# The NumPy reference of `sum_exp.py`, with the same bits, and the constants of both.
 
 # e**LEAST replaces smaller exponentials, which would be subnormal numbers.
 LEAST = -700.0
