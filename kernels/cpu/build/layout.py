@@ -1,7 +1,7 @@
 """The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
 
-A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. Nothing here needs a compiler: a process that loads
-machine code from disk imports this module and `library.py` alone.
+A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. Nothing here
+needs a compiler: a process that loads machine code from disk imports this module and `library.py` alone.
 """
 
 from __future__ import annotations
