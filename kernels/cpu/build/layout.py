@@ -107,7 +107,7 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 ) = range(20)  # fmt: skip
 
 
-def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
+def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
     """Return the floats of the memory that a mixture needs: rows, logits, weights, and int64 numbers of pairs."""
     per_token = (width, width, inner, width, n_experts, n_used, 2 * n_used, 2 * n_used)
     fixed = (LANES, n_experts, 2 * n_experts + 2)

@@ -117,8 +117,11 @@ def _digest() -> str:
 
     The source may be in an archive, or exist as bytecode alone.
     """
-    rooms = (PACKAGE, *(f"{PACKAGE}.{room}" for room in ("attention", "build", "formats", "products", "states")))
-    files = [(room, file.name, file) for room in rooms for file in resources.files(room).iterdir()]
+    packages = (
+        PACKAGE,
+        *(f"{PACKAGE}.{package}" for package in ("attention", "build", "formats", "products", "states")),
+    )
+    files = [(package, file.name, file) for package in packages for file in resources.files(package).iterdir()]
     sources = sorted(each for each in files if each[1].endswith((".py", ".pyc")))
     return hashlib.sha256(b"".join(file.read_bytes() for _, _, file in sources)).hexdigest()[:16]
 

@@ -38,7 +38,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 
 @jit
-def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
     """Copy weights first to last - 1, as `expand` does."""
     copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 

@@ -49,5 +49,5 @@ class ExpertBlock:
 
     def floats(self, n_tokens: int) -> int:
         """Return the floats of scratch memory for a pass of `n_tokens` tokens, with those that products need."""
-        own = layout.expert_room(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
+        own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
         return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
