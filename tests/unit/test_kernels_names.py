@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SAME = (
     "import sys\n"
-    "for name in ('', '.blocks', '.cpu.build.layout', '.lab.verdict', '.metal'):\n"
+    "for name in ('', '.blocks', '.cpu.build.layout', '.cpu.reference', '.metal'):\n"
     "    ours, theirs = sys.modules['mlx_engine.kernels' + name], sys.modules['kernels' + name]\n"
     "    assert ours is theirs and ours.__spec__.name == ours.__name__ == 'kernels' + name, ours\n"
 )
-MODULES = "import {0}.blocks, {0}.cpu.build.layout, {0}.lab.verdict, {0}.metal\n"
+MODULES = "import {0}.blocks, {0}.cpu.build.layout, {0}.cpu.reference, {0}.metal\n"
 
 
 def python(code: str, path: Path = ROOT, *more: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_folder_of_that_name_before_ours_keeps_it(tmp_path: Path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text("OWNER = 'theirs'")
     code = (
-        "import mlx_engine.kernels.lab.verdict, kernels; from mlx_engine.kernels import launch\n"
+        "import mlx_engine.kernels.blocks, kernels; from mlx_engine.kernels import launch\n"
         "assert kernels.OWNER == 'theirs' and launch.__name__ == 'mlx_engine.kernels.launch'\n"
         "assert not hasattr(mlx_engine.kernels, 'OWNER') and mlx_engine.kernels.Kernel is launch.Kernel\n"
     )
