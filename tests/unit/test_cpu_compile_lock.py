@@ -20,7 +20,7 @@ ONE_OF_TWO = """
 import os, sys, time, types
 import kernels.cpu
 from pathlib import Path
-from kernels.cpu import library
+from kernels.cpu.build import library
 code, meet = Path(sys.argv[1]), Path(sys.argv[2])
 def build(parts):
     time.sleep(0.3)

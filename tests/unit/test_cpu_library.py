@@ -76,12 +76,10 @@ def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
 
 # The machine code is cached, so no test waits for the compiler.
 KERNEL = """
-import sys, types
-import kernels.cpu
-from kernels.cpu import library
+import sys
+from kernels.cpu.build import library, machine_code
 files = {part: file for part, file in zip(library.BASE, sys.argv[1:], strict=True)}
-kernels.cpu.build.machine_code = types.SimpleNamespace(
-    build=lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts})
+machine_code.build = lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts}
 def are_kept():
     return all(library.code_file(part).exists() for part in library.BASE)
 print(are_kept(), library.load().address("project") > 0, are_kept())
@@ -147,9 +145,11 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: list[Path]):
-    folder = Path(library.__file__).parent
+    folder = Path(library.__file__).parents[1]
     exporting = {
-        path.stem for path in folder.glob("*.py") if re.search(r"^@(entry|task)$", path.read_text(), re.MULTILINE)
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if re.search(r"^@(entry|task)$", path.read_text(), re.MULTILINE)
     }
     assert {name for part in library.BASE.values() for name in part} == exporting
     modules = {importlib.import_module(f"kernels.cpu.{name}").__name__ for name in exporting}
@@ -189,7 +189,7 @@ def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypat
 
 INTERRUPTED = """
 import os, signal, threading, time
-from kernels.cpu import machine_code
+from kernels.cpu.build import machine_code
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what runs behind them without one
 machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
 children, started = [], machine_code._started
@@ -217,7 +217,7 @@ def test_an_interrupt_leaves_no_process_behind():
 
 KILLED = """
 import os, signal
-from kernels.cpu import machine_code
+from kernels.cpu.build import machine_code
 first = machine_code._CHILD.partition("sys.path")[0]
 machine_code._CHILD = first + "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
 started = machine_code._started
