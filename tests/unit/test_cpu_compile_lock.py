@@ -17,16 +17,15 @@ from tests.unit.test_cpu_library import python
 
 # Both processes find no code before either compiles. The code of a format is compiled already: no test waits for that.
 ONE_OF_TWO = """
-import os, sys, time, types
-import kernels.cpu
+import os, sys, time
 from pathlib import Path
-from kernels.cpu.build import library
+from kernels.cpu.build import library, machine_code
 code, meet = Path(sys.argv[1]), Path(sys.argv[2])
 def build(parts):
     time.sleep(0.3)
     print(*parts)
     return {part: code.read_bytes()[32:] for part in parts}
-kernels.cpu.build.machine_code = types.SimpleNamespace(build=build)
+machine_code.build = build
 (meet / str(os.getpid())).touch()
 while len(list(meet.iterdir())) < 2:
     time.sleep(0.01)
