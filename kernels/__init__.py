@@ -1,7 +1,8 @@
-"""Kernels for block-quantised weights: Metal text with its NumPy references, compiled CPU kernels, and block layouts.
+"""Kernels for block-quantised weights: Metal text with references in NumPy, compiled CPU kernels, and block layouts.
 
-The package is usable without mlx_engine and importable without a GPU. Public names are imported when they are first
-used, so that `import kernels` is fast. `kernels.launch` is a module, whose function `launch` runs any `Kernel`.
+The package is usable without mlx_engine and importable without a GPU. A wheel has it as `mlx_engine.kernels`; in a
+checkout both names have the same modules. Public names are imported when they are first used, so that `import kernels`
+is fast. `kernels.launch` is a module, whose function `launch` runs any `Kernel`.
 """
 
 from __future__ import annotations

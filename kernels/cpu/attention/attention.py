@@ -2,12 +2,27 @@
 
 A store is (2, G, slots, E): keys, then values, each contiguous per head. A page is a run of slots, and each sequence
 has a page table. The queries of a sequence are those of its last tokens. There are no masks, no copies of keys or
-values, and no repeated heads. `attention_block.py` defines the arithmetic and its order; both tasks give the same bits:
+values, and no repeated heads. Both tasks give the same bits:
 
 - decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence;
 - prefill (more queries): a chunk is a span of the queries of one sequence over all its blocks.
 
-The NumPy reference is in `reference.py`.
+The order of summation depends neither on how many queries or sequences a pass has, nor on pages, nor on which keys are
+new in the pass:
+
+Keys are cut into blocks of BLOCK keys, counted from position 0. A score is a dot product in the order of `tile.py`,
+times the scale; with a soft cap it is the cap times the tanh of the score over the cap. The weight of a key is 2 to the
+power of its score minus the largest score of the block. The weights of a block are added in 16 sums: sum l adds the
+weights of keys l, l + 16, ... of the block, and halves of the 16 sums are then added to halves. Values are added in the
+order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in their order: the running sums and the
+block's sums are both scaled by powers of 2 to the larger of their two largest scores, by
+`sum = fma(new, its scale, sum * its scale)`. A sink is joined after the last block, as a key whose value is 0.
+
+A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
+rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
+("FlashAttention", 2022). Powers of 2 are cheaper than powers of e; the caller multiplies the scale by log2(e).
+
+References in NumPy: `order_numpy.attend` to the last bit, `reference.attend` in the precision of its arrays.
 """
 
 from __future__ import annotations
@@ -59,26 +74,6 @@ from ..build.vectors import (
 )
 from ..products.linear_job import ceil_div
 from ..products.tile import MOST_VECTORS, set_dots, sum_weighted, tile_vectors
-
-# Attention over one block of keys: scores, weights, the weighted sum of values, and how results of blocks are
-# joined.
-#
-# The order of summation depends neither on how many queries or sequences a pass has, nor on pages, nor on which keys
-# are new in the pass:
-#
-# Keys are cut into blocks of BLOCK keys, counted from position 0. A score is a dot product in the order of
-# `tile.py`, times the scale; with a soft cap it is the cap times the tanh of the score over the cap. The weight of a
-# key is 2 to the power of its score minus the largest score of the block. The weights of a block are added in 16
-# sums: sum l adds the weights of keys l, l + 16, ... of the block, and halves of the 16 sums are then added to
-# halves. Values are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in
-# their order: the running sums and the block's sums are both scaled by powers of 2 to the larger of their two
-# largest scores, by `sum = fma(new, its scale, sum * its scale)`. A sink is joined after the last block, as a key
-# whose value is 0.
-#
-# A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum
-# is rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
-# ("FlashAttention", 2022). Powers of 2 are cheaper than powers of e; the caller multiplies the scale by log2(e).
-# `attention.py` distributes blocks and queries over threads. The order in NumPy is `order_numpy.attend`.
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is that of the results of
 # blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number of tokens

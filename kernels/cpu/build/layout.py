@@ -51,7 +51,7 @@ SCRATCH_BYTES = 4 << 20
 # Words that each job sets itself.
 OWN, TABLE = 17, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
-# Words of a format (`formats.py`): the addresses of its kernels, weights and bytes of a block, and the most vectors
+# Words of a format (`format.py`): the addresses of its kernels, weights and bytes of a block, and the most vectors
 # that are multiplied with its rows as they are stored.
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
 WIDTH = FORMAT + FORMAT_WIDTH
@@ -164,7 +164,7 @@ RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 
 # ---- attention ----
 
-# Keys of a block, counted from position 0: part of the order of summation (`attention_block.py`).
+# Keys of a block, counted from position 0: part of the order of summation (`attention.py`).
 BLOCK = 128
 # Words of a sequence: the address of its page table, which has the slot of each page's first token; the number of its
 # tokens, including those of the pass; how many of its last tokens are new, and how many are wanted. A job sets the

@@ -3,7 +3,7 @@
 LLVM splits a vector into the processor's registers: one of AVX-512, two of AVX2, four of NEON. The order of summation
 is the same on all of them. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds are
 not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
-`doubles.py`.
+`sum_exp.py`.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """What the module of another format has, see `formats.py`."""
+    """What the module of another format has, see `format.py`."""
 
     BLOCK: int
     BLOCK_BYTES: int

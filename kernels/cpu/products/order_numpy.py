@@ -1,4 +1,4 @@
-"""The order of summation in NumPy, to the last bit: dot products (`tile.py`) and attention (`attention_block.py`).
+"""The order of summation in NumPy, to the last bit: dot products (`tile.py`) and attention (`attention.py`).
 
 Compiled kernels must give these bits for any number of rows, on any processor. Arrays are float32 throughout.
 """
