@@ -32,7 +32,7 @@ from ..drafts import draft
 from ..folder import cache_folder
 from .errors import CompileError, CompilerMissingError
 
-# The ways to compile a kernel for the emulator: what each build checks, and how much it is optimised.
+# ---- builds: what each checks, and how much it is optimised ----
 
 
 class Build(NamedTuple):

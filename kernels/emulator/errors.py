@@ -78,7 +78,7 @@ class OrderError(EmulatorError):
     """Two orders of threads give different results."""
 
 
-# Which of two errors of a kernel is the cause of the other.
+# ---- causes ----
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:

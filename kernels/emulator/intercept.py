@@ -18,7 +18,7 @@ from .errors import EmulatorError, LaunchError, OrderError, RaceError, root_caus
 from .findings import Finding, merged
 from .kernel import MetalKernel, check_switches, metal_kernel
 
-# The default device that programs see in `emulate` on a machine without a GPU.
+# ---- the device of `emulate` on a machine without a GPU ----
 
 
 class PretendedGPU(mx.Device):

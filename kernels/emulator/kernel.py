@@ -86,7 +86,7 @@ def _in_cycles(calls: Mapping[str, set[str]]) -> Iterator[str]:
             yield name
 
 
-# Instantiations of kernels: their text, and its compilation.
+# ---- instantiations: their text, and its compilation ----
 
 Template = Sequence[tuple[str, Any]]
 # An input, or its shape and dtype.

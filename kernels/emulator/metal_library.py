@@ -448,7 +448,7 @@ def _placed(value: Contents, *, at_end: bool, alignment: int, is_written: bool) 
     return buffer
 
 
-# Compile the kernels of a whole .metal file in every build, without running them.
+# ---- compile the kernels of a file in every build, without running them ----
 
 # How clang's errors name address spaces.
 _SPACE = re.compile(r"address space|__(?:local|global|constant)\b")

@@ -16,7 +16,7 @@ from .signature import ATTRIBUTES
 from .source import place_threadgroup_memory
 from .text import code_only, with_suffixes
 
-# The parameters of a whole kernel: which buffer, threadgroup memory or attribute of the thread each takes.
+# ---- parameters of a whole kernel ----
 
 
 class MetalParameter(NamedTuple):
@@ -114,7 +114,7 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
     return found[1], " ".join(plain.split()), "*" in kind or bool(found[2]), "&" in kind
 
 
-# Conversions to vectors by value in the text of whole kernels, where clang's own would keep the bits or refuse.
+# ---- conversions to vectors by value, where clang would keep the bits or refuse ----
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
@@ -158,7 +158,7 @@ def _initialized(match: re.Match[str]) -> str:
     return f"{match['type']}{match['space']}{match['name']} = metal::msl_construct<{match['type']}>("
 
 
-# Find the declarations of a whole .metal file at namespace and class level, without a parser.
+# ---- declarations at namespace and class level, found without a parser ----
 
 
 class Declaration(NamedTuple):

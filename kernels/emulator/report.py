@@ -180,7 +180,7 @@ def _rows(reader: _Reader, header: _Header) -> Iterator[_Row]:
                 reader.leb()
 
 
-# What happened, where, and what to do: the text of each kind of finding.
+# ---- the text of each kind of finding ----
 
 
 def _fault(failed: Failed) -> list[str]:

@@ -28,7 +28,7 @@ from .metal_experiment import MetalExperiment, MetalLaunch
 from .run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads, writer_of
 from .validate import check_orders, check_sizes, check_switches
 
-# The result of a check, as values and as text.
+# ---- the result of a check ----
 
 # Shapes whose labels a message lists.
 SHOWN = 8

@@ -17,7 +17,7 @@ from ..launch import ExecutorName, Launch
 from .experiment import Experiment
 from .run import promise
 
-# Timing of launches on a GPU with cold caches: consecutive launches read different memory.
+# ---- timing with cold caches: consecutive launches read different memory ----
 
 # Bytes that consecutive launches read before one reads the same memory again: more than the caches of any chip.
 COLD_BYTES = 256 << 20

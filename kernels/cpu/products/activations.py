@@ -47,7 +47,7 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
     return mul(activate(activation, gate), up)
 
 
-# Soft caps of logits, `cap * tanh(x / cap)`. The reference is NumPy's tanh.
+# ---- soft caps of logits ----
 
 
 @entry

@@ -157,7 +157,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
         _norm_add(b, n_tokens, y, residual)
 
 
-# Embedding lookup: expanded rows of a matrix by number. The NumPy reference is indexing the expanded matrix.
+# ---- embedding lookup ----
 
 
 @entry

@@ -53,8 +53,6 @@ def number_chunks(job: Any) -> int:
 
 # ---- the end of a product: bias, activation, residual ----
 
-# The epilogue of products: bias, activation, residual.
-
 
 @jit
 def add_bias(job: Any, m: int, first: int, n: int, products: Any, at: int) -> None:
