@@ -19,8 +19,8 @@ from benchmarks.log import Log
 from kernels.blocks import Q8_0
 from kernels.lab.run import run
 from kernels.launch import planned
+from kernels.metal.formats import split_q8_0
 from kernels.metal.matvec import matvec
-from kernels.metal.q8_0 import split_q8_0
 
 RESULTS = Path(__file__).parent / "results" / "emulator.jsonl"
 

@@ -1,7 +1,8 @@
-"""Kernels for block-quantised weights: Metal text with its NumPy twins, compiled CPU kernels, and block layouts.
+"""Kernels for block-quantised weights: Metal text with references in NumPy, compiled CPU kernels, and block layouts.
 
-The package is usable without mlx_engine and importable without a GPU. Public names are imported when they are first
-used, so that `import kernels` is fast. `kernels.launch` is a module, whose function `launch` runs any `Kernel`.
+The package is usable without mlx_engine and importable without a GPU. A wheel has it as `mlx_engine.kernels`; in a
+checkout both names have the same modules. Public names are imported when they are first used, so that `import kernels`
+is fast. `kernels.launch` is a module, whose function `launch` runs any `Kernel`.
 """
 
 from __future__ import annotations
@@ -46,64 +47,60 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from kernels import launch
-    from kernels.kernel import Kernel
-    from kernels.lab.bench import bench
-    from kernels.lab.check import check
-    from kernels.lab.experiment import Experiment
-    from kernels.lab.metal_experiment import MetalExperiment
-    from kernels.launch import counted, executors, use
-    from kernels.metal.affine import affine_layout, join_affine
-    from kernels.metal.attention import attention
-    from kernels.metal.dense import dense
-    from kernels.metal.dequantize import dequantize, dequantize_q8_0
-    from kernels.metal.embed_rows import embed_rows
-    from kernels.metal.head_norm_rope import head_norm_rope
-    from kernels.metal.layout import StoredMatrix
-    from kernels.metal.matvec import matvec
-    from kernels.metal.norm_gate_up import norm_gate_up
-    from kernels.metal.norm_project import norm_project
-    from kernels.metal.norm_qkv import norm_qkv
-    from kernels.metal.norm_rows import norm_rows
-    from kernels.metal.project_add import project_add
-    from kernels.metal.q4_0 import split_q4_0
-    from kernels.metal.q4_k import split_q4_k
-    from kernels.metal.q6_k import split_q6_k
-    from kernels.metal.q8_0 import Q8_0Matrix, split_q8_0
-    from kernels.metal.rows import Tuning
-    from kernels.metal.simd_per_row import simd_per_row
-    from kernels.metal.thread_per_output import thread_per_output
-    from kernels.metal.tiles import tiles
+    from . import launch
+    from .kernel import Kernel
+    from .lab.bench import bench
+    from .lab.check import check
+    from .lab.experiment import Experiment
+    from .lab.metal_experiment import MetalExperiment
+    from .launch import counted, executors, use
+    from .metal.attention import attention
+    from .metal.dense import dense
+    from .metal.dequantize import dequantize, dequantize_q8_0
+    from .metal.embed_rows import embed_rows
+    from .metal.formats import Q8_0Matrix, affine_layout, join_affine, split_q4_0, split_q4_k, split_q6_k, split_q8_0
+    from .metal.head_norm_rope import head_norm_rope
+    from .metal.layout import StoredMatrix
+    from .metal.matvec import matvec
+    from .metal.norm_gate_up import norm_gate_up
+    from .metal.norm_project import norm_project
+    from .metal.norm_qkv import norm_qkv
+    from .metal.norm_rows import norm_rows
+    from .metal.project_add import project_add
+    from .metal.rows import Tuning
+    from .metal.simd_per_row import simd_per_row
+    from .metal.thread_per_output import thread_per_output
+    from .metal.tiles import tiles
 
 # Modules of the names that differ from their module's name in `kernels.metal`.
 _HOMES = {
-    "Experiment": "kernels.lab.experiment",
-    "Kernel": "kernels.kernel",
-    "MetalExperiment": "kernels.lab.metal_experiment",
-    "Q8_0Matrix": "kernels.metal.q8_0",
-    "StoredMatrix": "kernels.metal.layout",
-    "Tuning": "kernels.metal.rows",
-    "bench": "kernels.lab.bench",
-    "check": "kernels.lab.check",
-    "counted": "kernels.launch",
-    "affine_layout": "kernels.metal.affine",
-    "dequantize_q8_0": "kernels.metal.dequantize",
-    "executors": "kernels.launch",
-    "join_affine": "kernels.metal.affine",
-    "split_q4_0": "kernels.metal.q4_0",
-    "split_q4_k": "kernels.metal.q4_k",
-    "split_q6_k": "kernels.metal.q6_k",
-    "split_q8_0": "kernels.metal.q8_0",
-    "use": "kernels.launch",
+    "Experiment": "lab.experiment",
+    "Kernel": "kernel",
+    "MetalExperiment": "lab.metal_experiment",
+    "Q8_0Matrix": "metal.formats",
+    "StoredMatrix": "metal.layout",
+    "Tuning": "metal.rows",
+    "bench": "lab.bench",
+    "check": "lab.check",
+    "counted": "launch",
+    "affine_layout": "metal.formats",
+    "dequantize_q8_0": "metal.dequantize",
+    "executors": "launch",
+    "join_affine": "metal.formats",
+    "split_q4_0": "metal.formats",
+    "split_q4_k": "metal.formats",
+    "split_q6_k": "metal.formats",
+    "split_q8_0": "metal.formats",
+    "use": "launch",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "launch":
-        return importlib.import_module("kernels.launch")
+        return importlib.import_module(".launch", __name__)
     if name not in __all__:
-        raise AttributeError(f"module 'kernels' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, f"kernels.metal.{name}")), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("." + _HOMES.get(name, f"metal.{name}"), __name__), name)
 
 
 def __dir__() -> list[str]:

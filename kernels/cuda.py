@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
+from .kernel import Kernel
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _THREADGROUP_ARRAY = re.compile(r"\bthreadgroup\s+(?=\w[\w:]*\s+\w+\s*\[)")

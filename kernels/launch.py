@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
+from .kernel import Kernel
 
 ExecutorName = Literal["metal", "cuda", "emulator"]
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
@@ -170,7 +170,7 @@ def unavailable(name: ExecutorName) -> str | None:
         return None if found else "MLX finds no Metal GPU; it needs macOS on Apple silicon"
     if name == "cuda":
         return None if mx.cuda.is_available() else "MLX finds no CUDA GPU; it needs Linux and `pip install mlx[cuda13]`"
-    from kernels import emulator
+    from . import emulator
 
     return emulator.unavailable()
 
@@ -193,7 +193,7 @@ def _default() -> ExecutorName:
 def built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
     """Return the executor's object for this kernel, created once, because it holds compiled code."""
     if name == "cuda":
-        from kernels.cuda import cuda_kernel
+        from .cuda import cuda_kernel
 
         return cuda_kernel(kernel)
     arguments: dict[str, Any] = {
@@ -208,6 +208,6 @@ def built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
     }
     if name == "metal":
         return cast("Callable[..., list[mx.array]]", mx.fast.metal_kernel(**arguments))
-    from kernels import emulator
+    from . import emulator
 
     return cast("Callable[..., list[mx.array]]", emulator.metal_kernel(**arguments))

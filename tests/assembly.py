@@ -77,7 +77,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Functions by name, and the types of their arguments."""
     from numba import types
 
-    from kernels.cpu.attention import attention_block
+    from kernels.cpu.attention import attention as attention_block
     from kernels.cpu.build.exponentials import exp
     from kernels.cpu.build.vectors import LANES, load, store
     from kernels.cpu.formats.format import kernels_of

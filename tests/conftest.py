@@ -9,7 +9,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck, Phase, settings
 
-from kernels.emulator.builds import BUILDS, UNOPTIMIZED
+from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
 from mlx_engine.machine import cores
 from mlx_engine.observe import log
 

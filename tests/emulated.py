@@ -6,7 +6,7 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-from kernels.cpu.build.compile_lock import locked
+from kernels.cpu.build.machine_code import locked
 from kernels.folder import cache_folder
 from kernels.lab.run import prepare
 from kernels.launch import Launch, planned

@@ -1,1 +1,1 @@
-"""Compiled CPU kernels, each with a NumPy twin. Importing this package compiles nothing."""
+"""Compiled CPU kernels, each with a NumPy reference. Importing this package compiles nothing."""

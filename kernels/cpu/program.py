@@ -2,7 +2,7 @@
 
 Returning to Python between jobs costs an eighth of the time of a token, because the weights have evicted the
 interpreter from the CPU caches. The backend makes a program by recording the definition of the layers; each step is one
-of the backend's operations. There is no NumPy twin: the definition, run op by op, gives the same bits.
+of the backend's operations. There is no NumPy reference: the definition, run op by op, gives the same bits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.attention.heads import norm_rope_to, put_pair
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.layout import (
+from .attention.heads import norm_rope_to, put_pair
+from .build.jit import entry, jit
+from .build.layout import (
     A_AT,
     A_ROW,
     ATTENTION,
@@ -78,23 +78,23 @@ from kernels.cpu.build.layout import (
     TASK_PUT_SPAN,
     WANTED,
 )
-from kernels.cpu.build.memory import floats, invoke, number, words
-from kernels.cpu.build.vectors import get, put
-from kernels.cpu.products.norm_add import norm_add_to
-from kernels.cpu.states.convolution import convolve_to, gate_to
-from kernels.cpu.states.delta_rule import delta_to
+from .build.memory import floats, invoke, number, words
+from .build.vectors import get, put
+from .products.norms import norm_add_to
+from .states.convolution import convolve_to, gate_to
+from .states.delta_rule import delta_to
 
 
 @jit
-def _at(room: int, n_tokens: int, step: Any, word: int) -> Any:
+def _at(values: int, n_tokens: int, step: Any, word: int) -> Any:
     """Return the address of the input that is described at a word of a step; 0 if there is none."""
-    return 0 if step[word] < 0 else room + 4 * (n_tokens * step[word] + step[word + 1])
+    return 0 if step[word] < 0 else values + 4 * (n_tokens * step[word] + step[word + 1])
 
 
 @jit
-def _out(room: int, n_tokens: int, step: Any, word: int) -> Any:
+def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
     """Return the address of an output, which is never some columns of a wider value."""
-    return room + 4 * n_tokens * step[word]
+    return values + 4 * n_tokens * step[word]
 
 
 @jit
@@ -138,11 +138,11 @@ def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, 
 
 
 @jit
-def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room: int, work: int, parts: int) -> None:
+def _run_step(address: int, program: int, step: Any, of: Any, layers: int, values: int, work: int, parts: int) -> None:
     entries, n_tokens = words(program), of[PASS_TOKENS]
     n_rows = of[PASS_ROWS] if step[WANTED] != 0 else n_tokens
-    a, b = _at(room, n_tokens, step, A_AT), _at(room, n_tokens, step, B_AT)
-    out = _out(room, n_tokens, step, OUT)
+    a, b = _at(values, n_tokens, step, A_AT), _at(values, n_tokens, step, B_AT)
+    out = _out(values, n_tokens, step, OUT)
     kv = words(layers + 8 * KV_WIDTH * step[LAYER])
     if step[OP] == PROJECT:
         invoke(entries[ENTRY_PROJECT], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
@@ -151,7 +151,7 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
     elif step[OP] == HEADS:
         norm_rope_to(
             address, step[STEP_BLOCK], n_rows, of[PASS_POSITIONS], a, step[A_ROW], b, step[B_ROW], step[COS],
-            step[SIN], out, _out(room, n_tokens, step, OUT_2),
+            step[SIN], out, _out(values, n_tokens, step, OUT_2),
         )  # fmt: skip
     elif step[OP] == KV_APPEND:
         _append(address, entries[TASK_PUT_SPAN], step, kv, n_rows, a, b)
@@ -169,15 +169,15 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
     elif step[OP] == GATE:
         gate_to(address, entries[TASK_GATE], n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
     elif step[OP] == CONVOLVE:
-        c = _at(room, n_tokens, step, C_AT)
+        c = _at(values, n_tokens, step, C_AT)
         convolve_to(
             address, step[STEP_BLOCK], n_rows, a, step[A_ROW], b, step[B_ROW], c, step[C_ROW],
             kv[STATE_STORE], of[PASS_RUNS], of[PASS_N_RUNS], out,
         )  # fmt: skip
     elif step[OP] == DELTA:
         delta_to(
-            address, step[STEP_BLOCK], a, b, step[B_ROW], _at(room, n_tokens, step, C_AT), step[C_ROW],
-            _at(room, n_tokens, step, D_AT), step[D_ROW], kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
+            address, step[STEP_BLOCK], a, b, step[B_ROW], _at(values, n_tokens, step, C_AT), step[C_ROW],
+            _at(values, n_tokens, step, D_AT), step[D_ROW], kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
         )  # fmt: skip
     elif step[OP] == MULTIPLY:
         _multiply(a, step[A_ROW], b, step[B_ROW], n_rows, step[ROW_WIDTH], out)
@@ -189,7 +189,15 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
 
 @entry
 def run_steps(
-    address: int, program: int, first: int, last: int, forward_pass: int, layers: int, room: int, work: int, parts: int
+    address: int,
+    program: int,
+    first: int,
+    last: int,
+    forward_pass: int,
+    layers: int,
+    values: int,
+    work: int,
+    parts: int,
 ) -> None:
     """Run steps first to last - 1 of a program.
 
@@ -200,11 +208,11 @@ def run_steps(
         last: the step after the last one.
         forward_pass: address of the words of the forward pass.
         layers: address of the words of each layer's keys and values.
-        room: address of the memory of all values, a multiple of 64.
-        work: address of the memory that `project` and `run_experts` need (their `room`).
+        values: address of the memory of all values, a multiple of 64.
+        work: address of the memory that `project` and `run_experts` need (their `scratch`).
         parts: address of the memory that `attend` needs (its `parts`).
     """
     of = words(forward_pass)
     for i in range(first, last):
         step = words(program + 8 * (STEPS + i * STEP_WIDTH))
-        _run_step(address, program, step, of, layers, room, work, parts)
+        _run_step(address, program, step, of, layers, values, work, parts)

@@ -1,7 +1,7 @@
 """Kernels that measure the machine's limits: memory bandwidth, and multiply-adds in registers.
 
-No kernel exceeds these limits; a kernel's share of them is reported. The NumPy twins, for machines without compiled
-kernels, are in `roofline_numpy.py`.
+No kernel exceeds these limits; a kernel's share of them is reported. `roofline_numpy.py` has the NumPy references, for
+machines without compiled kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.build.jit import jit
+from .build.jit import jit
 
 # Floats of the widest register, so that each sum is one register.
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8

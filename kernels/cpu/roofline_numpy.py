@@ -1,4 +1,4 @@
-"""The NumPy twins of the kernels that measure the machine's limits."""
+"""The NumPy references of the kernels that measure the machine's limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run Metal kernels on the CPU and report their mistakes.
 
-`metal_kernel` is the twin of `mx.fast.metal_kernel`; `emulate` replaces the latter for other programs; `library` runs
-whole .metal kernels, in one address space. clang compiles a
+`metal_kernel` has the interface of `mx.fast.metal_kernel`; `emulate` replaces the latter for other programs; `library`
+runs whole .metal kernels, in one address space. clang compiles a
 kernel (`compiler`) with headers that implement the Metal Shading Language (`include/`); every GPU thread is a fibre
 (`runtime/`), and every buffer has unmapped pages around it (`memory`). One call runs at a time in a process; calls from
 other threads wait.
@@ -17,8 +17,8 @@ copies of structures out of device memory and member functions of objects in oth
 
 from __future__ import annotations
 
-from kernels.emulator.compiler import unavailable
-from kernels.emulator.errors import (
+from .compiler import unavailable
+from .errors import (
     CompileError,
     CompilerMissingError,
     ConvergenceError,
@@ -31,11 +31,10 @@ from kernels.emulator.errors import (
     RaceError,
     UndefinedBehaviorError,
 )
-from kernels.emulator.findings import Finding
-from kernels.emulator.intercept import Call, Calls, emulate
-from kernels.emulator.kernel import MetalKernel, metal_kernel, prepare
-from kernels.emulator.metal_buffers import Unwritten
-from kernels.emulator.metal_library import Library, WholeKernel, library
+from .findings import Finding
+from .intercept import Call, Calls, emulate
+from .kernel import MetalKernel, metal_kernel, prepare
+from .metal_library import Library, Unwritten, WholeKernel, library
 
 __all__ = [
     "Call",

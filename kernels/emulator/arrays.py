@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator.signature import TYPES, dtype_name
+from .signature import TYPES, dtype_name
 
 _SIZES = {"bfloat16": 2}
 

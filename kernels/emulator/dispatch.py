@@ -10,13 +10,13 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator.arrays import Memory, array_at, fill, item_size, output_bytes
-from kernels.emulator.errors import EmulatorError, MemoryFaultError
-from kernels.emulator.findings import Finding, Place, merged, message, severity
-from kernels.emulator.memory import ALIGNMENT, Buffer, pool
-from kernels.emulator.report import Failed, Region
-from kernels.emulator.runtime import Entry, Failure, Options, Statistics, printed, threadgroup_arrays, turn
-from kernels.emulator.signature import Parameter, Signature
+from .arrays import Memory, array_at, fill, item_size, output_bytes
+from .errors import EmulatorError, MemoryFaultError
+from .findings import Finding, Place, merged, message, severity
+from .memory import ALIGNMENT, Buffer, pool
+from .report import Failed, Region
+from .runtime import Entry, Failure, Options, Statistics, printed, threadgroup_arrays, turn
+from .signature import Parameter, Signature
 
 _POISON = 0xFF  # NaN in every floating type
 # Bytes of outputs that are checked for races; each takes 88 bytes of memory.

@@ -13,12 +13,40 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator.causes import root_cause
-from kernels.emulator.compiler import compiler
-from kernels.emulator.errors import EmulatorError, LaunchError, OrderError, RaceError
-from kernels.emulator.findings import Finding, merged
-from kernels.emulator.kernel import MetalKernel, check_switches, metal_kernel
-from kernels.emulator.pretended_gpu import PretendedGPU
+from .compiler import compiler
+from .errors import EmulatorError, LaunchError, OrderError, RaceError, root_cause
+from .findings import Finding, merged
+from .kernel import MetalKernel, check_switches, metal_kernel
+
+# ---- the device of `emulate` on a machine without a GPU ----
+
+
+class PretendedGPU(mx.Device):
+    """MLX's CPU under the name of a GPU.
+
+    Its string and its `type` are those of a GPU, and MLX's functions compute on the CPU with it. It equals both types
+    of devices, because `mx.gpu` is `mx.cpu` in `emulate`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(mx.cpu)
+
+    @property
+    def type(self) -> mx.DeviceType:
+        """The type of a GPU."""
+        return mx.DeviceType.gpu
+
+    def __repr__(self) -> str:
+        return "Device(gpu, 0)"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return other == mx.DeviceType.gpu or super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
 
 BUILDS = ("spaces", "undefined", "races")
 SEEDS = (0, 1)

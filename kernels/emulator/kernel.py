@@ -3,23 +3,215 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from kernels.emulator.arrays import Memory, memory_of
-from kernels.emulator.builds import BUILDS, UNOPTIMIZED
-from kernels.emulator.dispatch import Alignments, Run, dispatch
-from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
-from kernels.emulator.findings import Finding
-from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
-from kernels.emulator.lint import notes
-from kernels.emulator.memory import ALIGNMENT
-from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
-from kernels.emulator.signature import Input
-from kernels.emulator.source import BODY, HEADER
+from . import lint
+from .arrays import Memory, memory_of
+from .compiler import BUILDS, QUICK, SPACES, UNOPTIMIZED, calls_of, kernel_library
+from .dispatch import Alignments, Run, dispatch
+from .errors import CompileError, EmulatorError, LaunchError, LintError, MemoryFaultError
+from .findings import Finding
+from .lint import notes
+from .memory import ALIGNMENT
+from .runtime import MAX_THREADS, Entry, Statistics, turn
+from .signature import TYPES, Argument, Input, Signature, dtype_name, signature
+from .source import BODY, HEADER, Part, unit
+from .text import casts_pointers, code_only, line_of
+
+# Refuse recursion, which Metal does not have and clang accepts.
+#
+# Names tell which functions may call themselves: an overload or a template calls another function of its name. Only
+# then clang is asked for the calls that it has compiled.
+
+_DEFINED = re.compile(r"\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*(?:const\s*)?\{")
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^;(){}]*>\s*)?\(")
+_NO_FUNCTIONS = {"if", "for", "while", "switch", "return", "sizeof", "alignas"}
+_FUNCTION = re.compile(r"^define [^@]*@\"?([\w.$]+)\"?\(", re.MULTILINE)
+_CALL = re.compile(r"\bcall [^@\n]*@\"?([\w.$]+)\"?\(")
+
+
+def suspects(header: str) -> set[str]:
+    """Return the names of functions that may call themselves, directly or through others."""
+    code = code_only(header, directives=False)
+    calls: dict[str, set[str]] = {}
+    for match in _DEFINED.finditer(code):
+        if match[1] not in _NO_FUNCTIONS:
+            calls.setdefault(match[1], set()).update(_CALLED.findall(_block(code, match.end() - 1)))
+    return set(_in_cycles(calls))
+
+
+def defined_at(header: str, name: str) -> int:
+    """Return the line in which a function is defined, or 1."""
+    code = code_only(header, directives=False)
+    return next((line_of(code, match.start()) for match in _DEFINED.finditer(code) if match[1] == name), 1)
+
+
+def recursive(assembly: str, names: Iterable[str]) -> str | None:
+    """Return the name among these of a function that calls itself in LLVM's text of a unit, or None."""
+    pieces = _FUNCTION.split(assembly)
+    calls = {name: set(_CALL.findall(body)) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
+    for mangled in _in_cycles(calls):
+        for name in names:
+            if f"{len(name)}{name}" in mangled:
+                return name
+    return None
+
+
+def _block(code: str, start: int) -> str:
+    """Return the text from a brace to the one that closes it."""
+    depth = 0
+    for i in range(start, len(code)):
+        depth += (code[i] == "{") - (code[i] == "}")
+        if not depth:
+            return code[start : i + 1]
+    return code[start:]
+
+
+def _in_cycles(calls: Mapping[str, set[str]]) -> Iterator[str]:
+    """Yield what reaches itself."""
+    for name in calls:
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            called = calls.get(waiting.pop(), set()) - seen
+            seen |= called
+            waiting += called
+        if name in seen:
+            yield name
+
+
+# ---- instantiations: their text, and its compilation ----
+
+Template = Sequence[tuple[str, Any]]
+# An input, or its shape and dtype.
+InputSpec = Any
+
+
+class Instance(NamedTuple):
+    """Everything besides its text that determines a kernel's machine code."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    template: tuple[Argument, ...]
+    build: str
+    suffixes: bool
+
+
+class Compiled(NamedTuple):
+    """A compiled instance."""
+
+    signature: Signature
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """The kernel as the user wrote it."""
+
+    name: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    source: str
+    header: str
+    atomic_outputs: bool
+
+    @property
+    def casts(self) -> bool:
+        """Whether it may read or write more than an element at once."""
+        return casts_pointers(self.header) or casts_pointers(self.source)
+
+    def instance(
+        self,
+        inputs: Sequence[InputSpec],
+        output_dtypes: Sequence[Any],
+        template: Template | None,
+        *,
+        build: str = "spaces",
+        suffixes: bool = False,
+    ) -> Instance:
+        """Return the instance for inputs like these.
+
+        Raises:
+            LaunchError: MLX or Metal does not support a dtype or template argument.
+        """
+        outputs = tuple(map(dtype_name, output_dtypes))
+        for dtype in outputs:
+            if dtype not in TYPES:
+                raise LaunchError(f"kernel '{self.name}', output dtype {dtype}: expected one of {', '.join(TYPES)}")
+        arguments = tuple(Argument.of(name, value) for name, value in template or ())
+        return Instance(tuple(map(_input_of, inputs)), outputs, arguments, build, suffixes)
+
+    def signature(self, instance: Instance) -> Signature:
+        """Return the signature of an instance."""
+        return signature(
+            self.name,
+            self.source,
+            list(zip(self.input_names, instance.inputs, strict=True)),
+            list(zip(self.output_names, instance.outputs, strict=True)),
+            instance.template,
+            atomic_outputs=self.atomic_outputs,
+        )
+
+    def generated(self, instance: Instance) -> str:
+        """Return the text that MLX compiles, without its preamble."""
+        return self.signature(instance).text(self.header, self.source)
+
+
+def _input_of(spec: InputSpec) -> Input:
+    """Return the signature's input for an array, or for a pair of shape and dtype."""
+    if isinstance(spec, Input):
+        return spec
+    shape, dtype = spec if isinstance(spec, tuple) else (spec.shape, spec.dtype)
+    return Input.of(dtype_name(dtype), shape)
+
+
+def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize: bool = True) -> list[Compiled]:
+    """Compile instances as one unit; their builds and rules are equal.
+
+    Without `optimize` this takes a tenth of the time, and the kernels run several times slower.
+
+    Raises:
+        CompileError: for the first that does not compile.
+    """
+    name, suffixes = wanted[0][1].build, wanted[0][1].suffixes
+    build = (BUILDS if optimize else QUICK).get(name, UNOPTIMIZED)
+    for text in dict.fromkeys(text for text, _ in wanted):
+        lint.check(text.name, text.header, text.source, suffixes=suffixes)
+    signatures = [text.signature(instance) for text, instance in wanted]
+    parts = [Part(one, text.header, text.source) for one, (text, _) in zip(signatures, wanted, strict=True)]
+    try:
+        file = kernel_library(
+            unit(parts), build, partial(_refuse_recursion, wanted, parts) if name == SPACES.name else None
+        )
+    except CompileError as error:
+        if len(wanted) > 1:  # one of them, but which?
+            return [compiled for one in wanted for compiled in compile_together([one], optimize=optimize)]
+        if isinstance(error, LintError):
+            raise
+        ((text, instance),) = wanted
+        hint = lint.hints(str(error), list(zip(text.input_names, instance.inputs, strict=True)))
+        raise CompileError(f"kernel '{text.name}' does not compile\n{error}{hint}") from None
+    return [Compiled(one, Entry(file, i)) for i, one in enumerate(signatures)]
+
+
+def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequence[Part]) -> None:
+    """Raise LintError if a function of a header calls itself, as the first instance of each kernel shows."""
+    first = {text: part for (text, _), part in zip(reversed(wanted), reversed(parts), strict=True)}
+    for text, part in first.items():
+        names = suspects(text.header)
+        found = recursive(calls_of(unit([part]), SPACES), names) if names else None
+        if found:
+            raise LintError(
+                f"kernel '{text.name}' is not what Metal takes\n  header, line {defined_at(text.header, found)}: "
+                f"`{found}` calls itself; Metal has no recursion, write a loop"
+            )
+
 
 # Which lanes must take part in a SIMD-group operation.
 LANES = ("active", "all")
@@ -31,7 +223,7 @@ _MATH_MODES = ("safe", "relaxed", "fast")
 
 
 class MetalKernel:
-    """The twin of the result of `mx.fast.metal_kernel`; see `metal_kernel`.
+    """A kernel with the interface of the result of `mx.fast.metal_kernel`; see `metal_kernel`.
 
     Attributes:
         statistics: statistics of the last call; None before the first.

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from kernels.emulator.errors import LintError
-from kernels.emulator.findings import Finding, Place
-from kernels.emulator.signature import ATTRIBUTES, Input
-from kernels.emulator.source import BODY, HEADER
-from kernels.emulator.text import code_only, line_of, threadgroup_declarations, unsuffixed
+from .errors import LintError
+from .findings import Finding, Place
+from .signature import ATTRIBUTES, Input
+from .source import BODY, HEADER
+from .text import code_only, line_of, threadgroup_declarations, unsuffixed
 
 # Position in the text, and description.
 Breach = tuple[int, str]

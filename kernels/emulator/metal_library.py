@@ -3,27 +3,117 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-from kernels.emulator.builds import BUILDS, UNOPTIMIZED, Build
-from kernels.emulator.compiler import kernel_library
-from kernels.emulator.dispatch import Alignments, around, misplaced, note, raise_mistakes
-from kernels.emulator.errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
-from kernels.emulator.kernel import POISONS, TIME_LIMIT, check_grid, check_switches
-from kernels.emulator.memory import ALIGNMENT, Buffer, pool
-from kernels.emulator.metal_buffers import Contents, contents
-from kernels.emulator.metal_parameters import MetalParameter
-from kernels.emulator.metal_text import MetalFunction, MetalText, read_metal
-from kernels.emulator.report import Failed, Region
-from kernels.emulator.runtime import Entry, Options, Statistics, threadgroup_arrays, turn
-from kernels.emulator.source import attributes
-from kernels.emulator.text import casts_pointers
+from . import lint
+from .arrays import array_at, memory_of, output_bytes
+from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library
+from .dispatch import Alignments, around, misplaced, note, raise_mistakes
+from .errors import CompileError, EmulatorError, LaunchError, LintError, MemoryFaultError
+from .findings import Finding, Place
+from .kernel import POISONS, TIME_LIMIT, check_grid, check_switches
+from .memory import ALIGNMENT, Buffer, pool
+from .metal_text import MetalFunction, MetalParameter, MetalText, read_metal
+from .report import Failed, Region
+from .runtime import Entry, Options, Statistics, threadgroup_arrays, turn
+from .signature import TYPES, dtype_name
+from .source import attributes, place_threadgroup_memory
+from .text import casts_pointers, with_suffixes
+
+# The buffers of a whole kernel: bytes from arrays, structures and numbers, and arrays from bytes.
+
+# Types of `constant T&` parameters that a Python number can stand for, and NumPy's names of them.
+_SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfloat16", "complex64")} | {
+    **{"half": "float16", "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32"},
+    **{"uint": "uint32", "long": "int64", "ulong": "uint64", "size_t": "uint64", "unsigned int": "uint32"},
+}
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """A buffer without a value, full of NaN, for what a kernel writes.
+
+    Attributes:
+        shape: elements per axis.
+        dtype: of MLX, or of NumPy, which may be structured.
+    """
+
+    shape: Sequence[int]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The bytes of a buffer; None if it has no value yet.
+
+    Attributes:
+        size: their number.
+        bytes: the bytes.
+        like: the value that they came from.
+    """
+
+    size: int
+    bytes: NDArray[np.uint8] | None
+    like: Any
+
+    @property
+    def item(self) -> int:
+        """The bytes of an element."""
+        shape = getattr(self.like, "shape", None)
+        return max(1, self.size // max(1, math.prod(shape))) if shape is not None else 1
+
+    def is_same(self, other: Contents) -> bool:
+        """Whether both are one array, which is then one buffer."""
+        return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
+
+    def array(self, address: int) -> Any:
+        """Return the bytes at an address as a value of the kind that was given."""
+        if isinstance(self.like, mx.array | Unwritten) and dtype_name(self.like.dtype) in TYPES:
+            found = array_at(address, self.like.shape, dtype_name(self.like.dtype))
+            return found if isinstance(self.like.dtype, mx.Dtype) else np.array(found)
+        data = ctypes.string_at(address, self.size)
+        if isinstance(self.like, Unwritten | np.ndarray | np.generic):
+            return np.frombuffer(data, self.like.dtype).reshape(tuple(self.like.shape)).copy()
+        return data
+
+
+def contents(kernel: str, parameter: MetalParameter, value: Any) -> Contents:
+    """Return the bytes of a buffer's value.
+
+    Raises:
+        LaunchError: the value is a number, and the parameter is not.
+    """
+    if isinstance(value, Unwritten):
+        if dtype_name(value.dtype) in TYPES:
+            return Contents(output_bytes(value.shape, dtype_name(value.dtype)), None, value)
+        return Contents(int(np.prod(value.shape)) * np.dtype(value.dtype).itemsize, None, value)
+    if isinstance(value, bytes | bytearray):
+        return _filled(np.frombuffer(bytes(value), np.uint8), value)
+    if isinstance(value, mx.array):
+        return _filled(memory_of(value, row_contiguous=True).owner, value)
+    if isinstance(value, np.ndarray | np.generic):
+        return _filled(np.asarray(value), value)
+    if isinstance(value, int | float) and parameter.type in _SCALARS:
+        return _filled(np.array([value], _SCALARS[parameter.type]), value)
+    raise LaunchError(
+        f"kernel '{kernel}', buffer {parameter.slot} ('{parameter.name}', {parameter.type}): expected an array of MLX "
+        f"or NumPy, bytes, Unwritten(shape, dtype) or, for a parameter of a simple type, a number; found {value!r}"
+    )
+
+
+def _filled(array: NDArray[Any], like: Any) -> Contents:
+    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return Contents(data.size, data, like)
+
 
 _POISON = 0xFF  # NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
@@ -356,3 +446,92 @@ def _placed(value: Contents, *, at_end: bool, alignment: int, is_written: bool) 
     else:
         ctypes.memmove(buffer.start, value.bytes.ctypes.data, value.size)
     return buffer
+
+
+# ---- compile the kernels of a file in every build, without running them ----
+
+# How clang's errors name address spaces.
+_SPACE = re.compile(r"address space|__(?:local|global|constant)\b")
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel function that was compiled.
+
+    Attributes:
+        name: the kernel's name; of a template with several instantiations, the first one's, which was compiled.
+        others: the names of the other instantiations.
+        error: why it does not compile, with its lines; empty if it compiles in every build.
+    """
+
+    name: str
+    others: tuple[str, ...] = ()
+    error: str = ""
+
+
+def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[CompiledKernel]:
+    """Compile the first instantiation of every kernel function of a file in every build.
+
+    Args:
+        file: the file; its `#include "..."` are looked for in its folder.
+        folders: where else they are looked for.
+
+    Raises:
+        CompileError: the file cannot be preprocessed, has no kernels, all of it does not compile, or `lint` refuses it.
+    """
+    try:
+        lint.check(file.name, "", file.read_text(encoding="utf-8", errors="replace"), suffixes=False)
+    except LintError as error:
+        text = str(error).replace(f"kernel '{file.name}'", str(file)).replace("body, line", f"{file.name}, line")
+        raise LintError(text) from None
+    kernels = library(file, folders)
+    names: dict[str, list[str]] = {}
+    for name in kernels.names:
+        names.setdefault(kernels.template_of(name), []).append(name)
+    errors = dict.fromkeys(names, "")
+    for build in BUILDS:
+        right = {template: kernels.function(its[0]) for template, its in names.items() if not errors[template]}
+        errors |= _errors(right, build)
+        if all(errors.values()) and len(set(errors.values())) == 1:
+            raise CompileError(f"{file} {next(iter(errors.values()))}")
+    return [CompiledKernel(its[0], tuple(its[1:]), errors[template]) for template, its in names.items()]
+
+
+def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
+    """Return the errors of those kernels that do not compile: all together first, which is faster."""
+    try:
+        if kernels:
+            compile_together(list(kernels.values()), build)
+    except CompileError as error:
+        if len(kernels) == 1:
+            return dict.fromkeys(kernels, f"does not compile in the build '{build}'\n{error}")
+        found: dict[str, str] = {}
+        for template, kernel in kernels.items():
+            found |= _errors({template: kernel}, build)
+        return found
+    return {}
+
+
+def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
+    """Return a note for each line of a file in which clang, with address spaces, finds a wrong one.
+
+    They are notes because C++ lacks part of Metal's rules: it has no member functions for objects in other spaces.
+    """
+    text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
+    head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'
+    try:
+        check_syntax(f"{head}{with_suffixes(text)}\n", [file.resolve().parent, *folders])
+    except CompileError as error:
+        lines = re.findall(rf"^{re.escape(file.name)}:(\d+):\d+: error: (.*)", str(error), re.MULTILINE)
+        wrong = [(int(line), what) for line, what in lines if _SPACE.search(what)]
+        return tuple(_note(file.name, *one) for one in wrong)
+    return ()
+
+
+def _note(file: str, line: int, what: str) -> Finding:
+    for ours, metal in (("__local", "threadgroup"), ("__global", "device"), ("__constant", "constant")):
+        what = what.replace(ours, metal)
+    advice = "check the pointer's address space: Metal converts none to another"
+    return Finding(
+        "address space", True, f"{file}, line {line}: {what}\n{advice}", Place((0, 0, 0), (0, 0, 0), file, line)
+    )

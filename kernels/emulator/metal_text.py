@@ -4,18 +4,285 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from kernels.emulator.compiler import preprocess
-from kernels.emulator.declarations import declarations, without_template, without_twins
-from kernels.emulator.errors import CompileError
-from kernels.emulator.metal_parameters import MetalParameter, parameters
-from kernels.emulator.source import place_threadgroup_memory
-from kernels.emulator.text import with_suffixes
-from kernels.emulator.vector_text import Rewriter
-from kernels.folder import cache_folder
+from ..folder import cache_folder
+from .compiler import preprocess
+from .errors import CompileError
+from .signature import ATTRIBUTES
+from .source import place_threadgroup_memory
+from .text import code_only, with_suffixes
+
+# ---- parameters of a whole kernel ----
+
+
+class MetalParameter(NamedTuple):
+    """One parameter of a kernel.
+
+    Attributes:
+        name: its name.
+        role: "buffer", "threadgroup" or "attribute".
+        slot: the index of the buffer or threadgroup memory.
+        type: the text of its type, without address space and `const`, pointer or reference.
+        is_reference: whether it is `T&`, not `T*`.
+        is_written: whether the kernel may write to it.
+        attribute: the attribute of the thread that it has.
+        declared: the whole text of its type.
+        is_optional: whether a function constant decides if it exists.
+    """
+
+    name: str
+    role: str
+    slot: int
+    type: str
+    is_reference: bool
+    is_written: bool
+    attribute: str
+    declared: str
+    is_optional: bool = False
+
+
+_ATTRIBUTE = re.compile(r"(\w+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?")
+_BRACKETS = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+
+
+def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
+    """Yield the parameters of a kernel's signature.
+
+    Buffers and threadgroup memory without an index get the lowest that is free, in order.
+
+    Raises:
+        CompileError: a parameter is neither a buffer nor threadgroup memory nor a known attribute.
+    """
+    taken: dict[str, set[int]] = {"buffer": set(), "threadgroup": set()}
+    written = [_split(one) for one in _separated(listed)]
+    for _, given in written:
+        for role, used in taken.items():
+            if given.get(role):
+                used.add(int(given[role]))
+    for declared, given in written:
+        name, kind, is_pointer, is_reference = _declared(kernel, declared)
+        whole = re.sub(rf"\b{name}\b[^*&]*$", "", declared).strip()
+        attribute = next((one for one in given if one in ATTRIBUTES), "")
+        if attribute:
+            yield MetalParameter(name, "attribute", 0, kind, False, False, attribute, "")
+            continue
+        if not (is_pointer or is_reference):
+            found = ", ".join(given) or "no attribute"
+            raise CompileError(
+                f"kernel '{kernel}', parameter '{name}': expected a buffer, threadgroup memory or an attribute of a "
+                f"compute kernel, found {found}; textures, samplers and stage inputs are not supported"
+            )
+        role = "threadgroup" if re.search(r"\bthreadgroup\b", declared) else "buffer"
+        index = int(given[role]) if given.get(role) else next(i for i in range(99) if i not in taken[role])
+        taken[role].add(index)
+        fixed = re.search(r"\b(?:const|constant)\b", declared.split("*")[0].split("&")[0])
+        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole, "function_constant" in given)
+
+
+def _separated(listed: str) -> Iterator[str]:
+    depth, start = 0, 0
+    for at, character in enumerate(listed):
+        depth += {"(": 1, "[": 1, "<": 1, "{": 1, ")": -1, "]": -1, ">": -1, "}": -1}.get(character, 0)
+        if character == "," and not depth:
+            yield listed[start:at]
+            start = at + 1
+    if listed[start:].strip():
+        yield listed[start:]
+
+
+def _split(parameter: str) -> tuple[str, dict[str, str]]:
+    """Return a parameter without its attributes, and the attributes with their arguments."""
+    given = {
+        one[1]: (one[2] or "").strip() for inside in _BRACKETS.findall(parameter) for one in _ATTRIBUTE.finditer(inside)
+    }
+    return " ".join(_BRACKETS.sub(" ", parameter).split()), given
+
+
+def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
+    """Return name, type, and whether it is a pointer (or an array), or a reference."""
+    found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", declared.split("=")[0].strip())
+    if found is None:
+        raise CompileError(f"kernel '{kernel}': expected a parameter with a name, found `{declared}`")
+    kind = declared[: found.start()]
+    plain = re.sub(
+        r"\b(?:const|constant|device|threadgroup|thread|volatile|restrict|__restrict|coherent)\b|[*&]", " ", kind
+    )
+    return found[1], " ".join(plain.split()), "*" in kind or bool(found[2]), "&" in kind
+
+
+# ---- conversions to vectors by value, where clang would keep the bits or refuse ----
+
+_ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
+_VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
+_PARAMETER = re.compile(r"\b(?:typename|class)\s+(?!\.)(\w+)\b(?=\s*[,>=])")
+_ALIAS = re.compile(r"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
+
+
+def type_names(text: str) -> list[str]:
+    """Return the names that a file gives to types: parameters of templates, and aliases."""
+    code = code_only(text, directives=False)
+    found = [match[1] for match in _PARAMETER.finditer(code)]
+    found += [match[1] or match[2] for match in _ALIAS.finditer(code)]
+    return sorted({name for name in found if name not in ("type", "value", "value_type")})
+
+
+class Rewriter:
+    """Rewrites the bodies of functions.
+
+    `(T)x` becomes a conversion by value, for vectors and for types that may be vectors; `T(a, b)` becomes a call of
+    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call.
+    """
+
+    def __init__(self, text: str) -> None:
+        names = "|".join(map(re.escape, type_names(text)))
+        kind = rf"(?:{_VECTOR}|vec\s*<[^<>]*>" + (rf"|{names}" if names else "") + ")"
+        self._cast = re.compile(
+            rf"(?P<before>(?:^|[^\w\s)\]>]|\breturn\b|\belse\b)\s*)\(\s*(?:const\s+|thread\s+)*(?P<type>{kind})\s*\)"
+            r"(?=\s*[\w(*&~!.+-])"
+        )
+        self._declaration = re.compile(rf"(?P<type>\b{_VECTOR})(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])")
+        self._call = re.compile(rf"(?<![\w:.~>])(?<!typename )(?P<type>{kind})\s*\((?!\s*[*&)])")
+
+    def rewritten(self, body: str) -> str:
+        """Return the body of a function, with the same lines."""
+        body = self._cast.sub(lambda match: f"{match['before']}metal::msl_to<{match['type']}>{{}}->*", body)
+        body = self._declaration.sub(_initialized, body)
+        return self._call.sub(lambda match: f"metal::msl_construct<{match['type']}>(", body)
+
+
+def _initialized(match: re.Match[str]) -> str:
+    return f"{match['type']}{match['space']}{match['name']} = metal::msl_construct<{match['type']}>("
+
+
+# ---- declarations at namespace and class level, found without a parser ----
+
+
+class Declaration(NamedTuple):
+    """A declaration, or a definition with its body.
+
+    Attributes:
+        start: where it begins.
+        head: the end of what comes before its body; the end of the declaration if it has none.
+        end: after its last character.
+        scope: the position of the brace around it, by which scopes differ; -1 outside all braces.
+        is_class: whether it opens a class, the members of which follow.
+    """
+
+    start: int
+    head: int
+    end: int
+    scope: int
+    is_class: bool = False
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a body follows the head."""
+        return self.end > self.head
+
+
+_MARK = re.compile(r"[{}();]")
+_LABEL = re.compile(r"\s*(?:(?:public|private|protected)\s*:)?\s*")
+_ATTRIBUTES = re.compile(r"\[\[.*?\]\]|__attribute__\s*\(\(.*?\)\)|alignas\s*\([^()]*\)", re.DOTALL)
+_CLASS = re.compile(r"\s*(?:typedef\s+)?(?:struct|class|union)\b[^()=]*$")
+_NAMESPACE = re.compile(r"(?:inline\s+)?namespace\b[^()]*$|extern\s*$")
+
+
+def declarations(text: str) -> Iterator[Declaration]:
+    """Yield the declarations of preprocessed text in order; bodies of functions are not entered."""
+    code = code_only(text, directives=False)
+    scopes = [(-1, False)]
+    start = position = parentheses = 0
+    while mark := _MARK.search(code, position):
+        at, position = mark.start(), mark.end()
+        if mark.group() in "()":
+            parentheses += 1 if mark.group() == "(" else -1
+        elif mark.group() == "}":
+            scopes = scopes[:-1] or scopes
+            start = position
+        elif parentheses:
+            position = _closing(code, at) if mark.group() == "{" else position
+        elif mark.group() == ";":
+            yield Declaration(_first(code, start), position, position, scopes[-1][0])
+            start = position
+        else:
+            first = _first(code, start)
+            head = code[first:at].strip()
+            plain = without_template(_ATTRIBUTES.sub(" ", head)).strip()
+            if _NAMESPACE.match(plain):
+                scopes.append((at, False))
+                start = position
+            elif _CLASS.match(plain):
+                yield Declaration(first, at, _closing(code, at), scopes[-1][0], is_class=True)
+                scopes.append((at, True))
+                start = position
+            else:
+                position = _closing(code, at)
+                if "(" in plain and not re.search(r"=\s*$", plain):
+                    yield Declaration(first, at, position, scopes[-1][0])
+                    start = position
+
+
+def _first(code: str, start: int) -> int:
+    """Return where a declaration's own text begins, after spaces and an access label."""
+    label = _LABEL.match(code, start)
+    return label.end() if label else start
+
+
+def _closing(code: str, at: int) -> int:
+    """Return the position after the brace that closes the one at `at`; the end of the text if none does."""
+    depth = 0
+    for brace in re.finditer(r"[{}]", code[at:]):
+        depth += 1 if brace.group() == "{" else -1
+        if not depth:
+            return at + brace.end()
+    return len(code)
+
+
+def without_template(head: str) -> str:
+    """Return a head without `template <...>`."""
+    while opened := re.match(r"\s*template\s*<", head):
+        depth, at = 1, opened.end()
+        while depth and at < len(head):
+            depth += {"<": 1, ">": -1}.get(head[at], 0)
+            at += 1
+        head = head[at:]
+    return head
+
+
+# The address space of the object that a member function is called for.
+_QUALIFIER = re.compile(r"(\)\s*(?:const\s+)?)((?:thread|device|threadgroup|constant)\b)(?=\s*(?:[{:;]|noexcept))")
+_SPACES = re.compile(r"\b(?:thread|device|threadgroup)\b")
+
+
+def without_twins(text: str) -> str:
+    """Return the text with each function once that it defines for several address spaces.
+
+    Functions and specialisations that differ in `thread`, `device`, `threadgroup` and `constant` only would be
+    redefinitions, because all address spaces are one memory. Lines keep their numbers.
+    """
+    text = _QUALIFIER.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[2]), text)
+    seen: set[tuple[int, str]] = set()
+    pieces, last = [], 0
+    for one in declarations(text):
+        is_plain_class = one.is_class and "<" not in without_template(text[one.start : one.head])
+        if one.has_body and one.start >= last and not is_plain_class:
+            key = (one.scope, _normal(text[one.start : one.head]))
+            if key in seen:
+                pieces += [text[last : one.start], re.sub(r"[^\n]", " ", text[one.start : one.end])]
+                last = one.end
+            seen.add(key)
+    return "".join([*pieces, text[last:]])
+
+
+def _normal(head: str) -> str:
+    head = re.sub(r"(?m)^#.*$", "", head).replace("constant", "const")
+    words = re.findall(r"\w+|[^\w\s]", _SPACES.sub(" ", head))
+    return " ".join(word for i, word in enumerate(words) if not (word == "const" and words[i - 1 : i] == ["const"]))
+
 
 # Headers of Metal's library; msl/all.h, which is included later, has what they declare.
 _STANDARD = frozenset(

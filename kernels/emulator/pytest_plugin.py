@@ -1,8 +1,8 @@
 """For pytest: the fixture `emulated_metal` and the option `--emulate-metal`.
 
-Load it with `pytest -p kernels.emulator.pytest_plugin`, or with `pytest_plugins = ["kernels.emulator.pytest_plugin"]`
-in the topmost conftest.py. The fixture checks kernels that are made within the test. Kernels that modules make when
-they are imported need the option, which begins before pytest imports them.
+Load it with `pytest -p mlx_engine.kernels.emulator.pytest_plugin`, or name that module in `pytest_plugins` of the
+topmost conftest.py. The fixture checks kernels that are made within the test. Kernels that modules make when they are
+imported need the option, which begins before pytest imports them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kernels.emulator.intercept import Calls, emulate
+from .intercept import Calls, emulate
 
 _STACK = pytest.StashKey[ExitStack]()
 _CALLS = pytest.StashKey[Calls]()

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.emulator.compiler import runtime_library
-from kernels.emulator.findings import Finding
-from kernels.emulator.memory import Bounds
+from .compiler import runtime_library
+from .findings import Finding
+from .memory import Bounds
 
 MAX_THREADS = 1024
 _ARRAYS = 64

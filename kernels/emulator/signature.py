@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kernels.emulator.errors import LaunchError
+from .errors import LaunchError
 
 # MLX dtype -> Metal type.
 TYPES = {

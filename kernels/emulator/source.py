@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kernels.emulator.signature import ATTRIBUTES, Signature
-from kernels.emulator.text import code_only, line_of, threadgroup_declarations, with_suffixes
+from .signature import ATTRIBUTES, Signature
+from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 
 # Names of the parts of a kernel in clang's messages.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"

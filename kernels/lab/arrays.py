@@ -13,12 +13,24 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.cpu.formats import blocks_numpy
-from kernels.metal import q4_0, q4_k, q6_k, q8_0
-from kernels.metal.affine import DTYPES, GROUPS, KINDS, affine_layout
-from kernels.metal.layout import BLOCK, StoredMatrix, expanded, in_device_memory
-from kernels.metal.samples import stored
+from .. import blocks
+from ..cpu.formats import blocks_numpy
+from ..metal.formats import (
+    DTYPES,
+    GROUPS,
+    KINDS,
+    LAYOUT_Q4_0,
+    LAYOUT_Q4_K,
+    LAYOUT_Q6_K,
+    LAYOUT_Q8_0,
+    affine_layout,
+    split_q4_0,
+    split_q4_k,
+    split_q6_k,
+    split_q8_0,
+)
+from ..metal.layout import BLOCK, StoredMatrix, expanded, in_device_memory
+from ..metal.samples import stored
 
 Sizes = Mapping[str, int]
 
@@ -31,7 +43,7 @@ CHOSEN = "T"
 SPLIT = {
     layout.name.lower(): layout
     for layout in (
-        q8_0.LAYOUT, q4_0.LAYOUT, q4_k.LAYOUT, q6_k.LAYOUT,
+        LAYOUT_Q8_0, LAYOUT_Q4_0, LAYOUT_Q4_K, LAYOUT_Q6_K,
         *(affine_layout(*of) for of in product(KINDS, GROUPS, DTYPES)),
     )
 }  # fmt: skip
@@ -162,7 +174,7 @@ def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)
         made["qs"] = rng.integers(-128, 128, (*made.shape, BLOCK))
         made["d"] = rng.uniform(0.5, 1.5, made.shape) / 128
-        return q8_0.split_q8_0(made.view(np.uint8), (shape[0], shape[1]))
+        return split_q8_0(made.view(np.uint8), (shape[0], shape[1]))
     if array.type in SPLIT:
         return stored(rng, shape[0], shape[1], SPLIT[array.type].name)
     if array.type in AS_BLOCKS:
@@ -204,7 +216,7 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
 
 def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
     """Return the matrix of a file's blocks."""
-    modules = {"q8_0": q8_0.split_q8_0, "q4_0": q4_0.split_q4_0, "q4_k": q4_k.split_q4_k, "q6_k": q6_k.split_q6_k}
+    modules = {"q8_0": split_q8_0, "q4_0": split_q4_0, "q4_k": split_q4_k, "q6_k": split_q6_k}
     if type_ not in modules:
         raise ValueError(
             f"data: expected a kernels.StoredMatrix for a matrix of {type_}, found {type(values).__name__}"

@@ -9,15 +9,15 @@ from math import prod
 
 import mlx.core as mx
 
-from kernels.lab.arrays import STORED, Sizes, in_numpy
-from kernels.lab.check import EPSILON, compare
-from kernels.lab.experiment import Experiment
-from kernels.lab.run import counted, require, run
-from kernels.lab.timing import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_launch
-from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch
-from kernels.launch import executor as default_executor
-from kernels.metal.layout import BLOCK
-from kernels.metal.twins import Expected
+from ..launch import ExecutorName, ExecutorUnavailableError, Launch
+from ..launch import executor as default_executor
+from ..metal.layout import BLOCK
+from ..metal.reference import Expected
+from .arrays import STORED, Sizes, in_numpy
+from .check import EPSILON, compare
+from .chips import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_launch
+from .experiment import Experiment
+from .run import counted, require, run
 
 # With more elements the reference in float64 takes longer than the measurement.
 MOST_CHECKED = 1 << 25
@@ -159,7 +159,7 @@ def bench(
         wrong = found.text if found else None
     if chosen == "emulator":
         return _counts(experiment, launch, sizes, shape, wrong)
-    from kernels.lab.chips import chip, nominal_gbs, read_gbs
+    from .chips import chip, nominal_gbs, read_gbs
 
     sets = cold_inputs(launch.inputs)
     stock = stock_product(experiment, launch)

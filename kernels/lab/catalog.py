@@ -9,13 +9,12 @@ from functools import cached_property
 from types import ModuleType
 from typing import NamedTuple
 
-from kernels.kernel import Kernel
-from kernels.lab.check import Case, Orders, Progress, check_cases
-from kernels.lab.run import cuda_text, metal_text
-from kernels.lab.verdict import Verdict
-from kernels.launch import ExecutorName, Launch
-from kernels.metal.cases import cases
-from kernels.metal.twins import PRODUCT, SEQUENTIAL
+from ..kernel import Kernel
+from ..launch import ExecutorName, Launch
+from ..metal.cases import cases
+from ..metal.reference import PRODUCT, SEQUENTIAL
+from .check import Case, Orders, Progress, Verdict, check_cases
+from .run import cuda_text, metal_text
 
 
 class About(NamedTuple):
@@ -28,10 +27,10 @@ class About(NamedTuple):
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
-# A rounding in the twins is half an epsilon.
+# A rounding in the references is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _SUM = "epsilons of sum |w||x|"
-# Fused kernels: their twins propagate the error of their products through the formula.
+# Fused kernels: their references propagate the error of their products through the formula.
 _CARRIED = "what its formula allows"
 # In the order of the ladder.
 _ABOUT = {
@@ -60,8 +59,8 @@ class Entry:
 
     @cached_property
     def module(self) -> ModuleType:
-        """The module with its geometry, its twin and its typed function."""
-        return importlib.import_module(f"kernels.metal.{self.name}")
+        """The module with its geometry, its reference and its typed function."""
+        return importlib.import_module(f"..metal.{self.name}", __package__)
 
     @property
     def kernel(self) -> Kernel:

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import kernels
-from kernels.emulator import Calls, EmulatorError, Finding, emulate
-from kernels.emulator.metal_file import address_space_notes, compile_metal_file
-from kernels.lab.check import Orders, check
-from kernels.lab.experiment import Experiment
-from kernels.lab.metal_experiment import MetalExperiment
-from kernels.lab.verdict import Verdict
+from ..emulator import Calls, EmulatorError, Finding, emulate
+from ..emulator.metal_library import address_space_notes, compile_metal_file
+from .check import Orders, Verdict, check
+from .experiment import Experiment
+from .metal_experiment import MetalExperiment
 
-_OURS = str(Path(kernels.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 
 
 @dataclass

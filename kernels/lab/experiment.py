@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.emulator.text import compares_numbers
-from kernels.kernel import Kernel
-from kernels.lab.arrays import CHOSEN, STORED, Array, Sizes, dtype_of, on_device, parse, random_values
-from kernels.lab.validate import (
+from ..emulator.text import compares_numbers
+from ..kernel import Kernel
+from ..launch import Launch, Size
+from .arrays import CHOSEN, STORED, Array, Sizes, dtype_of, on_device, parse, random_values
+from .validate import (
     check_constants,
     check_data,
     check_least,
@@ -28,7 +29,6 @@ from kernels.lab.validate import (
     check_threadgroup,
     three,
 )
-from kernels.launch import Launch, Size
 
 # Sizes that reveal mistakes: around 1, around a SIMD-group, around a threadgroup, and odd sizes.
 RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)

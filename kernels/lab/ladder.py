@@ -10,22 +10,22 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kernels.lab.bench import mlx_product
-from kernels.lab.run import counted
-from kernels.lab.timing import cold_inputs, nbytes, seconds_per_call, seconds_per_launch
-from kernels.launch import ExecutorName, Launch, planned
-from kernels.metal.cases import numbers
-from kernels.metal.matvec import matvec
-from kernels.metal.norm_gate_up import norm_gate_up
-from kernels.metal.norm_project import norm_project
-from kernels.metal.norm_qkv import norm_qkv
-from kernels.metal.project_add import project_add
-from kernels.metal.q8_0 import Q8_0Matrix
-from kernels.metal.rows import MOST_VECTORS, TUNINGS, Tuning
-from kernels.metal.samples import matrix
-from kernels.metal.simd_per_row import simd_per_row
-from kernels.metal.thread_per_output import thread_per_output
-from kernels.metal.tiles import tiles
+from ..launch import ExecutorName, Launch, planned
+from ..metal.cases import numbers
+from ..metal.formats import Q8_0Matrix
+from ..metal.matvec import matvec
+from ..metal.norm_gate_up import norm_gate_up
+from ..metal.norm_project import norm_project
+from ..metal.norm_qkv import norm_qkv
+from ..metal.project_add import project_add
+from ..metal.rows import MOST_VECTORS, TUNINGS, Tuning
+from ..metal.samples import matrix
+from ..metal.simd_per_row import simd_per_row
+from ..metal.thread_per_output import thread_per_output
+from ..metal.tiles import tiles
+from .bench import mlx_product
+from .chips import cold_inputs, nbytes, seconds_per_call, seconds_per_launch
+from .run import counted
 
 Row = dict[str, Any]
 Call = Callable[..., Any]

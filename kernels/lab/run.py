@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from kernels.emulator import Finding, MetalKernel
-from kernels.emulator.runtime import Statistics
-from kernels.kernel import Kernel
-from kernels.lab.metal_launch import MetalLaunch
-from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
+from ..emulator import Finding, MetalKernel
+from ..emulator.runtime import Statistics
+from ..kernel import Kernel
+from ..launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
+from .metal_experiment import MetalLaunch
 
 # The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
 BUILDS = ("spaces", "undefined", "races")
@@ -135,6 +135,6 @@ def metal_text(launch: Launch) -> str:
 
 def cuda_text(kernel: Kernel) -> str:
     """Return the header and the body for CUDA's compiler; template arguments become constants in the body."""
-    from kernels.cuda import header, translated
+    from ..cuda import header, translated
 
     return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

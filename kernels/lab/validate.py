@@ -11,10 +11,10 @@ from math import prod
 from operator import index
 from typing import Any
 
-from kernels.emulator.builds import BUILDS
-from kernels.emulator.kernel import LANES
-from kernels.emulator.runtime import MAX_THREADS
-from kernels.launch import Size
+from ..emulator.compiler import BUILDS
+from ..emulator.kernel import LANES
+from ..emulator.runtime import MAX_THREADS
+from ..launch import Size
 
 
 def check_names(kernel: str, names: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""Metal kernels: one `.metal` file with the text, one module with geometry, NumPy twin and typed call, for each."""
+"""Metal kernels: one `.metal` file with the text, one module with geometry, reference and typed call, for each."""

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from kernels.metal.layout import Q8_0, StoredMatrix
-from kernels.metal.rows import MOST_VECTORS
+from .layout import Q8_0, StoredMatrix
+from .rows import MOST_VECTORS
 
 ACTIVATIONS = (mx.float16, mx.float32)
 

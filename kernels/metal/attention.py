@@ -22,10 +22,10 @@ import math
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .reference import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
 # Part of the order of summation: not to be tuned.
@@ -78,8 +78,8 @@ def attention(
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
 
     Returns:
-        (R, H, E) float32. `twin` has the error bound. Slots, owners and positions are not checked, because the host
-        cannot read them: invalid ones read wrong memory.
+        (R, H, E) float32. `reference` has the error bound. Slots, owners and positions are not checked, because the
+        host cannot read them: invalid ones read wrong memory.
 
     Raises:
         ValueError: an array does not fit.
@@ -120,7 +120,7 @@ def attention(
     return y
 
 
-def twin(
+def reference(
     q: mx.array,
     store: mx.array,
     pages: mx.array,

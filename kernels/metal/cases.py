@@ -16,8 +16,8 @@ from zlib import crc32
 import mlx.core as mx
 import numpy as np
 
-from kernels.launch import Launch, planned
-from kernels.metal import (
+from ..launch import Launch, planned
+from . import (
     attention,
     dense,
     dequantize,
@@ -33,8 +33,8 @@ from kernels.metal import (
     thread_per_output,
     tiles,
 )
-from kernels.metal.samples import TYPES, stored
-from kernels.metal.twins import Expected
+from .reference import Expected
+from .samples import TYPES, stored
 
 Arguments: TypeAlias = tuple[Any, ...]
 
@@ -103,18 +103,18 @@ class Case:
         kernel: name of the kernel.
         label: description of the case, unique within the kernel.
         call: the kernel's typed function.
-        twin: the same in float64, with bounds.
+        reference: the same in float64, with bounds.
         arguments: function that makes the arguments of both.
     """
 
     kernel: str
     label: str
     call: Callable[..., Any]
-    twin: Callable[..., Any]
+    reference: Callable[..., Any]
     make: Callable[[np.random.Generator], Arguments]
 
     def arguments(self) -> Arguments:
-        """Return the arguments of the kernel and of its twin."""
+        """Return the arguments of the kernel and of its reference."""
         return self.make(np.random.default_rng(crc32(f"{self.kernel} {self.label}".encode())))
 
     def outputs(self) -> list[mx.array]:
@@ -124,7 +124,7 @@ class Case:
 
     def expected(self) -> list[Expected]:
         """Return the expected outputs and their error bounds."""
-        found = self.twin(*self.arguments())
+        found = self.reference(*self.arguments())
         return [found] if isinstance(found, Expected) else list(found)
 
     def launch(self) -> Launch:
@@ -166,24 +166,26 @@ def _all() -> Iterator[Case]:
     for module in (thread_per_output, simd_per_row, matvec):
         name = module.__name__.rpartition(".")[2]
         for N, K, V, dtype in SHAPES:
-            yield _rows(name, getattr(module, name), module.twin, (N, K, V, dtype), _plain)
+            yield _rows(name, getattr(module, name), module.reference, (N, K, V, dtype), _plain)
     for shape in MORE:
-        yield _rows("matvec", matvec.matvec, matvec.twin, shape, _plain)
-        yield _rows("norm_project", norm_project.norm_project, norm_project.twin, shape, _ready(_normed))
-        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.twin, shape, _ready(_qkv))
-        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.twin, shape, _ready(_gated("silu")))
+        yield _rows("matvec", matvec.matvec, matvec.reference, shape, _plain)
+        yield _rows("norm_project", norm_project.norm_project, norm_project.reference, shape, _ready(_normed))
+        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.reference, shape, _ready(_qkv))
+        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.reference, shape, _ready(_gated("silu")))
     for shape in SHAPES + MORE:
-        yield _rows("norm_rows", norm_rows.norm_rows, norm_rows.twin, shape, _whole)
+        yield _rows("norm_rows", norm_rows.norm_rows, norm_rows.reference, shape, _whole)
         yield _floats(*shape)
-        yield _rows("project_add", project_add.project_add, project_add.twin, shape, _added)
+        yield _rows("project_add", project_add.project_add, project_add.reference, shape, _added)
     for shape in SHAPES:
-        yield _rows("norm_project", norm_project.norm_project, norm_project.twin, shape, _normed)
-        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.twin, shape, _qkv)
+        yield _rows("norm_project", norm_project.norm_project, norm_project.reference, shape, _normed)
+        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.reference, shape, _qkv)
     for i, shape in enumerate(SHAPES):
         activation = ("silu", "gelu")[i % 2]
-        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.twin, shape, _gated(activation), activation)
+        yield _rows(
+            "norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.reference, shape, _gated(activation), activation
+        )
     for shape in MANY:
-        yield _rows("tiles", tiles.tiles, tiles.twin, shape, _plain)
+        yield _rows("tiles", tiles.tiles, tiles.reference, shape, _plain)
     for heads in HEADS:
         yield _heads(*heads)
     for paged in PAGED:
@@ -204,30 +206,32 @@ def _typed() -> Iterator[Case]:
     """Yield the types but Q8_0, in few shapes: only the load of sixteen weights differs."""
     for i, type_ in enumerate(TYPES):
         for shape in TYPED[:2]:
-            yield _rows("matvec", matvec.matvec, matvec.twin, shape, partial(_plain, type_=type_), type_)
+            yield _rows("matvec", matvec.matvec, matvec.reference, shape, partial(_plain, type_=type_), type_)
         yield _dequantized(3, 512, (mx.float32, mx.float16)[i % 2], type_)
         yield _embedded(5, 768, 4, type_)
     for shape, types in zip(TYPED, MIXED, strict=True):
         q, *_, v = types
         note = " and ".join(types)
-        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.twin, shape, partial(_qkv, types=types), note)
+        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.reference, shape, partial(_qkv, types=types), note)
         make = _gated("silu", (q, v))
-        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.twin, shape, make, f"silu, {q} and {v}")
+        yield _rows(
+            "norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.reference, shape, make, f"silu, {q} and {v}"
+        )
         normed = partial(_normed, type_=q)
-        yield _rows("norm_project", norm_project.norm_project, norm_project.twin, shape, normed, q)
-        yield _rows("project_add", project_add.project_add, project_add.twin, shape, partial(_added, type_=v), v)
-        yield _rows("tiles", tiles.tiles, tiles.twin, shape, partial(_plain, type_=v), v)
+        yield _rows("norm_project", norm_project.norm_project, norm_project.reference, shape, normed, q)
+        yield _rows("project_add", project_add.project_add, project_add.reference, shape, partial(_added, type_=v), v)
+        yield _rows("tiles", tiles.tiles, tiles.reference, shape, partial(_plain, type_=v), v)
 
 
 _Shape: TypeAlias = tuple[int, int, int, str]
 
 
 def _rows(
-    kernel: str, call: Callable[..., Any], twin: Callable[..., Any], shape: _Shape, make: Any, note: str = ""
+    kernel: str, call: Callable[..., Any], reference: Callable[..., Any], shape: _Shape, make: Any, note: str = ""
 ) -> Case:
     N, K, V, dtype = shape
     label = f"{N} x {K}, {V} x {dtype}" + (f", {note}" if note else "")
-    return Case(kernel, label, call, twin, lambda rng: make(rng, *shape))
+    return Case(kernel, label, call, reference, lambda rng: make(rng, *shape))
 
 
 def _noted(type_: str) -> str:
@@ -286,7 +290,7 @@ def _floats(N: int, K: int, V: int, _: str) -> Case:
     def make(rng: np.random.Generator) -> Arguments:
         return numbers(rng, (V, K), mean=2 * (K % 3 == 0)), numbers(rng, (N, K))
 
-    return Case("dense", f"{N} x {K}, {V}", dense.dense, dense.twin, make)
+    return Case("dense", f"{N} x {K}, {V}", dense.dense, dense.reference, make)
 
 
 def paged(
@@ -323,8 +327,8 @@ def _paged(
     label += "" if dtype == "float32" else f"{dtype}, "
     settings: dict[str, Any] = {"page": page, "window": window, "scale": E**-0.5, "softcap": softcap}
     settings["sinks"] = None if sinks is None else mx.array(sinks)
-    call, twin = partial(attention.attention, **settings), partial(attention.twin, **settings)
-    return Case("attention", label + f"{'and'.join(f' {n} ' for n in lengths).strip()} keys", call, twin, make)
+    call, reference = partial(attention.attention, **settings), partial(attention.reference, **settings)
+    return Case("attention", label + f"{'and'.join(f' {n} ' for n in lengths).strip()} keys", call, reference, make)
 
 
 def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
@@ -335,13 +339,13 @@ def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
         return *rows, mx.array(table), E, norm_weights, (1e-6, 1e-5)
 
     label = f"{T} tokens, {H} + {K} heads of {E} {dtype}, {'normed' if norms else 'no norms'}"
-    return Case("head_norm_rope", label, head_norm_rope.head_norm_rope, head_norm_rope.twin, make)
+    return Case("head_norm_rope", label, head_norm_rope.head_norm_rope, head_norm_rope.reference, make)
 
 
 def _dequantized(N: int, K: int, dtype: mx.Dtype, type_: str = Q8_0) -> Case:
     label = f"{N} x {K} to {str(dtype).rpartition('.')[2]}" + _noted(type_)
-    call, twin = dequantize.dequantize, dequantize.twin
-    return Case("dequantize", label, call, twin, lambda rng: (stored(rng, N, K, type_), dtype))
+    call, reference = dequantize.dequantize, dequantize.reference
+    return Case("dequantize", label, call, reference, lambda rng: (stored(rng, N, K, type_), dtype))
 
 
 def _embedded(N: int, K: int, T: int, type_: str = Q8_0) -> Case:
@@ -349,4 +353,4 @@ def _embedded(N: int, K: int, T: int, type_: str = Q8_0) -> Case:
         # From time to time an id that the table does not have, on either side.
         return stored(rng, N, K, type_), mx.array(rng.integers(-1, N + 1, T).astype(np.int32))
 
-    return Case("embed_rows", f"{T} of {N} x {K}" + _noted(type_), embed_rows.embed_rows, embed_rows.twin, make)
+    return Case("embed_rows", f"{T} of {N} x {K}" + _noted(type_), embed_rows.embed_rows, embed_rows.reference, make)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.rows import Tuning, default_tuning, geometry
-from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .reference import EPSILON, PRODUCT, Expected, wide
+from .rows import Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
 # MLX passes smaller arrays in another address space: see `in_device_memory`.
@@ -53,7 +53,7 @@ def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.
     return y
 
 
-def twin(x: mx.array, weight: mx.array) -> Expected:
+def reference(x: mx.array, weight: mx.array) -> Expected:
     """Return the same in float64, with the error bound."""
     a, w = wide(x), wide(weight)
     return Expected(a @ w.T, PRODUCT * EPSILON * (np.abs(a) @ np.abs(w).T))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal.layout import StoredMatrix, expanded
-from kernels.metal.twins import Expected
+from ..kernel import Kernel
+from ..launch import Size, launch
+from .layout import StoredMatrix, expanded
+from .reference import Expected
 
 KERNEL = Kernel.load("dequantize", ["wq", "ws"], ["y"])
 THREADS = 256
@@ -56,7 +56,7 @@ def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
 dequantize_q8_0 = dequantize
 
 
-def twin(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> Expected:
+def reference(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> Expected:
     """Return the same, bit for bit."""
     weights = expanded(weight).astype(np.float16 if dtype == mx.float16 else np.float32)
     return Expected(weights.astype(np.float64), np.zeros(weight.shape))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix, expanded
-from kernels.metal.twins import Expected
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .layout import StoredMatrix, expanded
+from .reference import Expected
 
 KERNEL = Kernel.load("embed_rows", ["ids", "wq", "ws"], ["y"])
 THREADS = 64
@@ -53,7 +53,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
     return y
 
 
-def twin(table: StoredMatrix, ids: mx.array) -> Expected:
+def reference(table: StoredMatrix, ids: mx.array) -> Expected:
     """Return the same, exactly."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])

@@ -12,10 +12,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.twins import EPSILON, FACTOR, Expected, Floats, normed, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .reference import EPSILON, FACTOR, Expected, Floats, normed, wide
 
 KERNEL = Kernel.load("head_norm_rope", ["q", "k", "v", "q_weight", "k_weight", "eps", "cos_sin"], ["rotated", "kv"])
 SIMDGROUPS = 4
@@ -58,7 +58,7 @@ def head_norm_rope(
         eps: epsilon of the norms of q and of k.
 
     Returns:
-        Queries (H, T, E), and keys followed by values (2, G, T, E), both float32. `twin` has the error bound.
+        Queries (H, T, E), and keys followed by values (2, G, T, E), both float32. `reference` has the error bound.
 
     Raises:
         ValueError: an array does not fit.
@@ -92,7 +92,7 @@ def head_norm_rope(
     return rotated, kv
 
 
-def twin(
+def reference(
     q: mx.array,
     k: mx.array,
     v: mx.array,

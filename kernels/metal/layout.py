@@ -124,7 +124,7 @@ class StoredMatrix:
 
 
 def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
-    """Return the weights (N, K), exactly, in float64, for the twins of kernels."""
+    """Return the weights (N, K), exactly, in float64, for the references of kernels."""
     with mx.stream(mx.cpu):
         return np.array(matrix.dequantized()).astype(np.float64)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning, default_tuning, geometry, k_split
-from kernels.metal.twins import Expected, products, wide
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .reference import Expected, products, wide
+from .rows import Tuning, default_tuning, geometry, k_split
 
 KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 
@@ -50,6 +50,6 @@ def matvec(x: mx.array, weight: StoredMatrix, *, tuning: Tuning | None = None) -
     return y
 
 
-def twin(x: mx.array, weight: StoredMatrix) -> Expected:
+def reference(x: mx.array, weight: StoredMatrix) -> Expected:
     """Return the same in float64, with the error bound."""
     return products(wide(x), weight)

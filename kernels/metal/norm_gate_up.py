@@ -11,12 +11,12 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import MOST_VECTORS, Tuning, default_tuning, geometry
-from kernels.metal.twins import EPSILON, Expected, normed_products
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .reference import EPSILON, Expected, normed_products
+from .rows import MOST_VECTORS, Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load(
     "norm_gate_up", ["x", "norm_weight", "eps", "factors", "gate_wq", "gate_ws", "up_wq", "up_ws"], ["y"]
@@ -47,7 +47,7 @@ def norm_gate_up(
         tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
-        (V, N) float32. `twin` has the error bound.
+        (V, N) float32. `reference` has the error bound.
 
     Raises:
         ValueError: x, the norm weight, the factors or a matrix do not fit, or the activation is unknown.
@@ -81,7 +81,7 @@ def norm_gate_up(
     return y
 
 
-def twin(
+def reference(
     x: mx.array,
     norm_weight: mx.array,
     eps: float,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning, default_tuning, geometry
-from kernels.metal.twins import Expected, normed_products
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .reference import Expected, normed_products
+from .rows import Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load("norm_project", ["x", "norm_weight", "eps", "factors", "wq", "ws"], ["y"])
 
@@ -59,7 +59,7 @@ def norm_project(
     return y
 
 
-def twin(
+def reference(
     x: mx.array, norm_weight: mx.array, eps: float, weight: StoredMatrix, factors: mx.array | None = None
 ) -> Expected:
     """Return the same in float64, with the error bound."""

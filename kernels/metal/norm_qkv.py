@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning, default_tuning, geometry
-from kernels.metal.twins import Expected, normed_products
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .reference import Expected, normed_products
+from .rows import Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load(
     "norm_qkv",
@@ -80,7 +80,7 @@ def norm_qkv(
     return outputs[0], outputs[1], outputs[2]
 
 
-def twin(
+def reference(
     x: mx.array,
     norm_weight: mx.array,
     eps: float,

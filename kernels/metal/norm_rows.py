@@ -10,12 +10,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.layout import BLOCK
-from kernels.metal.rows import LANE_ROWS
-from kernels.metal.twins import EPSILON, FACTOR, Expected, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .layout import BLOCK
+from .reference import EPSILON, FACTOR, Expected, wide
+from .rows import LANE_ROWS
 
 KERNEL = Kernel.load("norm_rows", ["x", "norm_weight", "eps"], ["rows", "factors"])
 SIMDGROUPS = 4
@@ -37,7 +37,7 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
         whole: also multiply the rows by their factors, which completes the RMSNorm.
 
     Returns:
-        Rows (V, K) and factors (V,), both float32. `twin` has the error bound.
+        Rows (V, K) and factors (V,), both float32. `reference` has the error bound.
 
     Raises:
         ValueError: x or the norm weight do not fit.
@@ -59,7 +59,7 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
     return rows, factors
 
 
-def twin(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = False) -> list[Expected]:
+def reference(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = False) -> list[Expected]:
     """Return the same in float64. Roundings: `x * norm_weight`, those of the factor, multiplication by it."""
     numbers = wide(x)
     factors = 1 / np.sqrt(np.mean(np.square(numbers), axis=-1) + np.float32(eps))

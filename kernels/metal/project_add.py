@@ -8,12 +8,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from kernels.kernel import Kernel
-from kernels.launch import launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.rows import Tuning, default_tuning, geometry, k_split
-from kernels.metal.twins import EPSILON, Expected, products, wide
+from ..kernel import Kernel
+from ..launch import launch
+from . import arguments
+from .layout import StoredMatrix
+from .reference import EPSILON, Expected, products, wide
+from .rows import Tuning, default_tuning, geometry, k_split
 
 KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
@@ -49,7 +49,7 @@ def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning
     return y
 
 
-def twin(x: mx.array, weight: StoredMatrix, residual: mx.array) -> Expected:
+def reference(x: mx.array, weight: StoredMatrix, residual: mx.array) -> Expected:
     """Return the same in float64, with the error bound; the sum is rounded once more."""
     value, bound = products(wide(x), weight)
     total = value + wide(residual)

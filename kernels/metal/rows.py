@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from kernels.launch import Size
+from ..launch import Size
 
 # Vectors of a tile. Up to this many vectors memory is the limit, and the product's launch computes the norm; with more
 # vectors arithmetic is the limit, and a launch before computes the norm once.

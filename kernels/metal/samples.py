@@ -8,13 +8,20 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.metal.affine import DTYPES, GROUPS, KINDS, affine_layout, join_affine
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.q4_0 import split_q4_0
-from kernels.metal.q4_k import split_q4_k
-from kernels.metal.q6_k import split_q6_k
-from kernels.metal.q8_0 import Q8_0Matrix, split_q8_0
+from .. import blocks
+from .formats import (
+    DTYPES,
+    GROUPS,
+    KINDS,
+    Q8_0Matrix,
+    affine_layout,
+    join_affine,
+    split_q4_0,
+    split_q4_k,
+    split_q6_k,
+    split_q8_0,
+)
+from .layout import StoredMatrix
 
 _BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]]] = {
     "Q4_0": (32, split_q4_0),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.q8_0 import Q8_0Matrix
-from kernels.metal.twins import Expected, products, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .formats import Q8_0Matrix
+from .reference import Expected, products, wide
 
 KERNEL = Kernel.load("simd_per_row", ["x", "wq", "ws"], ["y"])
 SIMDGROUPS = 4
@@ -52,6 +52,6 @@ def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
     return y
 
 
-def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
+def reference(x: mx.array, weight: Q8_0Matrix) -> Expected:
     """Return the same in float64, with the error bound."""
     return products(wide(x), weight)

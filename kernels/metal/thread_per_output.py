@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.q8_0 import Q8_0Matrix
-from kernels.metal.twins import SEQUENTIAL, Expected, products, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .formats import Q8_0Matrix
+from .reference import SEQUENTIAL, Expected, products, wide
 
 KERNEL = Kernel.load("thread_per_output", ["x", "wq", "ws"], ["y"])
 THREADS = 64
@@ -52,6 +52,6 @@ def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
     return y
 
 
-def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
+def reference(x: mx.array, weight: Q8_0Matrix) -> Expected:
     """Return the same in float64, with the error bound."""
     return products(wide(x), weight, SEQUENTIAL)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.kernel import Kernel
-from kernels.launch import Size, launch
-from kernels.metal import arguments
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.twins import EPSILON, SEQUENTIAL, Expected, products, wide
+from ..kernel import Kernel
+from ..launch import Size, launch
+from . import arguments
+from .layout import StoredMatrix
+from .reference import EPSILON, SEQUENTIAL, Expected, products, wide
 
 KERNEL = Kernel.load("tiles", ["x", "wq", "ws"], ["y"])
 ROWS, THREADS = 64, 128
@@ -64,7 +64,7 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
     return y
 
 
-def twin(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> Expected:
+def reference(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> Expected:
     """The same in float64. Half tiles: each term is off by the rounding of its weight and of x."""
     inexact = (2 * HALF + HALF**2) / EPSILON if half_tiles else 0
     return products(wide(x), weight, SEQUENTIAL + inexact)

@@ -176,7 +176,7 @@ def _needs_cuda() -> str | None:
 
 
 def _needs_executor(name: Literal["metal", "cuda", "emulator"]) -> str | None:
-    from kernels import launch
+    from mlx_engine.kernels import launch
 
     return launch.unavailable(name)
 

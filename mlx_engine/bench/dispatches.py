@@ -11,10 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.launch import counted
-from kernels.metal.attention import WIDEST_HEAD
-from kernels.metal.dense import NARROWEST
-from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import Batch, KVView
 from mlx_engine.backends.metal.weights import SplitMatrix, joined
 from mlx_engine.backends.mlx.backend import MlxBackend
@@ -24,6 +20,10 @@ from mlx_engine.bench.samples import Test
 from mlx_engine.bench.work import bytes_per_weight, sizes, work
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.engine import Engine, load
+from mlx_engine.kernels.launch import counted
+from mlx_engine.kernels.metal.attention import WIDEST_HEAD
+from mlx_engine.kernels.metal.dense import NARROWEST
+from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import Model

@@ -24,7 +24,7 @@ from mlx_engine.errors import SourceError
 from mlx_engine.weights.model import model_file
 
 if TYPE_CHECKING:
-    from kernels.launch import ExecutorName
+    from mlx_engine.kernels.launch import ExecutorName
 
 Row = dict[str, Any]
 SCHEMA = 1
@@ -45,8 +45,8 @@ def measure(
     Raises:
         SourceError: there is no such model.
     """
-    from kernels.lab import chips
-    from kernels.lab.ladder import Product, climb, products
+    from mlx_engine.kernels.lab import chips
+    from mlx_engine.kernels.lab.ladder import Product, climb, products
 
     every: list[Product] = products(**model_sizes(model))
     found: Row = {
@@ -88,7 +88,7 @@ def add_models(
 
 def default_file() -> Path:
     """Return `kernels-CHIP.md` in the current folder."""
-    from kernels.lab import chips
+    from mlx_engine.kernels.lab import chips
 
     return Path("kernels-" + re.sub(r"[^a-z0-9]+", "-", chips.chip().lower()).strip("-") + ".md")
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.roofline_numpy import read
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.cpu.descriptors import Matrix
 from mlx_engine.backends.numpy.blas import one_blas_thread
@@ -25,6 +24,7 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.origin import cache_bytes
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
+from mlx_engine.kernels.cpu.roofline_numpy import read
 from mlx_engine.loop.memory import linears
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
@@ -37,14 +37,14 @@ def kernels(*, jit: bool) -> ModuleType:
     """Return the compiled kernels, or their NumPy versions without `jit` or a compiler."""
     if jit:
         try:
-            from kernels.cpu import roofline
-            from kernels.cpu.build import library
+            from mlx_engine.kernels.cpu import roofline
+            from mlx_engine.kernels.cpu.build import library
 
             if library.lacking() is None:
                 return roofline
         except ImportError:
             pass
-    from kernels.cpu import roofline_numpy
+    from mlx_engine.kernels.cpu import roofline_numpy
 
     return roofline_numpy
 

@@ -18,7 +18,6 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.drafts import draft
 from mlx_engine.checkpoint.gguf import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,
@@ -30,6 +29,7 @@ from mlx_engine.checkpoint.gguf import (
 )
 from mlx_engine.checkpoint.gguf_values import CODES, DTYPES, MAX_DEPTH, MAX_KEY_BYTES, Value, ValueType, shown
 from mlx_engine.errors import OptionError, SourceError, Words
+from mlx_engine.kernels.drafts import draft
 from mlx_engine.quant.types import GGMLType
 
 

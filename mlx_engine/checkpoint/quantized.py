@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
 from mlx_engine.checkpoint.safetensors import SafetensorsFile
 from mlx_engine.errors import FormatError, UnsupportedConfigError
+from mlx_engine.kernels import blocks as layout
 from mlx_engine.quant.packing import pack_halves
 from mlx_engine.quant.types import F32, Q4_0, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight

@@ -22,13 +22,13 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
-from kernels.drafts import draft, remove_dead
 from mlx_engine import quant
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError, size
+from mlx_engine.kernels import blocks
+from mlx_engine.kernels.drafts import draft, remove_dead
 from mlx_engine.observe import log
 from mlx_engine.quant.types import BF16, F32, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight

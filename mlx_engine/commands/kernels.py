@@ -19,9 +19,9 @@ from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError, listed
 
 if TYPE_CHECKING:
-    from kernels.lab.catalog import Entry
-    from kernels.lab.verdict import Verdict
-    from kernels.launch import ExecutorName
+    from mlx_engine.kernels.lab.catalog import Entry
+    from mlx_engine.kernels.lab.check import Verdict
+    from mlx_engine.kernels.launch import ExecutorName
 
 kernels = typer.Typer(
     cls=Group,
@@ -44,8 +44,8 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @takes_groups
 def list_(json: AsJSON = False) -> None:
     """List the kernels: purpose, inputs and outputs, and the rung of matrix products on the ladder."""
-    from kernels.lab.catalog import entries
-    from kernels.launch import executors
+    from mlx_engine.kernels.lab.catalog import entries
+    from mlx_engine.kernels.launch import executors
 
     every, runs_on = entries(), executors()
     if json:
@@ -120,8 +120,8 @@ def check(
 
     With FILE, check the kernels of that file instead.
     """
-    from kernels.lab.check import Orders
-    from kernels.lab.run import BUILDS
+    from mlx_engine.kernels.lab.check import Orders
+    from mlx_engine.kernels.lab.run import BUILDS
 
     if file is not None:
         options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))
@@ -256,7 +256,7 @@ def chosen(names: list[str] | None) -> list[Entry]:
     Raises:
         OptionError: a name is unknown.
     """
-    from kernels.lab.catalog import entries
+    from mlx_engine.kernels.lab.catalog import entries
 
     every = {entry.name: entry for entry in entries()}
     for name in names or ():
@@ -272,7 +272,7 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     Raises:
         OptionError: the name is unknown, or the executor is unavailable.
     """
-    from kernels.launch import EXECUTORS, executors
+    from mlx_engine.kernels.launch import EXECUTORS, executors
 
     if given is not None and given not in EXECUTORS:
         message = f"--executor: no executor {given!r}; choose {listed(EXECUTORS)}"
@@ -309,11 +309,11 @@ def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions
     Raises:
         OptionError: there is no such file, a switch has an unknown value, or there is no compiler.
     """
-    from kernels.emulator import unavailable
-    from kernels.emulator.kernel import LANES
-    from kernels.lab.check import Orders
-    from kernels.lab.check_file import check_file
-    from kernels.lab.run import BUILDS
+    from mlx_engine.kernels.emulator import unavailable
+    from mlx_engine.kernels.emulator.kernel import LANES
+    from mlx_engine.kernels.lab.check import Orders
+    from mlx_engine.kernels.lab.check_file import check_file
+    from mlx_engine.kernels.lab.run import BUILDS
 
     reason = unavailable()
     if reason is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
+from mlx_engine.kernels import blocks as layout
 from mlx_engine.quant.packing import bit_fields, scale_groups
 
 # Twice the values of E2M1. ggml reads the code of -0 as 0.

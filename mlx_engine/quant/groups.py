@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks
+from mlx_engine.kernels import blocks
 from mlx_engine.quant import packing
 from mlx_engine.quant.floats import BF16
 from mlx_engine.quant.types import BY_NAME, GGMLType

@@ -17,7 +17,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
+from mlx_engine.kernels import blocks as layout
 from mlx_engine.quant.packing import bit_fields, float_scales, scale_groups
 
 _DELTA = np.float32(0.125)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
+from mlx_engine.kernels import blocks as layout
 from mlx_engine.quant.packing import bit_fields
 from mlx_engine.quant.scale_search import affine, symmetric
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernels.emulator import EmulatorError, Library, library
-from kernels.emulator.causes import root_cause
+from kernels.emulator.errors import root_cause
 from tests.collection.case import Checkout
 from tests.collection.compare import values
 

@@ -25,7 +25,7 @@ from kernels.emulator import (
     prepare,
     unavailable,
 )
-from kernels.emulator.builds import BUILDS, SPACES
+from kernels.emulator.compiler import BUILDS, SPACES
 from kernels.emulator.signature import Input, signature
 from kernels.emulator.source import Part, unit
 from tests.emulator import matvec
@@ -264,7 +264,7 @@ def test_many_instantiations_compile_as_one(monkeypatch: pytest.MonkeyPatch):
     units: list[str] = []
     build = compiler.kernel_library
     monkeypatch.setattr(
-        "kernels.emulator.instances.kernel_library", lambda text, *a, **k: units.append(text) or build(text, *a, **k)
+        "kernels.emulator.kernel.kernel_library", lambda text, *a, **k: units.append(text) or build(text, *a, **k)
     )
     kernel, problems = matvec.kernel(), [matvec.problem(n, k) for n in (1, 3) for k in (32, 96)]
     requests = [matvec.request(kernel, given)[1:] for given in problems]
@@ -311,7 +311,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 FRESH = """
 from kernels.emulator import compiler
-from kernels.emulator.builds import BUILDS, UNOPTIMIZED
+from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
 BUILDS["spaces"] = UNOPTIMIZED  # compiled in a fraction of the time, with the same bits
 compiler._RUNTIME_FLAGS += ("-DMSL_UCONTEXT", "-O0")
 from tests.emulator import matvec

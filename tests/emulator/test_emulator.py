@@ -19,7 +19,7 @@ from kernels.emulator import (
     prepare,
     unavailable,
 )
-from kernels.emulator.builds import BUILDS
+from kernels.emulator.compiler import BUILDS
 from kernels.emulator.memory import PAGE, RESIDENT, Pool, pool
 from tests.emulator import matvec
 

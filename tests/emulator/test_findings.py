@@ -19,12 +19,12 @@ from kernels.emulator import (
     MetalKernel,
     RaceError,
     UndefinedBehaviorError,
-    instances,
     metal_kernel,
     prepare,
     unavailable,
 )
-from kernels.emulator.causes import root_cause
+from kernels.emulator import kernel as instances
+from kernels.emulator.errors import root_cause
 from kernels.emulator.findings import Place
 from tests.emulator.test_emulator import X, call, simple
 

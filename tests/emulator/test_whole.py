@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from kernels.emulator import CompileError, LaunchError, Library, MemoryFaultError, RaceError, Unwritten, library
-from kernels.emulator.declarations import without_twins
-from kernels.emulator.metal_parameters import parameters
-from kernels.emulator.vector_text import Rewriter
+from kernels.emulator.metal_text import Rewriter, parameters, without_twins
 from tests.emulator.whole import SOURCE
 
 ARGUMENTS = np.dtype([("n", "i4"), ("scale", "f4"), ("offsets", "i8", 2)], align=True)

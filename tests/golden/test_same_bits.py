@@ -1,7 +1,7 @@
 """Logits are bit-identical for any chunking, batch, page layout, number of threads and processor.
 
 `simd` and `parallel` with compiled kernels. The order of summation that gives this is in `tile.py` and
-`attention_block.py` of kernels/cpu.
+`attention.py` of kernels/cpu.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kernels.blocks import Q8_0
 from kernels.metal import matvec
 from kernels.metal.cases import numbers
+from kernels.metal.formats import Q8_0Matrix, joined, split_q8_0
 from kernels.metal.layout import expanded, in_device_memory
-from kernels.metal.q8_0 import Q8_0Matrix, joined, split_q8_0
 from kernels.metal.samples import matrix
 from mlx_engine.quant import legacy
 
@@ -52,7 +52,7 @@ def test_mlx_multiplies_the_same_arrays(V: int):
     # MLX takes scales and biases of the type of x; both are exact in float32.
     scales, biases = weight.ws.astype(mx.float32), weight.biases().astype(mx.float32)
     found = mx.quantized_matmul(x, weight.wq, scales, biases, transpose=True, group_size=32, bits=8)
-    wanted = matvec.twin(x, weight)
+    wanted = matvec.reference(x, weight)
     # MLX adds d * (q + 128) and takes 128 * d away again, which costs up to 256 of 128 for the smallest codes.
     slack = 16 * 2.0**-24 * (np.abs(np.array(x)) @ (256.0 * np.repeat(np.abs(np.array(scales)), 32, axis=1)).T)
     assert (np.abs(np.array(found) - wanted.value) <= slack).all()

@@ -21,7 +21,7 @@ from kernels.metal import (
     norm_rows,
     project_add,
 )
-from kernels.metal.q8_0 import Q8_0Matrix
+from kernels.metal.formats import Q8_0Matrix
 
 EPS = 1e-6
 Call = Callable[..., mx.array | Sequence[mx.array]]

@@ -27,11 +27,11 @@ from kernels.metal import (
     tiles,
 )
 from kernels.metal.cases import Case, cases, numbers, paged, share
+from kernels.metal.formats import Q8_0Matrix
 from kernels.metal.layout import StoredMatrix, expanded
-from kernels.metal.q8_0 import Q8_0Matrix
+from kernels.metal.reference import Expected
 from kernels.metal.rows import MOST_VECTORS, Tuning
 from kernels.metal.samples import matrix
-from kernels.metal.twins import Expected
 
 KERNELS = sorted({case.kernel for case in cases()})
 # A case per kernel that has most of what can go wrong: ragged rows, columns that end early, several tiles of vectors.
@@ -113,9 +113,9 @@ def test_no_two_threads_race(kernel: str):
 def test_activations_other_than_silu():
     rng = np.random.default_rng(0)
     arguments = numbers(rng, (2, 96)), numbers(rng, (96,), mean=1), 1e-6, matrix(rng, 5, 96), matrix(rng, 5, 96), "gelu"
-    found, wanted = norm_gate_up.norm_gate_up(*arguments), norm_gate_up.twin(*arguments)
+    found, wanted = norm_gate_up.norm_gate_up(*arguments), norm_gate_up.reference(*arguments)
     assert share(np.array(found), wanted) <= 1
-    assert share(np.array(found), norm_gate_up.twin(*arguments[:-1])) > 1
+    assert share(np.array(found), norm_gate_up.reference(*arguments[:-1])) > 1
 
 
 def test_activations_do_not_overflow():
@@ -132,9 +132,9 @@ def test_half_tiles_are_inexact_and_within_their_bound():
     x, weight = numbers(rng, (20, 256)), matrix(rng, 70, 256)
     compile_together([lambda: tiles.tiles(x, weight), lambda: tiles.tiles(x, weight, half_tiles=True)])
     half = np.array(tiles.tiles(x, weight, half_tiles=True))
-    assert share(half, tiles.twin(x, weight, half_tiles=True)) <= 1
-    assert share(half, tiles.twin(x, weight)) > 10
-    assert share(np.array(tiles.tiles(x, weight)), tiles.twin(x, weight)) <= 1
+    assert share(half, tiles.reference(x, weight, half_tiles=True)) <= 1
+    assert share(half, tiles.reference(x, weight)) > 10
+    assert share(np.array(tiles.tiles(x, weight)), tiles.reference(x, weight)) <= 1
 
 
 def test_no_norms_leave_lengths_as_they_are():

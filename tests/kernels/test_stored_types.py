@@ -24,13 +24,9 @@ from kernels.metal import (
     thread_per_output,
 )
 from kernels.metal import layout as layouts
-from kernels.metal.affine import GROUPS, affine_layout, join_affine
 from kernels.metal.cases import cases, numbers, share
+from kernels.metal.formats import GROUPS, affine_layout, join_affine, split_q4_0, split_q4_k, split_q6_k, split_q8_0
 from kernels.metal.layout import BLOCK, StoredMatrix
-from kernels.metal.q4_0 import split_q4_0
-from kernels.metal.q4_k import split_q4_k
-from kernels.metal.q6_k import split_q6_k
-from kernels.metal.q8_0 import split_q8_0
 from kernels.metal.samples import TYPES, stored
 from mlx_engine.quant import BY_NAME, group_weight
 from mlx_engine.quant import dequantize as defined
@@ -222,7 +218,7 @@ def test_matrices_of_several_types_in_one_launch_have_the_bits_of_single_product
     gate, up = (stored(rng, 9, 512, of) for of in ("Q6_K", "Q4_K"))
     swapped = [np.array(norm_gate_up.norm_gate_up(x, gain, 1e-6, *pair)) for pair in ((gate, up), (up, gate))]
     for found, pair in zip(swapped, ((gate, up), (up, gate)), strict=True):
-        assert share(found, norm_gate_up.twin(x, gain, 1e-6, *pair)) <= 1
+        assert share(found, norm_gate_up.reference(x, gain, 1e-6, *pair)) <= 1
     assert not np.array_equal(*swapped)
 
 
@@ -254,7 +250,7 @@ def test_a_wrong_header_is_wrong(type_: str, right: str, wrong: str):
         replace(entry.kernel, name="mutant", header=header), entry.inputs, template=entry.template, grid=entry.grid,
         threadgroup=entry.threadgroup, output_shapes=entry.output_shapes, output_dtypes=entry.output_dtypes,
     )  # fmt: skip
-    assert share(np.array(y), dequantize.twin(matrix)) > 1
+    assert share(np.array(y), dequantize.reference(matrix)) > 1
 
 
 def test_a_rounded_product_with_a_scale_of_float32_is_told_from_a_fused_one():

@@ -6,10 +6,11 @@ import pytest
 
 import kernels
 from kernels.lab import bench as benching
-from kernels.lab import chips, timing
+from kernels.lab import chips
+from kernels.lab import chips as timing
 from kernels.lab.bench import Counts, Timing, stock_product
+from kernels.lab.chips import are_cold, cold_inputs, seconds_per_call
 from kernels.lab.ladder import STOCK, climb, products
-from kernels.lab.timing import are_cold, cold_inputs, seconds_per_call
 from kernels.launch import ExecutorUnavailableError
 from kernels.metal.rows import TUNINGS, Tuning
 from tests.kernels_lab.toys import PRODUCT, SCALE, SMALL, changed, rewritten

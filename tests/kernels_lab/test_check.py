@@ -12,7 +12,7 @@ import kernels
 from kernels import Experiment
 from kernels.lab.check import EPSILON, compare
 from kernels.launch import ExecutorUnavailableError, unavailable
-from kernels.metal.twins import Expected
+from kernels.metal.reference import Expected
 from tests.kernels_lab.toys import PRODUCT, SCALE, changed, rewritten
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu.attention import attention_numpy
+from kernels.cpu import reference
 from kernels.cpu.build import layout, library, pool
 from kernels.cpu.build.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
 from kernels.cpu.products import order_numpy
@@ -83,7 +83,7 @@ def attend(
 
 def twin(q: np.ndarray, kv: np.ndarray, window: int = 0, scale: float | None = None, **scores: Any) -> np.ndarray:
     out = np.empty_like(q)
-    attention_numpy.attend(q, kv, window, q.shape[2] ** -0.5 if scale is None else scale, out, **scores)
+    reference.attend(q, kv, window, q.shape[2] ** -0.5 if scale is None else scale, out, **scores)
     return out
 
 

@@ -24,14 +24,14 @@ from kernels.cpu.build import library
 from kernels.cpu.build.layout import LANES, STRETCH
 from kernels.cpu.build.vectors import PART
 from kernels.cpu.formats import blocks_numpy, float32
-from kernels.cpu.formats.format import FORMAT_ROOM
+from kernels.cpu.formats.format import FORMAT_SCRATCH
 from kernels.cpu.formats.sums import PANEL_SIZES
 from kernels.cpu.products import order_numpy
 
 U = 2.0**-24
 # By name: the twin that expands.
 FORMATS = {name.upper(): getattr(blocks_numpy, name) for name in library.FORMATS if name != "float32"}
-ROOM = np.empty(FORMAT_ROOM, dtype=np.uint8)
+ROOM = np.empty(FORMAT_SCRATCH, dtype=np.uint8)
 seeds = st.integers(0, 2**32 - 1)
 formats = st.sampled_from(list(FORMATS))
 

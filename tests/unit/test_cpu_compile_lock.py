@@ -10,23 +10,22 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu.build import compile_lock, library
-from kernels.cpu.build.compile_lock import COMPILING, locked
+from kernels.cpu.build import library, machine_code
+from kernels.cpu.build.machine_code import COMPILING, locked
 from tests.patience import PATIENCE
 from tests.unit.test_cpu_library import python
 
 # Both processes find no code before either compiles. The code of a format is compiled already: no test waits for that.
 ONE_OF_TWO = """
-import os, sys, time, types
-import kernels.cpu.build
+import os, sys, time
 from pathlib import Path
-from kernels.cpu.build import library
+from kernels.cpu.build import library, machine_code
 code, meet = Path(sys.argv[1]), Path(sys.argv[2])
 def build(parts):
     time.sleep(0.3)
     print(*parts)
     return {part: code.read_bytes()[32:] for part in parts}
-kernels.cpu.build.machine_code = types.SimpleNamespace(build=build)
+machine_code.build = build
 (meet / str(os.getpid())).touch()
 while len(list(meet.iterdir())) < 2:
     time.sleep(0.01)
@@ -59,7 +58,7 @@ def test_a_compiling_process_does_not_wait_for_the_one_that_started_it(tmp_path:
 
 
 def test_a_process_that_was_suspended_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compile_lock, "PATIENCE", 0.1)
+    monkeypatch.setattr(machine_code, "PATIENCE", 0.1)
     with locked([tmp_path / "part.code"]), locked([tmp_path / "part.code"]):
         assert (tmp_path / "part.lock").exists()
 

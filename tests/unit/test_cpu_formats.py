@@ -27,11 +27,11 @@ def test_every_format_has_its_own_code(name: str):
 def test_formats_that_are_missing_are_compiled_at_the_same_time(tmp_path: Path):
     """And those that are loaded are not compiled again."""
     code = (
-        "import types; from kernels.cpu.build import library; import kernels.cpu.build; asked = []\n"
+        "from kernels.cpu.build import library, machine_code; asked = []\n"
         "def build(parts): asked.append(sorted(parts)); raise RuntimeError('no compiler')\n"
         "loaded = library.load(); loaded.format('q8_0')\n"
         "library.code_file = lambda part: library.Path('/nowhere') / part\n"
-        "kernels.cpu.build.machine_code = types.SimpleNamespace(build=build)\n"
+        "machine_code.build = build\n"
         "try: loaded.format('q4_0', 'q8_0', 'q6_k')\n"
         "except RuntimeError: print(asked, loaded.has_format('q8_0'), loaded.has_format('q4_0'))"
     )

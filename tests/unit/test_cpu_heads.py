@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu.attention import heads_numpy
+from kernels.cpu import reference
 from kernels.cpu.build import layout, library, pool
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy.simd import SimdBackend
@@ -49,9 +49,9 @@ def test_heads_are_those_of_the_twin(
     for x, gain, eps, out in zip((q, k), gains, (1e-6, 1e-5), found, strict=True):
         want = np.empty(out.shape)
         turns = cos[positions], sin[positions], 0
-        heads_numpy.norm_rope(x.astype(np.float64), gain.astype(np.float64), eps, *turns, want)
+        reference.norm_rope(x.astype(np.float64), gain.astype(np.float64), eps, *turns, want)
         twin = np.empty_like(out)
-        heads_numpy.norm_rope(x, gain, eps, *turns, twin)
+        reference.norm_rope(x, gain, eps, *turns, twin)
         # A rotation mixes the halves of a head, so the bound is that of its longer half; a norm has width + 5
         # roundings, a rotation three.
         size = np.abs(want).reshape(*want.shape[:2], 2, -1).sum(axis=2)

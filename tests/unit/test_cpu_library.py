@@ -76,12 +76,10 @@ def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
 
 # The machine code is cached, so no test waits for the compiler.
 KERNEL = """
-import sys, types
-import kernels.cpu.build
-from kernels.cpu.build import library
+import sys
+from kernels.cpu.build import library, machine_code
 files = {part: file for part, file in zip(library.BASE, sys.argv[1:], strict=True)}
-kernels.cpu.build.machine_code = types.SimpleNamespace(
-    build=lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts})
+machine_code.build = lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts}
 def are_kept():
     return all(library.code_file(part).exists() for part in library.BASE)
 print(are_kept(), library.load().address("project") > 0, are_kept())

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
+from kernels.cpu import reference
 from kernels.cpu.build.layout import GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, SMALL_BATCH, STRETCH
-from kernels.cpu.products import activations_numpy, linear_numpy, norms_numpy, order_numpy
+from kernels.cpu.products import order_numpy
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.descriptors import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
@@ -68,8 +69,8 @@ def exact(
     """
     wide = x.astype(np.float64)
     matrices, biases = [layer.matrix for layer in layers], [layer.bias for layer in layers]
-    want = linear_numpy.project(wide, weight, EPS, matrices, biases, residual, None)
-    size = linear_numpy.project(
+    want = reference.project(wide, weight, EPS, matrices, biases, residual, None)
+    size = reference.project(
         np.abs(wide), None if weight is None else np.abs(weight), EPS, [np.abs(m) for m in matrices],
         [b if b is None else np.abs(b) for b in biases], None if residual is None else np.abs(residual), None,
     )  # fmt: skip
@@ -83,7 +84,7 @@ def test_products(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool
     layer, x = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1])
     want, bound = exact(x, None, [layer])
     dense = layer.matrix.astype(np.float32)
-    twin = linear_numpy.project(x, None, EPS, [dense], [layer.bias], None, None)
+    twin = reference.project(x, None, EPS, [dense], [layer.bias], None, None)
     for found in (BE.linear(x, layer.linear), twin):
         assert found.shape == want.shape
         assert (np.abs(found - want) <= bound).all()
@@ -193,8 +194,8 @@ def test_nothing_is_written_behind_the_last_row(n: int, t: int):
 
 
 def check_gated(x: np.ndarray, weight: np.ndarray, gate: Layer, up: Layer, activation: str) -> None:
-    twin = getattr(activations_numpy, activation)
-    want = linear_numpy.project(x.astype(np.float64), weight, EPS, [gate.matrix, up.matrix], [None] * 2, None, twin)
+    twin = getattr(reference, activation)
+    want = reference.project(x.astype(np.float64), weight, EPS, [gate.matrix, up.matrix], [None] * 2, None, twin)
     (gates, off_gates), (ups, off_ups) = exact(x, weight, [gate]), exact(x, weight, [up])
     # Neither activation is steeper than 1.13; what it makes of its own roundings is bounded as in test_cpu_norms.
     argument = np.abs(gates) if activation == "silu" else 1.6 * np.abs(gates) * (1 + 0.044715 * gates**2)
@@ -212,9 +213,9 @@ def check_gated(x: np.ndarray, weight: np.ndarray, gate: Layer, up: Layer, activ
 def test_activations_without_a_gate(seed: int, t: int, n: int, kind_k: tuple[str, int], activation: str, bias: bool):
     rng = np.random.default_rng(seed)
     up, x, weight = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1]), normal(rng, kind_k[1])
-    twin = getattr(activations_numpy, activation)
+    twin = getattr(reference, activation)
     products, off = exact(x, weight, [up])
-    want = linear_numpy.project(x.astype(np.float64), weight, EPS, [up.matrix], [up.bias], None, twin)
+    want = reference.project(x.astype(np.float64), weight, EPS, [up.matrix], [up.bias], None, twin)
     argument = np.abs(products) if activation == "silu" else 1.6 * np.abs(products) * (1 + 0.044715 * products**2)
     bound = 1.2 * off + (8 + 8 * argument) * U * np.abs(want) + 2.0**-121
     found = BE.norm_up(x, RMSNorm("n", weight, EPS), up.linear, activation)
@@ -227,9 +228,9 @@ def whole(norm: Norm, x: np.ndarray) -> np.ndarray:
     out, n = np.empty(x.size), x.shape[1]
     for t in range(len(x)):
         if isinstance(norm, LayerNorm):
-            norms_numpy.layer_norm(x.reshape(-1), t * n, n, norm.weight, norm.bias, norm.eps, out, t * n)
+            reference.layer_norm(x.reshape(-1), t * n, n, norm.weight, norm.bias, norm.eps, out, t * n)
         else:
-            norms_numpy.rms_norm(x.reshape(-1), t * n, n, norm.weight, norm.eps, out, t * n)
+            reference.rms_norm(x.reshape(-1), t * n, n, norm.weight, norm.eps, out, t * n)
     return out.reshape(x.shape)
 
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
+from kernels.cpu import reference
 from kernels.cpu.build.exponentials import exp, exp2_below, tanh
 from kernels.cpu.build.jit import jit
 from kernels.cpu.build.layout import GELU, SILU
 from kernels.cpu.build.vectors import LANES, load, store
-from kernels.cpu.products import activations_numpy, norms, norms_numpy, order_numpy
+from kernels.cpu.products import norms, order_numpy
 from kernels.cpu.products.activations import gated
 
 U = 2.0**-24
@@ -123,7 +124,7 @@ def test_activations_are_those_of_float64_and_of_the_twin(kind: int, name: str):
     x = np.concatenate([EXTREMES, np.linspace(-12, 12, 4060), rng.uniform(-100, 100, 16)]).astype(np.float32)
     up, out = normal(rng, len(x)), np.empty_like(x)
     gated_products(kind, x, up, out)
-    twin = getattr(activations_numpy, name)
+    twin = getattr(reference, name)
     wide = x.astype(np.float64)
     want = twin(wide) * up
     # What goes into exp has been rounded a few times, and exp makes of a relative error one times its argument.
@@ -146,8 +147,8 @@ def test_norms_of_rows_of_any_length(seed: int, n: int, at: int, to: int, scale:
     rng = np.random.default_rng(seed)
     x, gain = normal(rng, at + n + 2) * np.float32(scale), normal(rng, n)
     want = np.empty(to + n, dtype=np.float64)
-    norms_numpy.rms_norm(x.astype(np.float64), at, n, gain.astype(np.float64), eps, want, to)
-    for rms_norm in (norms.rms_norm, norms_numpy.rms_norm):
+    reference.rms_norm(x.astype(np.float64), at, n, gain.astype(np.float64), eps, want, to)
+    for rms_norm in (norms.rms_norm, reference.rms_norm):
         out = np.full(to + n + 2, np.nan, dtype=np.float32)
         rms_norm(x, at, n, gain, eps, out, to)
         # The root halves the mean's relative error, of at most 2 n roundings; the rest are four of its own.
@@ -166,7 +167,7 @@ def test_layer_norms_of_rows_of_any_length(seed: int, n: int, at: int, to: int, 
     rng = np.random.default_rng(seed)
     x, gain, bias = (normal(rng, at + n + 2) + np.float32(shift)) * np.float32(scale), normal(rng, n), normal(rng, n)
     wide, want = x.astype(np.float64), np.empty(to + n)
-    norms_numpy.layer_norm(wide, at, n, gain.astype(np.float64), bias.astype(np.float64), eps, want, to)
+    reference.layer_norm(wide, at, n, gain.astype(np.float64), bias.astype(np.float64), eps, want, to)
     row = wide[at : at + n]
     # The mean has n roundings of the largest, and each element one more; all are seen in units of the root, twice:
     # in what is divided, and in the root itself. The rest are four roundings, and that of the sum with the bias.
@@ -174,7 +175,7 @@ def test_layer_norms_of_rows_of_any_length(seed: int, n: int, at: int, to: int, 
     off = 2 * (n + 2) * U * np.abs(row).max() / root
     normed = np.abs(row - row.mean()) / root
     bound = np.abs(gain) * (off * (1 + normed) + (n + 5) * U * normed) + U * np.abs(want[to:])
-    for layer_norm in (norms.layer_norm, norms_numpy.layer_norm):
+    for layer_norm in (norms.layer_norm, reference.layer_norm):
         out = np.full(to + n + 2, np.nan, dtype=np.float32)
         layer_norm(x, at, n, gain, bias, eps, out, to)
         assert (np.abs(out[to : to + n] - want[to:]) <= bound).all()
@@ -204,7 +205,7 @@ def test_rotations_are_those_of_the_twin(seed: int, half: int, at: int, row: int
     x, angles = normal(rng, at + 2 * half + 2), rng.uniform(-4, 4, row + half)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     wide, want = x.astype(np.float64), np.empty(at + 2 * half)
-    norms_numpy.rotate(wide, at, half, cos, sin, row, want, at)
+    reference.rotate(wide, at, half, cos, sin, row, want, at)
     out = x if in_place else np.full_like(x, np.nan)
     behind = out[at + 2 * half :].copy()
     norms.rotate(x, at, half, cos, sin, row, out, at)

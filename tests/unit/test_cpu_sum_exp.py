@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numba")
 
 from kernels.cpu.build import library
-from kernels.cpu.products.sum_exp_numpy import LEAST, _halves, exp, sum_exp
+from kernels.cpu.products.order_numpy import LEAST, _halves, exp, sum_exp
 
 # Rows with and without a last vector that is not full, and one that is longer than a step of the twin.
 LENGTHS = [1, 2, 15, 16, 17, 31, 100, 2048, 8191, 8192, 8193, 20_011]

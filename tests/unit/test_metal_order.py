@@ -190,7 +190,7 @@ def test_attention_of_a_row_has_the_same_bits_in_every_pass(be: MetalBackend, pa
             given = made.arguments([2, 0, 1], some, page, order)
             found = be.host(be.kernels.attention(*given, page, window, scores))
             np.testing.assert_array_equal(found, np.stack([alone[row] for row in some]))
-            wanted = attention.twin(*given, page, window, scale, softcap, sinks).value
+            wanted = attention.reference(*given, page, window, scale, softcap, sinks).value
             assert np.linalg.norm(found - wanted) < 1e-6 * np.linalg.norm(wanted)
 
 
@@ -222,7 +222,7 @@ def test_attention_is_mlx_s_for_other_heads_and_where_the_kernel_is_refused(monk
             found = be.host(be.attention(q, KVView(store, 16, [span]), [1], Scores(1.0)))
         assert launches == {"attention": 1}  # which was tried
     assert narrow.shape == (1, H, 12)
-    wanted = attention.twin(q, store, pages, owner, position, 16, 0, 1.0).value
+    wanted = attention.reference(q, store, pages, owner, position, 16, 0, 1.0).value
     assert np.linalg.norm(found - wanted) < 2e-6 * np.linalg.norm(wanted)
     assert list(be.kernels.refused) == ["attention"]
     assert len(caplog.records) == 1

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kernels.metal
+from kernels.metal.formats import split_q8_0
 from kernels.metal.norm_qkv import norm_qkv
 from kernels.metal.project_add import project_add
-from kernels.metal.q8_0 import split_q8_0
 from kernels.metal.rows import TUNINGS, Tuning, default_tuning, geometry, k_split
 from mlx_engine.backends.metal import tuning as metal_tuning
 from mlx_engine.backends.metal.tuning import MARGIN, Tuner, candidates, fastest, following, identity, measured, tuner

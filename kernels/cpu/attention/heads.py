@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import entry, jit, task
-from kernels.cpu.build.jobs import run
-from kernels.cpu.build.layout import (
+from ..build.jit import entry, jit, task
+from ..build.jobs import run
+from ..build.layout import (
     HEAD_DIM,
     HEADS_TASK,
     JOB,
@@ -19,9 +19,9 @@ from kernels.cpu.build.layout import (
     Q_NORM_EPS,
     Q_NORM_WEIGHT,
 )
-from kernels.cpu.build.memory import floats, number, words
-from kernels.cpu.build.vectors import get, put
-from kernels.cpu.products.norms import norm_rotate
+from ..build.memory import floats, number, words
+from ..build.vectors import get, put
+from ..products.norms import norm_rotate
 
 # Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN in the output, where heads are BY_HEAD apart.
 # A NORM_WEIGHT of 0 is no norm. WHERE is the address of one int64 per token: its row in the cos/sin tables, or its

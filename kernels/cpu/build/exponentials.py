@@ -8,9 +8,9 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.vectors import add, call_llvm, div, fma, larger, mul, smaller, splat, sub, vector
+from .jit import jit
+from .layout import LANES
+from .vectors import add, call_llvm, div, fma, larger, mul, smaller, splat, sub, vector
 
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)

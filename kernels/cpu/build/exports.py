@@ -16,8 +16,8 @@ from numba.core import codegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from kernels.cpu.build import jit
-from kernels.cpu.build.library import BASE, PACKAGE, sealed
+from . import jit
+from .library import BASE, PACKAGE, sealed
 
 
 class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]

@@ -14,7 +14,7 @@ import numba
 from numba import types
 from numba.core import config
 
-from kernels.cpu.build.library import ENTRIES, folder
+from .library import ENTRIES, folder
 
 config.CACHE_DIR = str(folder())
 # With a named processor Numba would still add the features of this one, and compile AVX-512 for one without.

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.layout import (
+from .jit import entry, jit
+from .layout import (
     CHUNKS,
     DONE,
     JOB,
@@ -28,7 +28,7 @@ from kernels.cpu.build.layout import (
     TASK,
     THREADS,
 )
-from kernels.cpu.build.memory import call, fetch_add, invoke, read, relax, words, write
+from .memory import call, fetch_add, invoke, read, relax, words, write
 
 
 @jit
@@ -98,7 +98,7 @@ def run(control: Any, task: int, chunks: int) -> None:
 
 @jit
 def run_alone(control: Any, task: int, chunks: int) -> None:
-    """Process all chunks in this thread: the slow twin of `run`, which is faster for small jobs."""
+    """Process all chunks in this thread, which is faster than `run` for small jobs."""
     for chunk in range(chunks):
         call(task, control, JOB, chunk, scratch_of(control, 0))
 

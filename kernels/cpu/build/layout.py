@@ -1,7 +1,7 @@
-"""The binary interface between Python and the compiled kernels: words of blocks and jobs, and sizes that both use.
+"""The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
 
-A word is an int64: a number, an address, or the bits of a float64. Nothing here needs a compiler: a process that loads
-machine code from disk imports this module and `library.py` alone.
+A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. Nothing here
+needs a compiler: a process that loads machine code from disk imports this module and `library.py` alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SCRATCH_BYTES = 4 << 20
 # Words that each job sets itself.
 OWN, TABLE = 17, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
-# Words of a format (`formats.py`): the addresses of its kernels, weights and bytes of a block, and the most vectors
+# Words of a format (`format.py`): the addresses of its kernels, weights and bytes of a block, and the most vectors
 # that are multiplied with its rows as they are stored.
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
 WIDTH = FORMAT + FORMAT_WIDTH
@@ -107,7 +107,7 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 ) = range(20)  # fmt: skip
 
 
-def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
+def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
     """Return the floats of the memory that a mixture needs: rows, logits, weights, and int64 numbers of pairs."""
     per_token = (width, width, inner, width, n_experts, n_used, 2 * n_used, 2 * n_used)
     fixed = (LANES, n_experts, 2 * n_experts + 2)
@@ -164,7 +164,7 @@ RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 
 # ---- attention ----
 
-# Keys of a block, counted from position 0: part of the order of summation (`attention_block.py`).
+# Keys of a block, counted from position 0: part of the order of summation (`attention.py`).
 BLOCK = 128
 # Words of a sequence: the address of its page table, which has the slot of each page's first token; the number of its
 # tokens, including those of the pass; how many of its last tokens are new, and how many are wanted. A job sets the

@@ -19,22 +19,21 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding
 
-from kernels.cpu.build.compile_lock import locked
-from kernels.drafts import draft
-from kernels.folder import cache_folder
+from ...drafts import draft
+from ...folder import cache_folder
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
 BASE = {
-    "products": ("products.embedding", "products.gemm", "products.gemv", "products.linear"),
+    "products": ("products.gemm", "products.gemv", "products.linear"),
     "steps": (
         "attention.attention",
         "attention.heads",
         "build.jobs",
+        "products.activations",
         "products.experts",
-        "products.norm_add",
-        "products.soft_cap",
+        "products.norms",
         "products.sum_exp",
         "program",
         "states.convolution",
@@ -118,8 +117,11 @@ def _digest() -> str:
 
     The source may be in an archive, or exist as bytecode alone.
     """
-    rooms = (PACKAGE, *(f"{PACKAGE}.{room}" for room in ("attention", "build", "formats", "products", "states")))
-    files = [(room, file.name, file) for room in rooms for file in resources.files(room).iterdir()]
+    packages = (
+        PACKAGE,
+        *(f"{PACKAGE}.{package}" for package in ("attention", "build", "formats", "products", "states")),
+    )
+    files = [(package, file.name, file) for package in packages for file in resources.files(package).iterdir()]
     sources = sorted(each for each in files if each[1].endswith((".py", ".pyc")))
     return hashlib.sha256(b"".join(file.read_bytes() for _, _, file in sources)).hexdigest()[:16]
 
@@ -262,6 +264,8 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
     if missing:
+        from .machine_code import locked
+
         with locked(map(code_file, missing)):
             found |= _made(missing)
     return {part: code for part, code in found.items() if code is not None}
@@ -272,7 +276,7 @@ def _made(parts: list[str]) -> dict[str, bytes]:
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
     missing = [part for part in parts if part not in found]
     if missing:
-        from kernels.cpu.build import machine_code
+        from . import machine_code
 
         for part, code in machine_code.build(missing).items():
             _write(code_file(part), code)

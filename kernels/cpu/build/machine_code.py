@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
 
-from kernels.cpu.build.compile_lock import COMPILING
-from kernels.cpu.build.library import PACKAGE, opened
+from .library import PACKAGE, opened
 
 # The first thread ends the process when the pipe of its parent does.
 _CHILD = """
@@ -71,3 +74,42 @@ def _answer(child: subprocess.Popen[bytes]) -> bytes:
             words += errors.decode(errors="replace").strip().splitlines()
         raise RuntimeError(f"a process that compiles the kernels failed: {words[-1]}")
     return code
+
+
+# ---- locks ----
+
+# A lock per part of the kernels: of several processes that need the same code, one compiles it and the others wait.
+
+# Set in a compiling process, which must not start others in turn. That would happen if a file beside the user's program
+# has the name of a standard module: every process runs it.
+COMPILING = "MLX_ENGINE_COMPILING"
+# Seconds to wait for a process that compiles: it may have been suspended. Compilation takes about 5.
+PATIENCE = 60.0
+
+
+@contextlib.contextmanager
+def locked(files: Iterable[Path]) -> Iterator[None]:
+    """Hold the locks of these files of machine code; wait for other processes that hold one.
+
+    The system releases the locks of a process that dies. Locks are taken in one order, so that processes cannot wait
+    for each other. Where a lock cannot be taken, as in a folder that is read-only, processes compile at the same time.
+    """
+    with contextlib.ExitStack() as stack:
+        # The process that started a compiling process waits for it and holds the locks.
+        for file in [] if os.environ.get(COMPILING) else sorted(files):
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                held = stack.enter_context(file.with_suffix(".lock").open("a"))
+                _wait(held)
+        yield
+
+
+def _wait(lock: IO[str]) -> None:
+    """Take a lock; give up after `PATIENCE`."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(0.05)

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from kernels.cpu.build.jit import jit
+from .jit import jit
 
 # The nominal length of arrays at an address; nothing checks their bounds.
 _LENGTH = 1 << 48

@@ -17,8 +17,8 @@ import weakref
 
 import numpy as np
 
-from kernels.cpu.build.layout import LEFT, LINE, ON, SCRATCH, SCRATCH_BYTES, SLEEP, SPINS, STOP, THREADS
-from kernels.cpu.build.library import Library
+from .layout import LEFT, LINE, ON, SCRATCH, SCRATCH_BYTES, SLEEP, SPINS, STOP, THREADS
+from .library import Library
 
 # Seconds that a worker thread polls for work before it parks.
 PATIENCE = 1e-3

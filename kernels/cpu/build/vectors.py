@@ -3,7 +3,7 @@
 LLVM splits a vector into the processor's registers: one of AVX-512, two of AVX2, four of NEON. The order of summation
 is the same on all of them. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds are
 not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
-`doubles.py`.
+`sum_exp.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
-from kernels.cpu.build.layout import LANES
+from .layout import LANES
 
 _F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
@@ -357,3 +357,52 @@ def prefetch(typing: Any, data: Any, at: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(data, types.int64), generate
+
+
+# ---- totals of lanes ----
+
+# Totals of the lanes of vectors, halves added to halves. Several vectors are added together to use all lanes.
+
+
+def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+    """Return the lanes of a and b, concatenated, at these places."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), places))
+
+
+def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
+    """Add lanes that are `distance` apart; sums of a go to lanes without this bit, sums of b to lanes with it."""
+    n = a.type.count
+    stay = [lane if not lane & distance else n + lane for lane in range(n)]
+    move = [lane + distance if not lane & distance else n + lane - distance for lane in range(n)]
+    return builder.fadd(lanes(builder, a, b, stay), lanes(builder, a, b, move))
+
+
+def _one(builder: Any, a: Any, distance: int) -> Any:
+    """Add lanes that are `distance` apart; return a vector of half the lanes."""
+    low = [lane for lane in range(a.type.count) if not lane & distance]
+    return builder.fadd(lanes(builder, a, a, low), lanes(builder, a, a, [lane + distance for lane in low]))
+
+
+def fold(builder: Any, vectors: list[Any]) -> Any:
+    """Return a vector of the totals of 1, 2, 4, ... vectors; halves of each vector are added to halves."""
+    distance = vectors[0].type.count
+    while distance > 1:
+        distance //= 2
+        half = len(vectors) // 2
+        if half:
+            pairs = zip(vectors[:half], vectors[half:], strict=True)
+            vectors = [_two(builder, a, b, distance) for a, b in pairs]
+        else:
+            vectors = [_one(builder, vectors[0], distance)]
+    return vectors[0]
+
+
+def fold_all(builder: Any, vectors: list[Any]) -> list[Any]:
+    """Return the totals of any number of vectors."""
+    totals: list[Any] = []
+    while vectors:
+        n = next(n for n in (16, 8, 4, 2, 1) if n <= min(len(vectors), vectors[0].type.count))
+        folded = fold(builder, vectors[:n])
+        totals += [builder.extract_element(folded, ir.Constant(_I32, i)) for i in range(n)]
+        vectors = vectors[n:]
+    return totals

@@ -1,11 +1,11 @@
-"""The NumPy twins of the kernels that expand blocks: one function per format, which returns the exact weights."""
+"""The NumPy references of the kernels that expand blocks: one function per format, which returns the exact weights."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import blocks as layout
+from ... import blocks as layout
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -1,15 +1,15 @@
-"""float32 matrices on the CPU, as they are stored in a file. The NumPy twin is `order_numpy.dot`."""
+"""float32 matrices on the CPU, as they are stored in a file. The NumPy reference is `order_numpy.dot`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.memory import floats
-from kernels.cpu.build.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
-from kernels.cpu.formats.format import TWO_PANELS
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.layout import LANES
+from ..build.memory import floats
+from ..build.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
+from .format import TWO_PANELS
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 1, 4, TWO_PANELS
 
@@ -38,7 +38,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 
 @jit
-def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
     """Copy weights first to last - 1, as `expand` does."""
     copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 

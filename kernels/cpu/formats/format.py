@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from kernels.cpu.build.jit import export, jit
-from kernels.cpu.build.layout import (
+from ..build.jit import export, jit
+from ..build.layout import (
     BLOCK_BYTES,
     BLOCK_WEIGHTS,
     EXPAND,
@@ -23,13 +23,13 @@ from kernels.cpu.build.layout import (
     STRETCH,
     WEIGHTS,
 )
-from kernels.cpu.build.library import PACKAGE, affine_format
-from kernels.cpu.build.memory import floats, invoke, raw, words
-from kernels.cpu.build.vectors import prefetch
-from kernels.cpu.formats.sums import PANEL_SIZES, WIDE
+from ..build.library import PACKAGE, affine_format
+from ..build.memory import floats, invoke, raw, words
+from ..build.vectors import prefetch
+from .sums import PANEL_SIZES, WIDE
 
 # Bytes of scratch memory that `four_rows` and `expand` use for scales.
-FORMAT_ROOM = 4 * STRETCH
+FORMAT_SCRATCH = 4 * STRETCH
 
 # The most vectors that are multiplied with rows as they are stored, by measurement. With more vectors gemm is faster:
 # gemv dequantises weights once per panel, gemm once. Two panels are worth it where dequantising is cheap.
@@ -61,15 +61,15 @@ def export_format(name: str) -> str:
     def four_rows(
         n_vectors: int, a: int, b: int, c: int, d: int, last_a: int, last_b: int, last_c: int, last_d: int, step: int,
         count: int, n_columns: int, panel: int, first: int, y: int, at: int, apart: int, y_row: int, ahead: int,
-        room: int,
+        scratch: int,
     ) -> None:  # fmt: skip
         rows_of(
             n_vectors, (a, b, c, d), (last_a, last_b, last_c, last_d), step, count, n_columns, floats(panel), first,
-            floats(y), at, apart, y_row, ahead, room,
+            floats(y), at, apart, y_row, ahead, scratch,
         )  # fmt: skip
 
-    def expand(weights: int, first: int, last: int, out: int, at: int, step: int, apart: int, room: int) -> None:
-        blocks_of(raw(weights), first, last, floats(out), at, step, apart, room)
+    def expand(weights: int, first: int, last: int, out: int, at: int, step: int, apart: int, scratch: int) -> None:
+        blocks_of(raw(weights), first, last, floats(out), at, step, apart, scratch)
 
     def sizes(out: int) -> None:
         found = words(out)
@@ -95,7 +95,7 @@ def most_stored(job: Any, m: int) -> Any:
 @jit
 def four_rows(
     job: Any, m: int, n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: int,
-    first: int, y: int, at: int, apart: int, y_row: int, ahead: int, room: int,
+    first: int, y: int, at: int, apart: int, y_row: int, ahead: int, scratch: int,
 ) -> None:  # fmt: skip
     """`y[at + i apart + r + t y_row] += row r of range i . vector t`, for four ranges of matrix m.
 
@@ -105,14 +105,24 @@ def four_rows(
         job[m + FORMAT + FOUR_ROWS],
         (
             n_vectors, rows[0], rows[1], rows[2], rows[3], last[0], last[1], last[2], last[3], step, count, n_columns,
-            panel, first, y, at, apart, y_row, ahead, room,
+            panel, first, y, at, apart, y_row, ahead, scratch,
         ),
     )  # fmt: skip
 
 
 @jit
 def expand(
-    job: Any, m: int, n_columns: int, row: int, column: int, n: int, out: int, at: int, step: int, apart: int, room: int
+    job: Any,
+    m: int,
+    n_columns: int,
+    row: int,
+    column: int,
+    n: int,
+    out: int,
+    at: int,
+    step: int,
+    apart: int,
+    scratch: int,
 ) -> None:
     """Write `n` weights of a row of matrix m, from `column` on, to `out[at ...]` as float32.
 
@@ -121,12 +131,12 @@ def expand(
     they are stored in parts (`tile.py`).
 
     `column` and `n` are multiples of a block; the weights of float32, which has no blocks, are padded with zeros to a
-    multiple of 16. `out` is an address. At address `room` are `FORMAT_ROOM` bytes of scratch memory.
+    multiple of 16. `out` is an address. At address `scratch` are `FORMAT_SCRATCH` bytes of scratch memory.
     """
     start, block = row * n_columns + column, job[m + FORMAT + BLOCK_WEIGHTS]
     invoke(
         job[m + FORMAT + EXPAND],
-        (job[m + WEIGHTS], start // block, (start + n) // block, out, at, step, apart, room),
+        (job[m + WEIGHTS], start // block, (start + n) // block, out, at, step, apart, scratch),
     )
 
 

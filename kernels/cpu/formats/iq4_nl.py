@@ -1,19 +1,19 @@
 """IQ4_NL on the CPU: 18-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale and 32 quants of 4 bits in the order of Q4_0's, which are indices of 16 levels. A weight is
-`d * level`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+`d * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.levels import load_levels
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.vectors import load_half_splat
+from .format import ONE_PANEL
+from .quants import load_levels
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 18, ONE_PANEL
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

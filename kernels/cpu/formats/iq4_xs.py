@@ -2,20 +2,20 @@
 
 A block is a float16 factor of the scales, 16 high and 32 low bits of 8 scales, counted from -32, and 256 quants of 4
 bits: each 16 bytes have a group of 32 weights, the first 16 in their low halves. Quants are indices of the levels of
-IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_splat, mul
-from kernels.cpu.formats.fields import Field, load_fields
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.iq4_nl import load
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_splat, mul
+from .format import ONE_PANEL
+from .iq4_nl import load
+from .quants import Field, load_fields
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: the high bits of scales, then the low bits; the quants.

@@ -2,19 +2,18 @@
 
 A block is a power of two, the byte e for 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0's. Levels
 are twice the values of these floats, and scales half of the powers of two. A weight is their product, which float32
-holds exactly. The NumPy twins are in `blocks_numpy.py`.
+holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.formats.fields import load_half_power
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.levels import load_levels
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from .format import ONE_PANEL
+from .quants import load_half_power, load_levels
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 17, ONE_PANEL
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

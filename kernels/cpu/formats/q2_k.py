@@ -3,20 +3,19 @@
 A block is 16 bytes with a scale in the low half and a minimum in the high half, for 16 groups of 16 weights, 64 bytes
 of quants, and two float16 factors. Each 32 bytes of quants have 128 weights, the first 32 in the lowest two bits. A
 weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy
-twins are in `blocks_numpy.py`.
+references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import fms, load_half_splat, load_splat, mul
-from kernels.cpu.formats.fields import Field, load_fields
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.quants import both, floats_of_bytes, load_words_of_4, right, second_right_2
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.vectors import fms, load_half_splat, load_splat, mul
+from .format import ONE_PANEL
+from .quants import Field, both, floats_of_bytes, load_fields, load_words_of_4, right, second_right_2
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 84, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: quants, and the factors of scales and of minima.

@@ -2,29 +2,31 @@
 
 A block is 32 bytes of third bits, bit j for weights 32 j to 32 j + 31, 64 bytes with the low two bits of quants in the
 order of Q2_K's, 12 bytes with 16 scales of 6 bits, and a float16 factor; quants are counted from -4 and scales from
--32. A weight is `(d * scale) * q`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+-32. A weight is `(d * scale) * q`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_splat, mul
-from kernels.cpu.formats.fields import Field, load_fields, second_right
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.quants import (
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_splat, mul
+from .format import ONE_PANEL
+from .quants import (
+    Field,
     both,
     bytes_minus,
     either,
     floats_of_bytes,
     left,
+    load_fields,
     load_words_of_4,
     right,
+    second_right,
     second_right_2,
 )
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 110, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: low bits, scales, and the factor of the scales. The third bits come first.

@@ -1,19 +1,19 @@
 """Q4_1 on the CPU: 20-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale, a float16 minimum and 32 quants of 4 bits, in the order of Q4_0's. A weight is `d * q + m`,
-rounded once. The NumPy twins are in `blocks_numpy.py`.
+rounded once. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, sub, zeros
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.quants import load_uint8, right, scale_4_bits
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, sub, zeros
+from .format import ONE_PANEL
+from .quants import load_uint8, right, scale_4_bits
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 20, ONE_PANEL
 

@@ -2,19 +2,19 @@
 
 A block is two float16 factors, of the scales and of the minima, 12 bytes with 8 of each, and 256 quants of 4 bits: each
 32 bytes have two groups of 32 weights, the first in their low halves. A weight is `(d * scale) * q - dmin * minimum`;
-the first product is exact, so the difference is rounded once. The NumPy twins are in `blocks_numpy.py`.
+the first product is exact, so the difference is rounded once. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_splat, mul
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.quants import load_halves_of_4, load_scales_of_6, load_uint8, right, scale_4_bits
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.vectors import load_splat, mul
+from .format import ONE_PANEL
+from .quants import load_halves_of_4, load_scales_of_6, load_uint8, right, scale_4_bits
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 144, ONE_PANEL if WIDE else 4
 # Where the quants begin in a block.

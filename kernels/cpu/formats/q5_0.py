@@ -1,19 +1,19 @@
 """Q5_0 on the CPU: 22-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale, 32 fifth bits, and 32 quants of 4 bits in the order of Q4_0's; quants are counted from -16.
-A weight is `d * (q - 16)`, which float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+A weight is `d * (q - 16)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import fms, load_half_splat, mul, splat
-from kernels.cpu.formats.fields import load_5_bits
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.vectors import fms, load_half_splat, mul, splat
+from .format import ONE_PANEL
+from .quants import load_5_bits
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 22, ONE_PANEL
 

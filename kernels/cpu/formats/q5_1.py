@@ -1,19 +1,19 @@
 """Q5_1 on the CPU: 24-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale, a float16 minimum, 32 fifth bits, and 32 quants of 4 bits in the order of Q4_0's. A weight
-is `d * q + m`, rounded once. The NumPy twins are in `blocks_numpy.py`.
+is `d * q + m`, rounded once. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import fma, load_half_splat
-from kernels.cpu.formats.fields import load_5_bits
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.vectors import fma, load_half_splat
+from .format import ONE_PANEL
+from .quants import load_5_bits
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 24, ONE_PANEL
 

@@ -2,7 +2,7 @@
 
 A block begins as one of Q4_K does, with the factors and 12 bytes of scales and minima. Then come 32 bytes of fifth
 bits, bit g for group g of 32 weights, and 256 quants of 4 bits as in Q4_K. A weight is
-`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy twins
+`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy references
 are in `blocks_numpy.py`.
 """
 
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import fms, load_splat
-from kernels.cpu.formats.fields import second_right
-from kernels.cpu.formats.format import ONE_PANEL
-from kernels.cpu.formats.q4_k import scales_of
-from kernels.cpu.formats.quants import both, either, floats_of_bytes, left, load_words_of_4, right
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
-from kernels.cpu.formats.sums import WIDE
+from ..build.jit import jit
+from ..build.vectors import fms, load_splat
+from .format import ONE_PANEL
+from .q4_k import scales_of
+from .quants import both, either, floats_of_bytes, left, load_words_of_4, right, second_right
+from .rows import dequantize_by_parts, four_rows_by_parts
+from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 176, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: fifth bits, and the low bits of quants.

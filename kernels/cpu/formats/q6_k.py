@@ -3,16 +3,16 @@
 A block is 128 bytes with the low four bits of 256 quants, 64 with their high two, 16 signed 8-bit scales and a float16
 factor of these; quants are counted from -32. Each half of a block has 64 bytes of low bits, whose low halves belong to
 its first 64 weights, and 32 bytes of high bits, two for each 32 weights. A weight is `(d * scale) * (q - 32)`, which
-float32 holds exactly. The NumPy twins are in `blocks_numpy.py`.
+float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_int8, load_splat, mul
-from kernels.cpu.formats.quants import (
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_int8, load_splat, mul
+from .quants import (
     both,
     bytes_minus,
     either,
@@ -23,7 +23,7 @@ from kernels.cpu.formats.quants import (
     right,
     second_right_2,
 )
-from kernels.cpu.formats.rows import dequantize_by_parts, four_rows_by_parts
+from .rows import dequantize_by_parts, four_rows_by_parts
 
 BLOCK, BLOCK_BYTES, MOST = 256, 210, 4
 # Byte offsets in a block: high bits, scales, and the factor of the scales.

@@ -1,18 +1,18 @@
 """Q8_0 on the CPU: 34-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale and 32 signed bytes; a weight is their product, which float32 holds exactly. Blocks are not
-aligned, and nothing is copied. The NumPy twins are in `blocks_numpy.py`.
+aligned, and nothing is copied. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.vectors import load_half_splat, load_int8, mul
-from kernels.cpu.formats.format import TWO_PANELS
-from kernels.cpu.formats.rows import dequantize_32
-from kernels.cpu.formats.rows import four_rows as make_four_rows
+from ..build.jit import jit
+from ..build.vectors import load_half_splat, load_int8, mul
+from .format import TWO_PANELS
+from .rows import dequantize_32
+from .rows import four_rows as make_four_rows
 
 BLOCK, BLOCK_BYTES, MOST = 32, 34, TWO_PANELS
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES, LINE_BYTES, STRETCH
-from kernels.cpu.build.memory import floats, hidden, raw
-from kernels.cpu.build.vectors import prefetch, store, store_parts
-from kernels.cpu.formats.sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
+from ..build.jit import jit
+from ..build.layout import LANES, LINE_BYTES, STRETCH
+from ..build.memory import floats, hidden, raw
+from ..build.vectors import prefetch, store, store_parts
+from .sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
 
 
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
@@ -37,7 +37,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
         @jit
         def multiply(
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
-            room: int,
+            scratch: int,
         ) -> None:  # fmt: skip
             """Multiply the rows at a tuple of addresses together."""
             i = 0
@@ -92,7 +92,7 @@ def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Calla
         @jit
         def multiply(
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
-            room: int,
+            scratch: int,
         ) -> None:  # fmt: skip
             """Multiply the rows at a tuple of addresses together."""
             i = 0
@@ -125,7 +125,7 @@ def four_rows_by_parts(
             the block's scales.
         scale_vectors: 1, or 2 with minima.
     """
-    put, room_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
+    put, scales_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
 
     def make(n_vectors: int) -> Any:
         n_rows = rows_together(n_vectors)
@@ -142,27 +142,27 @@ def four_rows_by_parts(
         @jit
         def multiply(
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
-            room: int,
+            scratch: int,
         ) -> None:  # fmt: skip
             """Multiply the rows at a tuple of addresses together.
 
             One instruction loads a scale from memory into all lanes; from a register it takes two. So the scales of a
             stretch are stored to memory first.
             """
-            stored, scales, i = floats(room), hidden(room), 0
+            stored, scales, i = floats(scratch), hidden(scratch), 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
                 blocks = min(STRETCH, n_columns - stretch) // 256
                 for block in range(blocks):
                     for r in range(n_rows):
-                        put(stored, room_of_row * (block * n_rows + r), raw(rows[r]), i + block * block_bytes)
+                        put(stored, scales_of_row * (block * n_rows + r), raw(rows[r]), i + block * block_bytes)
                 # One loop over the parts of all blocks, because LLVM would unroll a loop over the four parts of a block
                 # and run out of registers.
                 for p in range(4 * blocks):
                     at_block, q = i + p // 4 * block_bytes, p % 4
                     for r in range(n_rows):
                         prefetch(raw(rows[r]), at_block + q * LINE_BYTES + ahead)
-                    own = scales + 4 * room_of_row * n_rows * (p // 4)
+                    own = scales + 4 * scales_of_row * n_rows * (p // 4)
                     sums = add(rows, at_block, q, own, panel, first + (stretch + 64 * p) * n_vectors, sums)
                 i += blocks * block_bytes
                 add_to(y, at, apart, y_row, sums)
@@ -183,7 +183,7 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
         @jit
         def multiply(
             n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: Any, first: int, y: Any,
-            at: int, apart: int, y_row: int, ahead: int, room: int,
+            at: int, apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
             """`y[at + i apart + r + t y_row] += row r of range i . vector t`, in the order of `tile.py`.
 
@@ -204,25 +204,25 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
                 apart: distance in y from one range to the next.
                 y_row: distance in y from one vector to the next.
                 ahead: prefetch distance in bytes.
-                room: address of `FORMAT_ROOM` bytes of scratch memory.
+                scratch: address of `FORMAT_SCRATCH` bytes of scratch memory.
             """
             if others is not None and n_vectors != size:
-                others(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
+                others(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, scratch)
                 return
             for r in range(count):
                 i, to = r * step, at + r
                 a, b = min(rows[0] + i, last[0]), min(rows[1] + i, last[1])
                 c, d = min(rows[2] + i, last[2]), min(rows[3] + i, last[3])
                 if n_rows == 4:
-                    kernel((a, b, c, d), n_columns, panel, first, y, to, apart, y_row, ahead, room)
+                    kernel((a, b, c, d), n_columns, panel, first, y, to, apart, y_row, ahead, scratch)
                 elif n_rows == 2:
-                    kernel((a, b), n_columns, panel, first, y, to, apart, y_row, ahead, room)
-                    kernel((c, d), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, room)
+                    kernel((a, b), n_columns, panel, first, y, to, apart, y_row, ahead, scratch)
+                    kernel((c, d), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, scratch)
                 else:
-                    kernel((a,), n_columns, panel, first, y, to, apart, y_row, ahead, room)
-                    kernel((b,), n_columns, panel, first, y, to + apart, apart, y_row, ahead, room)
-                    kernel((c,), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, room)
-                    kernel((d,), n_columns, panel, first, y, to + 3 * apart, apart, y_row, ahead, room)
+                    kernel((a,), n_columns, panel, first, y, to, apart, y_row, ahead, scratch)
+                    kernel((b,), n_columns, panel, first, y, to + apart, apart, y_row, ahead, scratch)
+                    kernel((c,), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, scratch)
+                    kernel((d,), n_columns, panel, first, y, to + 3 * apart, apart, y_row, ahead, scratch)
 
         return multiply
 
@@ -233,7 +233,7 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the kernel that expands blocks of 32 weights."""
 
     @jit
-    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
         for block in range(first, last):
             low, high = weights(blocks, block * block_bytes)
@@ -248,7 +248,7 @@ def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any])
     """Make the kernel that expands blocks in pieces of 32 weights; arguments are those of `four_rows_of_groups`."""
 
     @jit
-    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
         for i in range(first * (block // 32), last * (block // 32)):
             low, high = weights(blocks, i // (block // 32) * block_bytes, i % (block // 32))
@@ -266,12 +266,12 @@ def dequantize_by_parts(
     put = _store_scales(scales_of, scale_vectors)
 
     @jit
-    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does.
 
-        At address `room` is scratch memory for the scales of a block.
+        At address `scratch` is scratch memory for the scales of a block.
         """
-        stored, scales = floats(room), floats(hidden(room))
+        stored, scales = floats(scratch), floats(hidden(scratch))
         for block in range(first, last):
             at = block * block_bytes
             put(stored, 0, blocks, at)

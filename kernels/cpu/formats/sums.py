@@ -13,9 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.build.fold import fold_all
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.vectors import call_llvm, element_address, register_lanes, vector
+from ..build.layout import LANES
+from ..build.vectors import call_llvm, element_address, fold_all, register_lanes, vector
 
 _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)

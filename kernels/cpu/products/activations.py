@@ -1,13 +1,14 @@
-"""Activation functions of feed-forward networks. The NumPy twins are in `activations_numpy.py`."""
+"""Activation functions of feed-forward networks. The NumPy references are in `reference.py`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.exponentials import exp
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import CLAMPED_SWIGLU, SILU
-from kernels.cpu.build.vectors import add, div, fma, larger, mul, smaller, splat, sub, zeros
+from ..build.exponentials import exp, tanh
+from ..build.jit import entry, jit
+from ..build.layout import CLAMPED_SWIGLU, LANES, SILU
+from ..build.memory import floats
+from ..build.vectors import add, div, fma, get, larger, largest_lane, load, mul, put, smaller, splat, store, sub, zeros
 
 
 @jit
@@ -44,3 +45,17 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
     if activation == CLAMPED_SWIGLU:
         return clamped_swiglu(gate, up)
     return mul(activate(activation, gate), up)
+
+
+# ---- soft caps of logits ----
+
+
+@entry
+def soft_cap(x: int, n: int, cap: float, out: int) -> None:
+    """`out[i] = cap * tanh(x[i] / cap)` of n float32 at address `x`; one order of roundings for every element."""
+    values, capped, whole = floats(x), floats(out), n // LANES * LANES
+    factor, of = splat(1 / cap), splat(cap)
+    for i in range(0, whole, LANES):
+        store(capped, i, mul(tanh(mul(load(values, i), factor)), of))
+    for i in range(whole, n):
+        put(capped, i, largest_lane(mul(tanh(mul(splat(get(values, i)), factor)), of)))

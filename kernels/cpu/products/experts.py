@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.exponentials import exp
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.layout import (
+from ..build.exponentials import exp
+from ..build.jit import entry, jit
+from ..build.layout import (
     EX_ADDS,
     EX_COUNT,
     EX_INNER,
@@ -35,10 +35,10 @@ from kernels.cpu.build.layout import (
     EX_WIDTH,
     LANES,
 )
-from kernels.cpu.build.memory import floats, invoke, number, words
-from kernels.cpu.build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
-from kernels.cpu.products.linear_job import ceil_div
-from kernels.cpu.products.norm_add import norm_rows
+from ..build.memory import floats, invoke, number, words
+from ..build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
+from .linear_job import ceil_div
+from .norms import norm_rows
 
 # Bytes of LANES floats.
 _VECTOR = 4 * LANES
@@ -70,27 +70,27 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
 @jit
 def weigh(
     logits: Any, at: int, n_experts: int, n_used: int, normalize: int, scales: int, ids: Any, weights: Any, to: int,
-    room: Any,
+    scratch: Any,
 ) -> None:  # fmt: skip
     """Write the weights of the chosen experts: their softmax probabilities, divided by their sum if `normalize` is set.
 
-    `scales` is the address of a factor of each expert's weight, or 0. `room` has n_experts floats, rounded up to whole
-    vectors; as many are read from `logits`.
+    `scales` is the address of a factor of each expert's weight, or 0. `scratch` has n_experts floats, rounded up to
+    whole vectors; as many are read from `logits`.
     """
     top = get(logits, at)
     for e in range(1, n_experts):
         top = max(top, get(logits, at + e))
     for e in range(0, n_experts, LANES):
-        store(room, e, exp(sub(load(logits, at + e), splat(top))))
+        store(scratch, e, exp(sub(load(logits, at + e), splat(top))))
     total = np.float32(0)
     if normalize != 0:
         for c in range(n_used):
-            total += get(room, ids[to + c])
+            total += get(scratch, ids[to + c])
     else:
         for e in range(n_experts):
-            total += get(room, e)
+            total += get(scratch, e)
     for c in range(n_used):
-        weight = get(room, ids[to + c]) / total
+        weight = get(scratch, ids[to + c]) / total
         put(weights, to + c, weight if scales == 0 else weight * get(floats(scales), ids[to + c]))
 
 
@@ -135,7 +135,7 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 
 
 @entry
-def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """`y = residual + norm of the sum of weight * down(activation(gate(h)) * up(h))` over each row's experts.
 
     h is the normed x. A shared expert is that of all rows, and its weight is the sigmoid of a product.
@@ -146,13 +146,13 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         n_tokens: T.
         x: address of the input, (T, D).
         residual: address of what is added, (T, D), if the mixture adds something; 0 for the input.
-        room: address of `layout.expert_room` floats, a multiple of 64, followed by the memory that `project` needs.
+        scratch: address of `layout.expert_scratch` floats, a multiple of 64, followed by the memory of `project`.
         y: address of the output, (T, D), other than the inputs.
     """
     b = words(block)
     n_experts, n_used, width, inner = b[EX_COUNT], b[EX_USED], b[EX_WIDTH], b[EX_INNER]
     n_pairs = n_tokens * n_used
-    normed = room
+    normed = scratch
     some = normed + _vectors(n_tokens * width)
     middle = some + _vectors(n_tokens * width)
     results = middle + _vectors(n_tokens * inner)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import jit, task
-from kernels.cpu.build.layout import (
+from ..build.jit import jit, task
+from ..build.layout import (
     CHUNK,
     GEMM_NEAR,
     GEMM_ROWS,
@@ -26,14 +26,13 @@ from kernels.cpu.build.layout import (
     WIDTH,
     K,
 )
-from kernels.cpu.build.memory import floats, number
-from kernels.cpu.build.vectors import PART
-from kernels.cpu.formats.float32 import copy
-from kernels.cpu.formats.format import FORMAT_ROOM, expand, prefetch_weights
-from kernels.cpu.products.epilogue import gate_row, put_row
-from kernels.cpu.products.linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gates, matrix_of
-from kernels.cpu.products.norms import norm
-from kernels.cpu.products.tile import add_dots, tile_vectors
+from ..build.memory import floats, number
+from ..build.vectors import PART
+from ..formats.float32 import copy
+from ..formats.format import FORMAT_SCRATCH, expand, prefetch_weights
+from .linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
+from .norms import norm
+from .tile import add_dots, tile_vectors
 
 # Input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16
@@ -53,9 +52,9 @@ def _add_products(
 
     W is matrix m; `row` is the distance between the sums of two tokens. Sums are written for four rows at a time.
 
-    Scratch memory holds FORMAT_ROOM bytes, then one stretch of the rows that are expanded together.
+    Scratch memory holds FORMAT_SCRATCH bytes, then one stretch of the rows that are expanded together.
     """
-    expanded = scratch + FORMAT_ROOM
+    expanded = scratch + FORMAT_SCRATCH
     weights, n_columns, x = floats(expanded), job[K], floats(job[X])
     groups, together = ceil_div(n_tokens, tile_vectors()), _rows_expanded(n_tokens)
     for r in range(0, n_rows, together):
@@ -90,7 +89,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
     n_rows, n_tokens = min(job[HEIGHT], job[m + ROWS] - first), min(job[SPAN], job[T] - t)
     # Scratch memory: first the memory that `_add_products` uses, then the sums (n_tokens, n_matrices, size).
     size = ceil_div(n_rows, LANES) * LANES
-    row, sums = n_matrices * size, floats(scratch + FORMAT_ROOM + 4 * GEMM_ROWS * STRETCH)
+    row, sums = n_matrices * size, floats(scratch + FORMAT_SCRATCH + 4 * GEMM_ROWS * STRETCH)
     sums[: n_tokens * row] = 0
     for i in range(n_matrices):
         _add_products(job, m + i * WIDTH, first, n_rows, t, n_tokens, scratch, sums, i * size, row)

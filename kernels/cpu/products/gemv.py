@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import jit, task
-from kernels.cpu.build.layout import (
+from ..build.jit import jit, task
+from ..build.layout import (
     CHUNK,
     LANES,
     NORM_BIAS,
@@ -28,13 +28,12 @@ from kernels.cpu.build.layout import (
     WIDTH,
     K,
 )
-from kernels.cpu.build.memory import floats, number
-from kernels.cpu.build.vectors import load, store
-from kernels.cpu.formats.format import FORMAT_ROOM, TWO_PANELS, four_rows, row_bytes
-from kernels.cpu.formats.sums import PANEL_SIZES
-from kernels.cpu.products.epilogue import gate_row, put_row
-from kernels.cpu.products.linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of
-from kernels.cpu.products.norms import norm
+from ..build.memory import floats, number
+from ..build.vectors import load, store
+from ..formats.format import FORMAT_SCRATCH, TWO_PANELS, four_rows, row_bytes
+from ..formats.sums import PANEL_SIZES
+from .linear_job import HEIGHT, WAYS, T, X, ceil_div, gate_row, gates, matrix_of, put_row
+from .norms import norm
 
 
 def _first_panel(n_tokens: int) -> int:
@@ -89,8 +88,8 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
     n_columns, n_tokens = job[K], job[T]
-    # Scratch memory: FORMAT_ROOM bytes, then the products (T, 4, size), size being the height rounded up to LANES.
-    size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_ROOM
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size), size being the height rounded up to LANES.
+    size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products = floats(place)
     products[: n_tokens * 4 * size] = 0
     # A single vector fits into the first-level cache, so each row is read from end to end.

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.jobs import run, run_alone, scratch_of
-from kernels.cpu.build.layout import (
+from ..build.jit import entry, jit
+from ..build.jobs import run, run_alone, scratch_of
+from ..build.layout import (
     CHUNK_GEMM,
     CHUNK_GEMV,
     GEMM_CHUNKS,
@@ -40,12 +40,12 @@ from kernels.cpu.build.layout import (
     K,
     N,
 )
-from kernels.cpu.build.memory import floats, number, words
-from kernels.cpu.build.vectors import get, put
-from kernels.cpu.formats.format import most_stored
-from kernels.cpu.products.gemm import PREPARED
-from kernels.cpu.products.gemv import pack_panels
-from kernels.cpu.products.linear_job import (
+from ..build.memory import floats, number, words
+from ..build.vectors import PART, get, put
+from ..formats.format import expand, most_stored
+from .gemm import PREPARED
+from .gemv import pack_panels
+from .linear_job import (
     HEIGHT,
     PIECES,
     RESIDUAL,
@@ -59,19 +59,19 @@ from kernels.cpu.products.linear_job import (
     gates,
     number_chunks,
 )
-from kernels.cpu.products.norms import norm
+from .norms import norm
 
 # Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
 _LINE = 4 * LANES
 
 
 @jit
-def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Run gemv: norm the input once, pack several vectors into panels, then multiply chunks of stored rows."""
     job, source = control[JOB:], x
     if n_tokens > 1:
-        source = room
-        pack_panels(job, x, room, scratch_of(control, 0))
+        source = scratch
+        pack_panels(job, x, scratch, scratch_of(control, 0))
     elif b[NORM_WEIGHT] != 0:
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
@@ -87,17 +87,17 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
 
 
 @jit
-def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Run gemm: norm the input and align it with cache lines, then multiply chunks of expanded rows."""
     job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
-    job[X], job[Y], job[STRIDE] = x, room, ceil_div(b[K], LANES) * LANES
+    job[X], job[Y], job[STRIDE] = x, scratch, ceil_div(b[K], LANES) * LANES
     if b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
         chunks = ceil_div(n_tokens, PREPARED)
         if is_small:
             run_alone(control, b[TASK_PREPARE], chunks)
         else:
             run(control, b[TASK_PREPARE], chunks)
-        job[X] = room
+        job[X] = scratch
     # As few spans as possible, of about equal size.
     n_spans = ceil_div(n_tokens, GEMM_TOKENS)
     job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
@@ -126,7 +126,7 @@ def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
 
 
 @entry
-def project(address: int, block: int, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+def project(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Run a block: norm, products with every matrix of the table, bias, activation, norm of the output, residual.
 
     Args:
@@ -135,7 +135,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         n_tokens: T.
         x: address of the input, (T, K).
         residual: address of the array that is added to the products, (T, N), or 0.
-        room: address of memory for (T, K rounded up to 16) floats, a multiple of 64. It is not used for one token in
+        scratch: address of memory for (T, K rounded up to 16) floats, a multiple of 64. It is not used for one token in
             gemv, nor for more than `PANEL_TOKENS` tokens if the block has no norm and K is a multiple of 16.
         y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
     """
@@ -150,8 +150,23 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
     for m in range(b[MATRICES]):
         stored = stored and n_tokens <= most_stored(b, TABLE + m * WIDTH)
     if stored:
-        _multiply_stored(control, b, n_tokens, x, added, room, y)
+        _multiply_stored(control, b, n_tokens, x, added, scratch, y)
     else:
-        _multiply_rows(control, b, n_tokens, x, added, room, y)
+        _multiply_rows(control, b, n_tokens, x, added, scratch, y)
     if b[POST_NORM_WEIGHT] != 0:
         _norm_add(b, n_tokens, y, residual)
+
+
+# ---- embedding lookup ----
+
+
+@entry
+def embed(address: int, matrix: int, n_columns: int, ids: int, n: int, out: int) -> None:
+    """`out[i] = row ids[i]` of a matrix, expanded; `out` is (n, n_columns) float32.
+
+    All arrays are addresses; `address` is that of the pool's control block, `matrix` that of the matrix's words.
+    """
+    control, rows = words(address), words(ids)
+    scratch = scratch_of(control, control[THREADS])
+    for i in range(n):
+        expand(words(matrix), 0, n_columns, rows[i], 0, n_columns, out, i * n_columns, LANES, PART, scratch)

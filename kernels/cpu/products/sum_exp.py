@@ -1,4 +1,4 @@
-"""The sum of the exponentials of a row of logits, in float64: the divisor of softmax. The twin is `sum_exp_numpy.py`.
+"""The sum of the exponentials of a row of logits, in float64: the divisor of softmax. Reference: `order_numpy.py`.
 
 The order of summation is part of the result: element i is added in lane i % 16, then halves of the lanes are added to
 halves. Only additions, multiplications and a rounding to integers are used, and no fused multiply-add. So all
@@ -10,13 +10,56 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kernels.cpu.build.doubles import add_to_exponent, splat, widen
-from kernels.cpu.build.jit import entry, jit
-from kernels.cpu.build.layout import LANES
-from kernels.cpu.build.memory import doubles, floats
-from kernels.cpu.build.vectors import add, between, get, larger, load, mul, sub, total
-from kernels.cpu.build.vectors import splat as splat_float
-from kernels.cpu.products.sum_exp_numpy import COEFFICIENTS, LEAST, LOG2_E, ROUNDER
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ..build.jit import entry, jit
+from ..build.layout import LANES
+from ..build.memory import doubles, floats
+from ..build.vectors import Vector, add, between, everywhere, get, larger, load, mul, sub, total, vector
+from ..build.vectors import splat as splat_float
+from .order_numpy import COEFFICIENTS, LEAST, LOG2_E, ROUNDER
+
+# Vectors of 16 float64.
+_F64, _I64 = ir.DoubleType(), ir.IntType(64)
+_VECTOR, _INTS = ir.VectorType(_F64, LANES), ir.VectorType(_I64, LANES)
+_FRACTION_BITS = 52
+
+_doubles = Vector(types.float64, _VECTOR)
+
+
+@intrinsic
+def splat(typing: Any, scalar: Any) -> Any:
+    """Return a float64 in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return everywhere(builder, args[0])
+
+    return _doubles(types.float64), generate
+
+
+@intrinsic
+def widen(typing: Any, a: Any) -> Any:
+    """Return a float32 vector as float64."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(args[0], _VECTOR)
+
+    return _doubles(vector), generate
+
+
+@intrinsic
+def add_to_exponent(typing: Any, a: Any, n: Any) -> Any:
+    """Return `a * 2**n`, a normal number; the low 12 bits of each lane of `n` are the integer n."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, n = (builder.bitcast(arg, _INTS) for arg in args)
+        shift = ir.Constant(_INTS, [_FRACTION_BITS] * LANES)
+        return builder.bitcast(builder.add(a, builder.shl(n, shift)), _VECTOR)
+
+    return _doubles(_doubles, _doubles), generate
+
 
 _0, _1, _2, _3, _4, _5, _6 = COEFFICIENTS
 

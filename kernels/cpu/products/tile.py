@@ -27,10 +27,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.build.fold import fold, lanes
-from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import LANES, TILE_ROWS
-from kernels.cpu.build.vectors import PART, call_llvm, element_address, everywhere, register_lanes
+from ..build.jit import jit
+from ..build.layout import LANES, TILE_ROWS
+from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, lanes, register_lanes
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.build.exponentials import exp
-from kernels.cpu.build.jit import entry, jit, task
-from kernels.cpu.build.jobs import run
-from kernels.cpu.build.layout import (
+from ..build.exponentials import exp
+from ..build.jit import entry, jit, task
+from ..build.jobs import run
+from ..build.layout import (
     CONV_CHANNELS,
     CONV_SILU,
     CONV_TAPS,
@@ -26,9 +26,9 @@ from kernels.cpu.build.layout import (
     RUN_WIDTH,
     SMALL_BATCH,
 )
-from kernels.cpu.build.memory import floats, words
-from kernels.cpu.build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
-from kernels.cpu.products.activations import silu
+from ..build.memory import floats, words
+from ..build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
+from ..products.activations import silu
 
 # Words of a job. The input is X, multiplied with BEFORE unless its address is 0; the output is multiplied with AFTER in
 # the same way. Their rows are so many elements apart. SPAN is the number of channels, or of tokens, of a chunk.

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.build.exponentials import exp
-from kernels.cpu.build.jit import entry, jit, task
-from kernels.cpu.build.jobs import run
-from kernels.cpu.build.layout import (
+from ..build.exponentials import exp
+from ..build.jit import entry, jit, task
+from ..build.jobs import run
+from ..build.layout import (
     DELTA_BIAS,
     DELTA_EPS,
     DELTA_KEY_DIM,
@@ -33,11 +33,11 @@ from kernels.cpu.build.layout import (
     RUN_TARGET,
     RUN_WIDTH,
 )
-from kernels.cpu.build.memory import floats, number, words
-from kernels.cpu.build.vectors import div, fma, get, largest_lane, load, load_splat, mul, put, splat, store, sub, zeros
-from kernels.cpu.formats.float32 import dot
-from kernels.cpu.products.activations import silu
-from kernels.cpu.products.norms import rms_norm
+from ..build.memory import floats, number, words
+from ..build.vectors import div, fma, get, largest_lane, load, load_splat, mul, put, splat, store, sub, zeros
+from ..formats.float32 import dot
+from ..products.activations import silu
+from ..products.norms import rms_norm
 
 # Words of a job. Rows of the gate, of beta and of the step are so many elements apart.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)

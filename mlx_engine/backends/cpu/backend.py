@@ -13,9 +13,6 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from kernels.cpu.build import layout
-from kernels.cpu.build.library import Library, is_format
-from kernels.cpu.build.pool import Pool
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.cpu.descriptors import (
     Block,
@@ -54,6 +51,9 @@ from mlx_engine.backends.parameters import (
     Scores,
 )
 from mlx_engine.backends.program import Layers, OpByOp, Program
+from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build.library import Library, is_format
+from mlx_engine.kernels.cpu.build.pool import Pool
 from mlx_engine.machine.mapped_pages import read_ahead
 from mlx_engine.observe.log import event
 from mlx_engine.quant.regroup import in_gguf_order

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.cpu.build import layout
-from kernels.cpu.build.library import Library
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.parameters import Convolution, DeltaRule, LayerNorm, Linear, Norm, Scores
+from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build.library import Library
 
 
 def address(array: np.ndarray) -> int:
@@ -191,7 +191,7 @@ class ExpertBlock:
 
     def floats(self, n_tokens: int) -> int:
         """Return the floats of scratch memory for a pass of `n_tokens` tokens, with those that products need."""
-        own = layout.expert_room(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
+        own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
         return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
 
 

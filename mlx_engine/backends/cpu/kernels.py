@@ -13,14 +13,14 @@ from mlx_engine.errors import BackendUnavailableError
 from mlx_engine.observe.log import LOGGER
 
 if TYPE_CHECKING:
-    from kernels.cpu.build.library import Library
+    from mlx_engine.kernels.cpu.build.library import Library
 
 
 @cache
 def load_kernels() -> Library | None:
     """Return the kernels; None, with one warning, if they cannot be compiled or loaded here."""
     try:
-        from kernels.cpu.build import library
+        from mlx_engine.kernels.cpu.build import library
     except (ImportError, OSError) as error:
         _warn(error)
         return None
@@ -41,7 +41,7 @@ def load_formats(library: Library, formats: Collection[str]) -> None:
     Raises:
         BackendUnavailableError: a format cannot be compiled.
     """
-    from kernels.cpu.build import library as code
+    from mlx_engine.kernels.cpu.build import library as code
 
     missing = [name for name in sorted(formats) if not library.has_format(name)]
     if not missing:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from kernels.cpu.build import layout
 from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.cpu.descriptors import (
     Block,
@@ -41,6 +40,7 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.primitives import OPERATIONS
 from mlx_engine.backends.program import Layers
+from mlx_engine.kernels.cpu.build import layout
 
 if TYPE_CHECKING:
     from mlx_engine.backends.cpu.backend import CompiledBackend

@@ -22,10 +22,6 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
-from kernels.launch import ExecutorName, use
-from kernels.metal.attention import WIDEST_HEAD
-from kernels.metal.dense import NARROWEST
-from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.metal.kernels import Kernels
@@ -35,6 +31,10 @@ from mlx_engine.backends.mlx import experts as mlx_experts
 from mlx_engine.backends.mlx.backend import MlxBackend, indices
 from mlx_engine.backends.numpy.simd import rope_table
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
+from mlx_engine.kernels.launch import ExecutorName, use
+from mlx_engine.kernels.metal.attention import WIDEST_HEAD
+from mlx_engine.kernels.metal.dense import NARROWEST
+from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.quant.weight import Weight
 
 # The smallest head dim that the kernel `head_norm_rope` supports; head dims are even.

@@ -13,21 +13,21 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from kernels.launch import ExecutorName
-from kernels.metal.attention import attention
-from kernels.metal.dense import dense
-from kernels.metal.embed_rows import embed_rows
-from kernels.metal.head_norm_rope import head_norm_rope
-from kernels.metal.matvec import matvec
-from kernels.metal.norm_gate_up import norm_gate_up
-from kernels.metal.norm_project import norm_project
-from kernels.metal.norm_qkv import norm_qkv
-from kernels.metal.norm_rows import norm_rows
-from kernels.metal.project_add import project_add
-from kernels.metal.rows import MOST_VECTORS, Tuning
 from mlx_engine.backends.metal.tuning import Tuner
 from mlx_engine.backends.metal.weights import SplitMatrix
 from mlx_engine.backends.parameters import Activation, HeadNorms, RMSNorm, Scores
+from mlx_engine.kernels.launch import ExecutorName
+from mlx_engine.kernels.metal.attention import attention
+from mlx_engine.kernels.metal.dense import dense
+from mlx_engine.kernels.metal.embed_rows import embed_rows
+from mlx_engine.kernels.metal.head_norm_rope import head_norm_rope
+from mlx_engine.kernels.metal.matvec import matvec
+from mlx_engine.kernels.metal.norm_gate_up import norm_gate_up
+from mlx_engine.kernels.metal.norm_project import norm_project
+from mlx_engine.kernels.metal.norm_qkv import norm_qkv
+from mlx_engine.kernels.metal.norm_rows import norm_rows
+from mlx_engine.kernels.metal.project_add import project_add
+from mlx_engine.kernels.metal.rows import MOST_VECTORS, Tuning
 from mlx_engine.observe.log import LOGGER
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ def zeros(argument: Any) -> Any:
 def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:
     """Return the errors that mean "kernel refused". Any other error of the emulator is a bug that it has found."""
     if executor == "emulator":
-        from kernels.emulator import CompileError
+        from mlx_engine.kernels.emulator import CompileError
 
         return (CompileError,)
     return (RuntimeError, ValueError)

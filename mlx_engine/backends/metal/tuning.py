@@ -19,12 +19,12 @@ from typing import Any
 
 import mlx.core as mx
 
-import kernels.metal
-from kernels.drafts import draft
-from kernels.launch import ExecutorName
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.q8_0 import LAYOUT as Q8_0
-from kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
+from mlx_engine.kernels import metal
+from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.launch import ExecutorName
+from mlx_engine.kernels.metal.formats import LAYOUT_Q8_0 as Q8_0
+from mlx_engine.kernels.metal.layout import StoredMatrix
+from mlx_engine.kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
 # Larger than any GPU's caches: with so many copies, each is read from memory, as a model's layers are.
@@ -186,7 +186,7 @@ def tuner(executor: ExecutorName) -> Tuner | None:
 
 def identity(executor: ExecutorName, chip: str) -> str:
     """Return a name for everything that timings depend on: chip, executor, MLX version and kernel source."""
-    texts = sorted(Path(kernels.metal.__file__).parent.glob("*.metal"))
+    texts = sorted(Path(metal.__file__).parent.glob("*.metal"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in texts)).hexdigest()[:16]
     return f"{chip}, {executor}, MLX {version('mlx')}, kernels {digest}"
 

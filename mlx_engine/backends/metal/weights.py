@@ -14,13 +14,18 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.metal.affine import GROUPS, KINDS, affine_layout, join_affine
-from kernels.metal.layout import StoredMatrix
-from kernels.metal.q4_0 import split_q4_0
-from kernels.metal.q4_k import split_q4_k
-from kernels.metal.q6_k import split_q6_k
-from kernels.metal.q8_0 import split_q8_0
 from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.kernels.metal.formats import (
+    GROUPS,
+    KINDS,
+    affine_layout,
+    join_affine,
+    split_q4_0,
+    split_q4_k,
+    split_q6_k,
+    split_q8_0,
+)
+from mlx_engine.kernels.metal.layout import StoredMatrix
 from mlx_engine.quant import group_weight
 from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight

@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.metal.layout import unwritten
-from kernels.metal.q8_0 import split_q8_0
+from mlx_engine.kernels.metal.formats import split_q8_0
+from mlx_engine.kernels.metal.layout import unwritten
 from mlx_engine.quant.floats import BF16, F16
 from mlx_engine.quant.group_weight import split
 from mlx_engine.quant.groups import GroupType

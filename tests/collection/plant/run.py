@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.emulator import EmulatorError
-from kernels.lab.check import Orders, check_cases
-from kernels.lab.verdict import Verdict
+from kernels.lab.check import Orders, Verdict, check_cases
 from tests.collection.plant.bug import Bug
 from tests.collection.plant.bugs import BUGS
 from tests.collection.plant.subjects import OURS, Subject, our_subjects, subjects_of

@@ -17,9 +17,9 @@ from kernels.kernel import Kernel
 from kernels.lab.arrays import in_numpy
 from kernels.lab.catalog import entries
 from kernels.lab.check import EPSILON, Case
-from kernels.lab.metal_launch import MetalLaunch
+from kernels.lab.metal_experiment import MetalLaunch
 from kernels.launch import Launch
-from kernels.metal.twins import Expected
+from kernels.metal.reference import Expected
 from tests.collection import whole
 from tests.collection.case import CASES, Checkout
 from tests.collection.plant.bug import Bug

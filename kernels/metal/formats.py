@@ -1,0 +1,270 @@
+"""Quantised matrices in GPU memory. A function of each format repacks the blocks of a file; no weight changes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import blocks
+from . import layout
+from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
+
+# ---- Q8_0 ----
+
+# Q8_0 in GPU memory: bytes with their sign bit flipped, and float16 scales.
+#
+# Flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. The same two arrays are then also the weights and
+# scales of MLX's affine format with the bias `-128 * d`, because `d * (q + 128) - 128 * d = d * q` exactly. A kernel
+# flips four sign bits with one operation.
+
+# The largest scale d for which 128 d is a float16.
+LARGEST_AFFINE_SCALE = 511.75
+
+
+def _affine_q8_0(ws: mx.array) -> tuple[mx.array, mx.array]:
+    """In float32; in float16 a bias could overflow."""
+    scales = ws.astype(mx.float32)
+    return scales, -128 * scales
+
+
+LAYOUT_Q8_0 = Layout("Q8_0", layout.Q8_0, group=BLOCK, bits=8, entry=1, dtype=mx.float16, affine=_affine_q8_0)
+
+
+class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
+    """An (N, K) matrix: `weight[n, k] = ws[n, k // 32] * quant`, four quants in each uint32 of `wq`.
+
+    Attributes:
+        wq: uint32 (N, K / 4); byte k % 4, counted from the lowest, is `quant[n, k] ^ 0x80`.
+        ws: float16 (N, K / 32).
+
+    Raises:
+        ValueError: the two arrays do not belong together.
+    """
+
+    def __init__(self, wq: mx.array, ws: mx.array) -> None:
+        super().__init__(LAYOUT_Q8_0, wq, ws)
+
+    def biases(self) -> mx.array:
+        """Return `-128 * ws`, float16 (N, K / 32), which `mx.quantized_matmul` needs besides `wq` and `ws`.
+
+        Raises:
+            ValueError: a scale is so large that its bias is no float16.
+        """
+        largest = float(np.abs(np.array(self.ws)).max())
+        if not largest <= LARGEST_AFFINE_SCALE:
+            raise ValueError(f"biases: expected scales up to {LARGEST_AFFINE_SCALE}, found {largest}")
+        return self.ws * mx.array(-128, dtype=mx.float16)
+
+
+def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
+    """Repack the Q8_0 blocks of a file, row after row, for GPU memory; no weight changes.
+
+    Args:
+        raw: N * K / 32 * 34 bytes, of any shape; may be a read-only view of a mapped file.
+        shape: (N, K).
+
+    Raises:
+        ValueError: the bytes are not those of such a matrix.
+    """
+    found = blocks_of("split_q8_0", raw, shape, blocks.Q8_0, BLOCK)
+    quants = found["qs"].view(np.uint8)
+    wq = unwritten((shape[0], shape[1] // 4), np.uint32)
+    np.bitwise_xor(quants, np.uint8(0x80), out=np.asarray(wq).view(np.uint8).reshape(quants.shape))
+    # MLX would keep the memory between the elements of a view: a second copy of all quants.
+    scales = np.ascontiguousarray(found["d"])
+    return Q8_0Matrix(wq, mx.array(scales))
+
+
+def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Return the quants (N, K) and scales (N, K / 32) of a matrix in NumPy, for the references of kernels."""
+    codes = np.array(matrix.wq).view(np.uint8) ^ np.uint8(0x80)
+    return codes.view(np.int8), np.array(matrix.ws)
+
+
+# ---- Q4_0 ----
+
+# Q4_0 in GPU memory: quants of four bits, and float16 scales. `weight = d * (q - 8)`.
+
+
+def _affine_q4_0(ws: mx.array) -> tuple[mx.array, mx.array]:
+    scales = ws.astype(mx.float32)
+    return scales, -8 * scales
+
+
+LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx.float16, affine=_affine_q4_0)
+
+
+def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
+    """Repack the Q4_0 blocks of a file, row after row, for GPU memory; no weight changes.
+
+    Args:
+        raw: N * K / 32 * 18 bytes, of any shape; may be a read-only view of a mapped file.
+        shape: (N, K).
+
+    Raises:
+        ValueError: the bytes are not those of such a matrix.
+    """
+    found = blocks_of("split_q4_0", raw, shape, blocks.Q4_0, BLOCK)
+    # The low halves of 16 bytes have 16 quants, and the high halves the next 16.
+    quants = np.concatenate([found["qs"] & np.uint8(15), found["qs"] >> np.uint8(4)], axis=-1)
+    scales = np.ascontiguousarray(found["d"])
+    return StoredMatrix(LAYOUT_Q4_0, mx.array(packed(quants.reshape(shape), 4)), mx.array(scales))
+
+
+# ---- Q4_K ----
+
+# Q4_K in GPU memory: quants of four bits, and the 16 bytes of scales that a file has for 256 weights.
+#
+# `weight = (d * scale) * q - dmin * minimum`; 32 weights share a scale and a minimum of six bits each.
+
+SUPERBLOCK, WORDS = 256, 4
+
+
+def _affine_q4_k(ws: mx.array) -> tuple[mx.array, mx.array]:
+    """Return the scales and biases of 32 weights, exact in float32."""
+    words = ws.reshape(len(ws), -1, WORDS)
+    factors = mx.contiguous(words[..., :1]).view(mx.float16).astype(mx.float32)
+    packed_scales = mx.contiguous(words[..., 1:]).view(mx.uint8)
+    first, second, last = (packed_scales[..., i : i + 4] for i in (0, 4, 8))
+    scales = mx.concatenate([first & 63, last & 15 | first >> 6 << 4], axis=-1)
+    minima = mx.concatenate([second & 63, last >> 4 | second >> 6 << 4], axis=-1)
+    return tuple(  # type: ignore[return-value]
+        (factors[..., i : i + 1] * sign * part.astype(mx.float32)).reshape(len(ws), -1)
+        for i, sign, part in ((0, 1, scales), (1, -1, minima))
+    )
+
+
+LAYOUT_Q4_K = Layout("Q4_K", layout.Q4_K, group=SUPERBLOCK, bits=4, entry=WORDS, dtype=mx.uint32, affine=_affine_q4_k)
+
+
+def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
+    """Repack the Q4_K blocks of a file, row after row, for GPU memory; no weight changes.
+
+    Args:
+        raw: N * K / 256 * 144 bytes, of any shape; may be a read-only view of a mapped file.
+        shape: (N, K).
+
+    Raises:
+        ValueError: the bytes are not those of such a matrix.
+    """
+    found = blocks_of("split_q4_k", raw, shape, blocks.Q4_K, SUPERBLOCK)
+    # The low halves of 32 bytes have 32 quants, and the high halves the next 32.
+    qs = found["qs"].reshape(*found.shape, 4, 1, 32)
+    quants = np.concatenate([qs & np.uint8(15), qs >> np.uint8(4)], axis=-2)
+    heads = np.ascontiguousarray(found).view(np.uint8).reshape(*found.shape, -1)[..., : 4 * WORDS]
+    scales = np.ascontiguousarray(heads).view(np.uint32).reshape(shape[0], -1)
+    return StoredMatrix(LAYOUT_Q4_K, mx.array(packed(quants.reshape(shape), 4)), mx.array(scales))
+
+
+# ---- Q6_K ----
+
+# Q6_K in GPU memory: quants of six bits, and for 256 weights a float16 and 16 scales of a byte.
+#
+# `weight = (d * scale) * (q - 32)`; 16 weights share a scale. Their quants take three words of uint32: two with the
+# low four bits, one with the high two. MLX's affine format has no groups of 16, so the fallback multiplies floats.
+
+HALVES = 9
+
+
+def _values_q6_k(wq: mx.array, ws: mx.array) -> mx.array:
+    n = len(wq)
+    words = wq.reshape(n, -1, 3)
+    low = (words[..., :2, None] >> (4 * mx.arange(8, dtype=mx.uint32))) & 15
+    high = (words[..., 2:] >> (2 * mx.arange(16, dtype=mx.uint32))) & 3
+    quants = (low.reshape(high.shape) | high << 4).astype(mx.float32) - 32
+    entries = ws.reshape(n, -1, HALVES)
+    bytes_ = mx.contiguous(entries[..., 1:]).view(mx.int8)
+    scales = entries[..., :1].astype(mx.float32) * bytes_.astype(mx.float32)
+    return (scales.reshape(n, -1, 1) * quants).reshape(n, -1)
+
+
+LAYOUT_Q6_K = Layout("Q6_K", layout.Q6_K, group=SUPERBLOCK, bits=6, entry=HALVES, dtype=mx.float16, values=_values_q6_k)
+
+
+def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
+    """Repack the Q6_K blocks of a file, row after row, for GPU memory; no weight changes.
+
+    Args:
+        raw: N * K / 256 * 210 bytes, of any shape; may be a read-only view of a mapped file.
+        shape: (N, K).
+
+    Raises:
+        ValueError: the bytes are not those of such a matrix.
+    """
+    found = blocks_of("split_q6_k", raw, shape, blocks.Q6_K, SUPERBLOCK)
+    # Each half of a block: 64 bytes have the low bits of 128 quants, the first 64 in their low halves; 32 bytes have
+    # the high bits, the first 32 in their lowest bits.
+    ql, qh = found["ql"].reshape(*found.shape, 2, 1, 64), found["qh"].reshape(*found.shape, 2, 1, 32)
+    low = np.concatenate([ql & np.uint8(15), ql >> np.uint8(4)], axis=-2)
+    high = np.concatenate([qh >> np.uint8(shift) & np.uint8(3) for shift in (0, 2, 4, 6)], axis=-2)
+    words = [packed(part.reshape(shape[0], -1, 16), bits) for part, bits in ((low, 4), (high, 2))]
+    scales = np.concatenate([found["d"][..., None], found["scales"].view(np.float16)], axis=-1)
+    quants = np.concatenate(words, axis=-1).reshape(shape[0], -1)
+    return StoredMatrix(LAYOUT_Q6_K, mx.array(quants), mx.array(scales.reshape(shape[0], -1)))
+
+
+# ---- MLX's affine types ----
+
+# MLX's affine types of four and eight bits in GPU memory: `weight = scale * q + bias`.
+#
+# Quants are those of `mx.quantize`. Scale and bias of a group stand side by side; two bfloat16 are the halves of one
+# uint32, the scale in the low half, because not every GPU has the type.
+
+KINDS = {4: layout.AFFINE4, 8: layout.AFFINE8}
+GROUPS = (32, 64, 128)
+DTYPES = {"F16": mx.float16, "F32": mx.float32, "BF16": mx.uint32}
+
+
+def _pairs(ws: mx.array) -> tuple[mx.array, mx.array]:
+    pairs = ws.reshape(len(ws), -1, 2).astype(mx.float32)
+    return pairs[..., 0], pairs[..., 1]
+
+
+def _halves(ws: mx.array) -> tuple[mx.array, mx.array]:
+    return (ws << 16).view(mx.float32), (ws & 0xFFFF0000).view(mx.float32)
+
+
+@cache
+def affine_layout(bits: int, group: int, scale: str) -> Layout:
+    """Return the layout of the type with 4 or 8 bits, groups of 32, 64 or 128, and scales of F16, BF16 or F32."""
+    if bits not in KINDS or group not in GROUPS or scale not in DTYPES:
+        raise ValueError(
+            f"affine_layout: expected 4 or 8 bits, a group of 32, 64 or 128, and scales of F16, BF16 or F32, "
+            f"found {bits}, {group} and {scale}"
+        )
+    entry, read = (1, _halves) if scale == "BF16" else (2, _pairs)
+    name = f"AFFINE{bits}_G{group}_{scale}"
+    return Layout(name, KINDS[bits], group, bits, entry, DTYPES[scale], affine=read)
+
+
+def join_affine(
+    of: Layout, shape: tuple[int, int], quants: NDArray[np.uint8], scales: NDArray[np.uint8], biases: NDArray[np.uint8]
+) -> StoredMatrix:
+    """Return a matrix of the three tensors of an MLX folder, as bytes; no weight changes.
+
+    Args:
+        of: `affine_layout(...)`.
+        shape: (N, K).
+        quants: N * K * bits / 8 bytes, of any shape.
+        scales: the bytes of N * K / group numbers.
+        biases: as many.
+
+    Raises:
+        ValueError: the arrays are not those of such a matrix.
+    """
+    n, k = shape
+    size = of.entry * of.dtype.size // 2
+    expected = [n * k * of.bits // 8, *[n * k // of.group * size] * 2]
+    found = [part.size for part in (quants, scales, biases)]
+    if found != expected or k % of.group or n < 1 or k < 1:
+        raise ValueError(
+            f"join_affine: expected {expected} bytes of quants, scales and biases for {n} rows of {k} weights, "
+            f"a multiple of {of.group}, found {found}"
+        )
+    pairs = np.stack([part.reshape(-1, size) for part in (scales, biases)], axis=1)
+    dtype = {mx.float16: np.float16, mx.float32: np.float32, mx.uint32: np.uint32}[of.dtype]
+    ws = np.ascontiguousarray(pairs).reshape(n, -1).view(dtype)
+    return StoredMatrix(of, mx.array(np.ascontiguousarray(quants).reshape(n, -1).view(np.uint32)), mx.array(ws))
