@@ -4,10 +4,15 @@ from tests.mutants.plant import Mutant
 
 MUTANTS = [
     # ---- The definition of models: configs, tensors, layers, rotary embedding ----
-    Mutant("query norm used for keys", "Layer.head_norms", "(q, k)", "(q, q)"),
+    Mutant(
+        "query norm used for keys",
+        "Attention.read",
+        '(t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm"))',
+        '(t.rms_norm("attn_q_norm"), t.rms_norm("attn_q_norm"))',
+    ),
     Mutant("what was rolled back stays", "KVSequence.roll_back", "self.pending -= n", "pass"),
     Mutant("windows forgotten in the size of a cache", "pool_nbytes", "layer.window", "None"),
-    Mutant("a scale without a key is lost", "Stored.put", "(v - plus) * times", "v - plus"),
+    Mutant("a scale without a key is lost", "TensorLayout.put", "(v - plus) * times", "v - plus"),
     Mutant("the narrowest side counts", "Conversion.type_of", "max(shape) < least", "min(shape) < least"),
     Mutant("the last layer for all tokens", "decoder_layers", 'want if i == len(layers) - 1 else "every"', '"every"'),
     Mutant("growth without steps", "Growth.at", "position // self.length", "position / self.length"),
@@ -17,7 +22,7 @@ MUTANTS = [
         "r.long if r.is_long else r.short",
         "r.short if r.is_long else r.long",
     ),
-    Mutant("query and key norm forgotten", "_queries_and_keys", "w.head_norms", "None"),
+    Mutant("query and key norm forgotten", "layer.heads", "None if isinstance(w.norms, RowNorms) else w.norms", "None"),
     Mutant("gelu for silu", "feed_forward", "w.activation", '"gelu"'),
     Mutant(
         "norm weights without their 1",
@@ -25,18 +30,16 @@ MUTANTS = [
         'Row("model.layers.*.input_layernorm.weight", "D", plus=1.0)',
         'Row("model.layers.*.input_layernorm.weight", "D")',
     ),
-    Mutant(
-        "a window is lost", "llama.Model.__init__", "enumerate(config.windows)", "enumerate([None] * config.n_layers)"
-    ),
+    Mutant("a window is lost", "llama.Model.__init__", "config.windows", "[None] * config.n_layers"),
     Mutant("embedding not scaled", "ScaledEmbeddings.embed", "self.config.hidden_size**0.5", "1.0"),
     Mutant(
-        "heads are not dealt for GGUF",
-        "Stored.in_file_order",
+        "heads are not permuted for GGUF",
+        "TensorLayout.in_file_order",
         "np.argsort(self._order(head_dim))",
         "self._order(head_dim)",
     ),
     Mutant("the lookup table is expanded", "Parameters.table", "not self._backend.embeds_stored(weight)", "True"),
-    Mutant("attention scale forgotten", "llama.Model.__init__", "config.head_dim**-0.5", "1.0"),
+    Mutant("attention scale forgotten", "Attention.read", "Scores(config.head_dim**-0.5)", "Scores(1.0)"),
     Mutant("the 27B model's scale for all sizes", "usual_scale", "cfg.n_layers == layers_of_27b", "True"),
     Mutant(
         "an allowed setting is ignored although it is implemented",
@@ -260,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "the delta rule forgets the state before the pass",
-        "SimdStates.delta_rule",
+        "SimdBackend.delta_rule",
         "state.store[source]",
         "state.store[0]",
     ),
@@ -274,7 +277,7 @@ MUTANTS = [
     ),
     Mutant(
         "a norm of whole rows reads one rank's columns",
-        "_normed_row",
+        "row_normed",
         "be.all_columns(be.linear(x, linear), own.of)",
         "be.linear(x, linear)",
     ),
@@ -287,14 +290,14 @@ MUTANTS = [
     Mutant("sign bits without the eighth", "with_parity", "bits | folded << np.uint8(7)", "bits"),
     Mutant(
         "columns of GPTQ in equal groups",
-        "_layer.read",
+        "quantized_formats",
         'part(files, f"{prefix}.g_idx", "I32").astype(np.int64)',
         "groups",
     ),
     Mutant("dimensions not reversed", "_read_shape", "tuple(reversed(dims))", "tuple(dims)"),
     Mutant("positions are quantised too", "kind_of", "return kind if kind in LAYER_TYPES else None", "return kind"),
     Mutant("the least urgent merge is last", "last_step", "rank, i = min(steps)", "rank, i = max(steps)"),
-    Mutant("parts of a split file in any order", "_check", "found != expected", "False"),
+    Mutant("parts of a split file in any order", "_check_parts", "found != expected", "False"),
     Mutant(
         "Q4_0 halves exchanged",
         "pack_halves",
@@ -348,7 +351,7 @@ MUTANTS = [
         'yield b"".join(map(event, chunks))',
     ),
     Mutant("the end-of-text token has a log-probability", "Reply._tokens", "n -= 1", "pass"),
-    Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", job)', "pass"),
+    Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", call)', "pass"),
     Mutant("a body without a bound", "read_body", "len(body) > limit", "False"),
     Mutant("the document has another number of choices than the server", "_limit", "service.worker.slots", "100"),
     Mutant("a dead engine is healthy", "Worker._die", "self.fault = fault", "pass"),
@@ -380,7 +383,7 @@ MUTANTS = [
     ),
     Mutant(
         "a bias forgotten on metal",
-        "_are_split",
+        "_split",
         "isinstance(linear.weight, SplitMatrix) and linear.bias is None",
         "isinstance(linear.weight, SplitMatrix)",
     ),
@@ -459,8 +462,8 @@ MUTANTS = [
     Mutant(
         "the last layer with keys and values is skipped in a chunk",
         "decoder_layers",
-        "1 + max(i for i, w in enumerate(layers) if w.shares is None)",
-        "max(i for i, w in enumerate(layers) if w.shares is None)",
+        "1 + max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))",
+        "max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))",
     ),
     # ---- Plans ----
     Mutant(
