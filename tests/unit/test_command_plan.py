@@ -22,17 +22,17 @@ from tests.unit.test_command_generate import cli, only_line
 DATA = Path(__file__).parents[1] / "data"
 SPEED = "--bandwidth", "10GB/s", "--compute", "100GFLOP/s"
 GOLDEN = """\
-weights  qwen3, 5 layers, 2.7 MiB on parallel
+weights  qwen3, 4 layers, 2.9 MiB on parallel
 ranks    2, each with 10.0 GB/s of memory, 100 GFLOP/s
 links    1 Gbit/s, 0.1 ms, and 0 ms for the software of a message
 
 rank  holds                  weights  KV of a token  KV of 2 x 256 tokens  activations                 left
-0     tables, layers 0 to 2  1.4 MiB        3.0 KiB               1.7 MiB      4.1 MiB  8.1 MiB of 15.3 MiB
-1     layers 3 to 4, head    1.3 MiB        2.0 KiB               1.1 MiB      4.1 MiB  8.7 MiB of 15.3 MiB
+0     tables, layers 0 to 1  1.2 MiB        2.0 KiB               1.1 MiB      4.5 MiB  8.4 MiB of 15.3 MiB
+1     layers 2 to 3, head    1.7 MiB        2.0 KiB               1.1 MiB      4.5 MiB  7.9 MiB of 15.3 MiB
 
-split    --split 3,2
-a token  768 bytes over each border, 8 bytes of logits from the last rank to the first
-a chunk  256 tokens of a prompt: 196,608 bytes over each border, 8 bytes of logits from the last rank to the first
+split    --split 2,2
+a token  1,024 bytes over each border, 8 bytes of logits from the last rank to the first
+a chunk  256 tokens of a prompt: 262,144 bytes over each border, 8 bytes of logits from the last rank to the first
 fits     yes; the smallest number of machines like the last one, as a pipeline: 1
 """
 
@@ -77,9 +77,9 @@ def test_the_numbers_as_json():
 def test_what_does_not_fit_is_missing_and_the_exit_code_says_so():
     found = plan("--hosts", "2x10MB", "--context", 512)
     assert found.code == 1
-    assert "lacks 1.5 MiB of 7.2 MiB" in found.out
+    assert "lacks 1.2 MiB of 7.2 MiB" in found.out
     assert "fits     no: " in found.out
-    assert "as a pipeline: 3" in found.out
+    assert "as a pipeline: 4" in found.out
     assert "decode" not in found.out
     assert "no number of machines like the last one holds it" in plan("--hosts", "2x5MB").out
 
