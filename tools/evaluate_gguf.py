@@ -35,26 +35,26 @@ PROMPTS = (
 SUBJECT_SEED = 31
 # To be read by a person: every line is one conversation, "SYSTEM | first | second | third".
 CONVERSATIONS = """
- | Tell me a story about a bear. | Tell me another one. | Thank you!
- | Tell me a story about a rabbit named Pako. | What happened next? | What was the name of the rabbit?
- | Hi! | Tell me a story about a king. | Now one about a mouse.
- | Tell me a story about a wizard. | And then? | Tell me a story about a cat.
-Be brief. | Tell me a story about a lion. | Tell me another one. | Thanks!
- | Tell me a short story about a seahorse. | What happened next? | Who was the story about?
- | What can you do? | Tell me a story. | Tell me another story.
- | My name is Ben. | Tell me a story about a clever little donkey. | What is my name?
- | Tell me a story about a raven named Tilo. | Go on. | Now one about a baker.
- | What is the capital of Italy? | Tell me a story about a dog. | Another one, please.
-You are a storyteller. | Tell me a story about a queen. | Tell me more. | Thank you very much.
- | List four colors. | Tell me a story about a fox. | What happened then?
- | Write a Python program that counts to 7. | Thanks! | Tell me a story about a giraffe.
- | Tell me a story about a robot who lost a kite. | What happened next? | Tell me one about a dragon.
- | Tell me a story about a cat and a mouse. | Another one! | Goodbye!
-Be brief. | Hello! | Tell me a story about a badger. | And then?
- | Write a poem about a dog. | Tell me a story about a pirate named Rilo. | Who was the story about?
-You are a helpful assistant. | Tell me a story about a boy named Emil. | What happened next? | Tell me another one.
- | How do I plant a seed? | Tell me a short story about an otter. | Now tell me a story about a parrot.
- | Tell me a bedtime story. | That was nice. | Tell me a story about a big green frog.
+ | Tell me a story about a lion. | Tell me another one. | Thank you!
+ | Tell me a story about a fox named Nilo. | What happened next? | What was the name of the fox?
+ | Good morning! | Tell me a story about a queen. | Now one about a dog.
+ | Tell me a story about a dragon. | And then? | Tell me a story about a rabbit.
+Be brief. | Tell me a story about a bear. | Tell me another one. | Thanks!
+ | Tell me a short story about a walrus. | What happened next? | Who was the story about?
+ | Who are you? | Tell me a story. | Tell me another story.
+ | My name is Lena. | Tell me a story about a shy little camel. | What is my name?
+ | Tell me a story about a beaver named Rumi. | Go on. | Now one about a wizard.
+ | What is the capital of Spain? | Tell me a story about a cat. | Another one, please.
+You are a storyteller. | Tell me a story about a robot. | Tell me more. | Thank you very much.
+ | List three fruits. | Tell me a story about a mouse. | What happened then?
+ | Write a Python program that says hello. | Thanks! | Tell me a story about a zebra.
+ | Tell me a story about a king who lost a hat. | What happened next? | Tell me one about a pirate.
+ | Tell me a story about a dog and a bird. | Another one! | Goodbye!
+Be brief. | Hello! | Tell me a story about a moose. | And then?
+ | Write a poem about a fox. | Tell me a story about a bear named Tuno. | Who was the story about?
+You are a helpful assistant. | Tell me a story about a girl named Ida. | What happened next? | Tell me another one.
+ | How do I make tea? | Tell me a short story about a heron. | Now tell me a story about a donkey.
+ | Tell me a bedtime story. | That was nice. | Tell me a story about a small blue boat.
 """
 
 
