@@ -6,7 +6,7 @@ before the first is committed: a lazy backend submits a pass before its token ha
 
 Whole pages may be shared with other sequences and with a prefix cache. `lend` gives pages to another holder, `adopt`
 begins with pages of another holder, `fork` does both. A shared page is copied before a token is overwritten in it. A
-token behind the lent ones is written into the same page, because no other holder reads that slot.
+token after the lent tokens is written into the same page, because no other holder reads its slot.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KVSequence:
     def begin(self, n: int) -> int:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first.
 
-        If the first of them overwrites a token that another holder of the page reads, the page is copied before.
+        If the first of these tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
             CacheFullError: the capacity is exceeded, or the pool has too few free pages; nothing has changed.
@@ -73,7 +73,7 @@ class KVSequence:
         end = max(self._end, -(-(first + n) // self.pool.page))
         if end > self._end or first < self._lent:
             self._allocate(first, n, end)
-        # A prompt is often continued after a part of its end has been replaced: keep the state at the last page.
+        # Clients often replace the end of a prompt and continue it: keep the state at the last page boundary, too.
         inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
         self.state.begin(first, n, inside)
         self.pending += n
@@ -101,7 +101,7 @@ class KVSequence:
 
         Raises:
             ValueError: the sequence is shorter, has pending tokens, or has already freed pages that would be inside a
-                layer's window again, or has a state, which cannot go back.
+                layer's window again, or has a state, which cannot be rewound.
         """
         if not 0 <= length <= self.length or self.pending:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
@@ -175,7 +175,7 @@ class KVSequence:
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
-            self.pool.retain(group, of_group)  # before a copy is allocated: no page may be reclaimed
+            self.pool.retain(group, of_group)  # retained before the copy is allocated, so that it reclaims none of them
         if state is not None:
             self.state.adopt(state)
         if length % self.pool.page and not self.pool.make_room([1] * len(firsts)):
@@ -229,7 +229,7 @@ class KVSequence:
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
     def _replace_last(self, group: int) -> None:
-        """Replace the last page, partly used, by a copy of its tokens in a page that is free. Keep no reference."""
+        """Replace the last, partly used page by a copy in a free page, and give back the old page."""
         table, last, n = self._tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
         if source[0] >= 0:  # a window of one token needs no page

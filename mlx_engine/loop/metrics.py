@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# An id that arrives within so many seconds counts as already computed when it was asked for.
+# If the host waits for an id for at most this many seconds, the id counts as already computed.
 AT_ONCE = 1e-4
 
 
@@ -25,7 +25,7 @@ class Metrics:
 
     Attributes:
         passes: the time of each pass, in order.
-        shares: the run's part of each of these times; less than all if other runs shared the pass.
+        shares: the run's part of each of these times; less than the whole time if other runs shared the pass.
         sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
     """
@@ -45,7 +45,7 @@ class Metrics:
     def record_pass(self, seconds: float, *, share: float | None = None, sampling: float | None = None) -> None:
         """Record a pass that took `seconds`.
 
-        `share` is this run's part of it, if other runs shared the pass: the shares of all runs add up to its time.
+        If other runs shared the pass, `share` is this run's part of the seconds; the shares of all runs add up to them.
         """
         self.passes.append(seconds)
         self.shares.append(seconds if share is None else share)
@@ -75,7 +75,7 @@ class Metrics:
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        """Tokens after the first, divided by the time of their passes; None if there are none."""
+        """Tokens after the first, divided by the time of their passes; None if no token follows the first."""
         rest = sum(self.passes[1:])
         return (len(self.passes) - 1) / rest if rest > 0 else None
 

@@ -44,7 +44,7 @@ class Request:
         outputs: the output of each answer. The answers share one prefill.
         metrics: the times of the passes that computed tokens of the first answer.
         times: when the request reached each stage.
-        match: what the prefix cache had of the prompt, without pages; None before, and without a prefix cache.
+        match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
         n_steps: number of passes that computed tokens of this request.
@@ -53,7 +53,7 @@ class Request:
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
         n_preemptions: how often a sequence lost its pages to an older request.
-        error: what ended the request, if it failed.
+        error: the error that ended the request; None if it has not failed.
         number: the order of arrival.
     """
 

@@ -1,7 +1,7 @@
 """The decoder-only transformer: the definition of all layers, and a model as embeddings, layers and head.
 
 `layer.py` defines one layer. A backend runs the definition of all layers operation by operation, or lowers it once to a
-program (`Backend.compile`). A change of the order of operations there changes every backend.
+program (`Backend.compile`). A change of the definition takes effect on every backend.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def decoder_layers(be: Backend, x: Array, batch: Batch, *, want: Wanted, layers:
     if first is not None and last is not None:
         n = first.hidden_size
         x, inputs = be.columns(inputs, 0, n), be.columns(inputs, n, n + last.columns[1])
-    if want == "none":  # no later pass reads what layers after the last keys and values compute
+    if want == "none":  # the layers after the last one that writes keys and values have no effect
         layers = layers[: 1 + max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))]
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
@@ -52,8 +52,8 @@ class Decoder(Model):
         """Build a model.
 
         Args:
-            config: the architecture's sizes, with at least hidden_size and vocab_size.
-            parameters: the checkpoint's weights. If they have no matrix for the head, the embedding table is the head.
+            config: the sizes of the model, at least hidden_size and vocab_size.
+            parameters: the checkpoint's weights. Without a matrix for the head, the embedding table is the head.
             backend: runs the operations.
             layers: the parameters of each layer; only those of the process's stage are kept.
             output_norm: the norm before the head; by default an RMS norm with the config's epsilon.
@@ -67,7 +67,8 @@ class Decoder(Model):
         self.whole_kv_layers = _kv_layers(layers)
         self.logit_softcap = logit_softcap
         head = "output" if "output.weight" in parameters else "token_embd"
-        # A tied head may be converted, and then is another array than the table: a stage prepares what it uses alone.
+        # A tied head may be converted to another type than the embedding table: a stage prepares only the one that it
+        # uses.
         self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
         self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
         self.backend = backend
@@ -117,7 +118,7 @@ class Decoder(Model):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer of the stage keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state."""
+        """The cache of each layer of the stage, for `KVPool`: KV heads, head dim and window, or a state's shapes."""
         return self.whole_kv_layers[self.stage.first : self.stage.end]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
@@ -134,9 +135,9 @@ class Decoder(Model):
 
 
 def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
-    """Return what each layer of a model keeps of a sequence.
+    """Return the cache of each layer of a model; layers that share the keys and values of another have none.
 
-    Layers that share keys and values are the last ones, so that a layer's index is that of its store.
+    These layers are the last ones, so that a layer and its store have the same index.
     """
     kept: list[CacheLayer] = []
     for mixer in (w.mix for w in layers):
