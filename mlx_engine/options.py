@@ -106,7 +106,7 @@ class About:
 
 
 def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
-    """Return a dataclass field with this default, declared by `About`; a parameter of the server unless it is None."""
+    """Return a dataclass field with a default and an `About`; `parameter` defaults to `kind`."""
     return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
 
 

@@ -64,7 +64,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
     verify = "`inspect --verify` checks the file's weights"
     try:
         found = model.first_fault(partial(_run_again, ids))
-    except DistributedError:  # no rank can search any more
+    except DistributedError:  # the ranks can no longer search
         raise
     except Exception as error:  # such as too little memory for the search: report the logits without their origin
         origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"

@@ -25,8 +25,8 @@ class Choice:
     Attributes:
         token: the token, as `Backend.embed` accepts it.
         logits: (R, V), the logits of the pass.
-        position: its position in the sequence.
-        row: the row of the logits that it was chosen from.
+        position: the position of the token in the sequence.
+        row: the row of the logits from which the token was chosen.
         whole: whether all logits of the row are known; if not, only the largest are, which suffice for the choice.
     """
 

@@ -150,7 +150,7 @@ class Scheduler:
         self.waiting.append(Sequence.of(request, self.pool, self._model.backend))
 
     def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
-        """End a request where it is, and free its pages. Its outputs that have not ended get the reason."""
+        """End a request at once, and free its pages. Its outputs that have not ended get the reason."""
         sequences = [one for one in (*self.waiting, *self.running) if one.request is request]
         for sequence in sequences if not self._is_broken else ():
             self._remove(sequence)
@@ -294,7 +294,7 @@ class Scheduler:
         return self.pool.make_room([n_copies + (n_pages if window is None else 0) for window in self.pool.windows])
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages, and put it back into the queue at its place."""
+        """Free a sequence's pages, and put the sequence back into the queue at its place."""
         self.running.remove(sequence)
         self._refused = None
         sequence.rewind()

@@ -217,7 +217,7 @@ def projections(be: Backend, w: Attention, norm: Norm | None, x: Array) -> Seque
 
 
 def row_normed_projections(be: Backend, w: Attention, norms: RowNorms, x: Array) -> Sequence[Array]:
-    """Return what `projections` returns; the rows of queries and keys are normed."""
+    """Return the same as `projections`, with whole rows of queries and keys normed."""
     of_q, of_k = norms.columns or (None, None)
     return (
         row_normed(be, x, w.q, norms.q, of_q),
@@ -239,7 +239,7 @@ def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns |
 def heads(
     be: Backend, w: Attention, i: int, q: Array, k: Array, v: Array, positions: Sequence[int]
 ) -> tuple[Array, Array, Array]:
-    """Return heads (T, H, E), (T, G, E) and (T, G, E); those of queries and keys are normed and rotated."""
+    """Return heads (T, H, E), (T, G, E) and (T, G, E); the heads of queries and keys are normed and rotated."""
     norms = None if isinstance(w.norms, RowNorms) else w.norms
     if norms is None and w.rope is None:
         return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
