@@ -35,13 +35,6 @@ from numbers import Integral, Real
 SHOWN = 20
 
 
-class Words(str):
-    """What was found, in words: a message has it without the quotes of a value, on one line."""
-
-    def __repr__(self) -> str:
-        return str(self) if self.isprintable() else super().__repr__()[1:-1]
-
-
 def shown(value: object) -> str:
     """Return the repr of a value for a message, shortened to 80 characters."""
     try:

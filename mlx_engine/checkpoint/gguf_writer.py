@@ -28,7 +28,7 @@ from mlx_engine.checkpoint.gguf import (
     padded,
 )
 from mlx_engine.checkpoint.gguf_values import CODES, DTYPES, MAX_DEPTH, MAX_KEY_BYTES, Value, ValueType, shown
-from mlx_engine.errors import OptionError, SourceError, Words
+from mlx_engine.errors import OptionError, SourceError
 from mlx_engine.kernels.drafts import draft
 from mlx_engine.quant.types import GGMLType
 
@@ -129,7 +129,7 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
 def _pair(key: str, value: object) -> bytes:
     option = f"metadata {shown(key)}"
     if not key:
-        raise OptionError(option=option, expected="a non-empty key", found=Words("an empty key"))
+        raise OptionError(f"{option}: the key is empty", option=option)
     kind, inner = (value.kind, value.value) if isinstance(value, Value) else (_kind_of(value, option), value)
     return _string(key, option, MAX_KEY_BYTES) + struct.pack("<I", kind) + _encoded(kind, inner, option, 0)
 
