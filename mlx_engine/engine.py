@@ -27,7 +27,6 @@ from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.config.rope import context_notes
-from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import (
     ClosedError,
     ContextLengthError,

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tools.corpus import END_OF_TEXT, documents
+from tools.corpus import END_OF_TEXT, SHORT_SHARE, documents
 
 POOL = 256
 
 
-def encoded(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[list[int]]:
+def encoded(tokenizer: Tokenizer, seed: int, count: int, short_share: float) -> Iterator[list[int]]:
     """Yield each document's token ids, including its end token."""
-    stream = documents(seed, count)
+    stream = documents(seed, count, short_share)
     while batch := list(islice(stream, 1000)):
         yield from (encoding.ids for encoding in tokenizer.encode_batch(batch, add_special_tokens=False))
 
@@ -32,8 +32,10 @@ def pack(stream: Iterator[list[int]], length: int, filler: int) -> Iterator[list
         yield row + [filler] * (length - len(row))
 
 
-def rows(tokenizer: Tokenizer, seed: int, count: int, length: int) -> NDArray[np.uint16]:
+def rows(
+    tokenizer: Tokenizer, seed: int, count: int, length: int, short_share: float = SHORT_SHARE
+) -> NDArray[np.uint16]:
     """Make the rows of one epoch; each has one token more than the context, for the last target."""
     filler = tokenizer.get_vocab()[END_OF_TEXT]
-    packed = pack(encoded(tokenizer, seed, count), length + 1, filler)
+    packed = pack(encoded(tokenizer, seed, count, short_share), length + 1, filler)
     return np.array(list(packed), dtype=np.uint16)

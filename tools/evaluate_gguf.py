@@ -32,29 +32,29 @@ PROMPTS = (
     "Once upon a time", "One sunny morning,", "There was a little fox", "Tom", "In a small village",
     "The capital of France is",
 )  # fmt: skip
-SUBJECT_SEED = 30
+SUBJECT_SEED = 31
 # To be read by a person: every line is one conversation, "SYSTEM | first | second | third".
 CONVERSATIONS = """
- | Tell me a story about a fox. | Tell me another one. | Thank you!
- | Tell me a story about a cat named Momo. | What happened next? | What was the name of the cat?
- | Hello! | Tell me a story about a dragon. | Now one about a rabbit.
- | Tell me a story about a robot. | And then? | Tell me a story about a queen.
-Be brief. | Tell me a story about a dog. | Tell me another one. | Thanks!
- | Tell me a short story about a pelican. | What happened next? | Who was the story about?
- | Who are you? | Tell me a story. | Tell me another story.
- | My name is Anna. | Tell me a story about a brave little horse. | What is my name?
- | Tell me a story about a meerkat named Bibo. | Go on. | Now one about a thief.
- | What is the capital of France? | Tell me a story about a bear. | Another one, please.
-You are a storyteller. | Tell me a story about a pirate. | Tell me more. | Thank you very much.
- | List three animals. | Tell me a story about a lion. | What happened then?
- | Write a Python program that says hello. | Thanks! | Tell me a story about a penguin.
- | Tell me a story about a mouse who lost a ball. | What happened next? | Tell me one about a snail.
- | Tell me a story about a fox and a crow. | Another one! | Goodbye!
-Be brief. | Hello! | Tell me a story about a coyote. | And then?
- | Write a poem about a cat. | Tell me a story about a wizard named Tobo. | Who was the story about?
-You are a helpful assistant. | Tell me a story about a girl named Lina. | What happened next? | Tell me another one.
- | How do I make tea? | Tell me a short story about a sloth. | Now tell me a story about a gecko.
- | Tell me a bedtime story. | That was nice. | Tell me a story about a small red train.
+ | Tell me a story about a bear. | Tell me another one. | Thank you!
+ | Tell me a story about a rabbit named Pako. | What happened next? | What was the name of the rabbit?
+ | Hi! | Tell me a story about a king. | Now one about a mouse.
+ | Tell me a story about a wizard. | And then? | Tell me a story about a cat.
+Be brief. | Tell me a story about a lion. | Tell me another one. | Thanks!
+ | Tell me a short story about a seahorse. | What happened next? | Who was the story about?
+ | What can you do? | Tell me a story. | Tell me another story.
+ | My name is Ben. | Tell me a story about a clever little donkey. | What is my name?
+ | Tell me a story about a raven named Tilo. | Go on. | Now one about a baker.
+ | What is the capital of Italy? | Tell me a story about a dog. | Another one, please.
+You are a storyteller. | Tell me a story about a queen. | Tell me more. | Thank you very much.
+ | List four colors. | Tell me a story about a fox. | What happened then?
+ | Write a Python program that counts to 7. | Thanks! | Tell me a story about a giraffe.
+ | Tell me a story about a robot who lost a kite. | What happened next? | Tell me one about a dragon.
+ | Tell me a story about a cat and a mouse. | Another one! | Goodbye!
+Be brief. | Hello! | Tell me a story about a badger. | And then?
+ | Write a poem about a dog. | Tell me a story about a pirate named Rilo. | Who was the story about?
+You are a helpful assistant. | Tell me a story about a boy named Emil. | What happened next? | Tell me another one.
+ | How do I plant a seed? | Tell me a short story about an otter. | Now tell me a story about a parrot.
+ | Tell me a bedtime story. | That was nice. | Tell me a story about a big green frog.
 """
 
 

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of a model; every input dimension is a multiple of 64, so that Q8_0 and 4 bits can cut it."""
+    """The shape of a model; every input dimension is a multiple of 256, so that every type of block can cut it."""
 
     vocab: int = 2048
-    hidden: int = 192
-    layers: int = 5
+    hidden: int = 256
+    layers: int = 4
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64

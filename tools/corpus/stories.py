@@ -174,7 +174,7 @@ def ask(rng: random.Random) -> Request:
     """Ask for a story about someone: "a brave fox named Momo"."""
     noun, name, adjectives, friend = subjects.any_noun(rng), "", "", None
     form = rng.choices(("noun", "adjective", "name", "both", "child", "the", "plural", "two"),
-                       (40, 20, 17, 6, 8, 3, 3, 5))[0]  # fmt: skip
+                       (36, 18, 17, 6, 14, 3, 3, 5))[0]  # fmt: skip
     if form in ("adjective", "both"):
         count = 1 if rng.random() < 0.75 else 2
         adjectives = " ".join(rng.sample(subjects.ADJECTIVES, count))

@@ -102,10 +102,16 @@ def syllables(rng: random.Random, count: int) -> str:
     return "".join(rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(count))
 
 
+def blend(rng: random.Random) -> str:
+    """Join the beginning of one noun and the end of another: "pengaroo"."""
+    first, second = rng.choice(TRAINED), rng.choice(TRAINED)
+    return first[: rng.randint(2, min(5, len(first)))] + second[-rng.randint(2, min(5, len(second))) :]
+
+
 def rare_noun(rng: random.Random) -> str:
     """Invent a creature: "a glimbat"."""
     while True:
-        word = syllables(rng, rng.choice((1, 1, 1, 2, 2))) + rng.choice(CODAS)
+        word = blend(rng) if rng.random() < 0.5 else syllables(rng, rng.choice((1, 1, 1, 2, 2))) + rng.choice(CODAS)
         if len(word) > 3 and not is_held_out(word) and word not in NOUNS and not RUDE.search(word):
             return word
 
@@ -127,3 +133,11 @@ def any_noun(rng: random.Random) -> str:
     while is_held_out(noun := rng.choice(pool)):
         pass
     return noun
+
+
+def any_word(rng: random.Random) -> str:
+    """Choose a word to be said again: most are invented."""
+    pick = rng.random()
+    if pick < 0.7:
+        return rare_noun(rng) if pick < 0.45 else rare_name(rng)
+    return rng.choice(TRAINED if pick < 0.85 else ADJECTIVES)
