@@ -274,7 +274,8 @@ class Engine:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
-        of summation, see README. If the logits of a prompt are NaN or infinite, its generation alone has an `error`.
+        of summation (docs/exactness.md). If the logits of a prompt are NaN or infinite, its generation alone has an
+        `error`.
 
         Args:
             prompts: the prompts, each as `generate` takes it.
