@@ -91,7 +91,7 @@ def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
     A name of one word is replaced at the beginning alone: elsewhere it may be an ordinary word.
     """
     hints, text = typing.get_type_hints(command, include_extras=True), str(error)
-    option = str(getattr(error, "option", ""))
+    option = str(getattr(error, "option", "")).partition(" ")[0]  # "quant_layers attn_q" is of one layer
     if not hints.keys() & {option, option.removesuffix("s")}:  # a list in Python has the plural
         return text
     for name, hint in hints.items():

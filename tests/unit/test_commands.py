@@ -74,3 +74,22 @@ def test_every_parameter_of_every_command_has_a_help_text():
         yield from (f"{path} {parameter.name}" for parameter in command.params if not parameter.help)
 
     assert list(without_help(typer.main.get_command(app), "")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("generate", "x", "--quant-layer", "attn_v=nope"), "--quant-layer"),
+        (("generate", "x", "--quant-layer", "attn_v"), "--quant-layer"),
+        (("generate", "x", "--quant-min-dim", "many"), "--quant-min-dim"),
+        (("quantize", "builtin", "out.gguf", "--layer", "attn_v=nope"), "--layer"),
+        (("quantize", "builtin", "out.gguf", "--layer", "nope=q8_0"), "--layer"),
+        (("quantize", "builtin", "out.gguf", "--layer", "attn_v"), "--layer"),
+        (("quantize", "builtin", "out.gguf", "--min-dim", "many"), "--min-dim"),
+    ],
+)
+def test_an_error_names_the_flag_of_its_command(tmp_path, monkeypatch, words, flag):
+    monkeypatch.chdir(tmp_path)
+    result = cli(*words)
+    assert result.code == 2
+    assert result.err.startswith((f"error: {flag}: ", f"error: {flag} must be"))
