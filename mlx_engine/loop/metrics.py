@@ -117,10 +117,6 @@ class PassTimer:
         """Note that no pass is under way, so that the device waits for the host."""
         self._ended = None
 
-    def since(self, resumed: float) -> float:
-        """Return the seconds of a pass that began at `resumed` and ends now."""
-        return self._clock() - resumed
-
     def interval(self, resumed: float, asked: float) -> float:
         """Return the seconds of a pass that ends now, on a device that starts each pass when the pass before ends.
 
