@@ -37,10 +37,6 @@ BOM = "\ufeff"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
-# Called by the process's command before its work.
-before_work: Callable[[], None] | None = None
-
-
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Convert errors caused by user input to a message and an exit code. Other errors are bugs: keep the traceback."""
 
@@ -49,8 +45,6 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
         escape_what_stdout_cannot_write()
         try:
             try:
-                if before_work is not None:
-                    before_work()
                 return command(*args, **kwargs)
             finally:
                 # Flush here: a full disk would otherwise be detected only at exit, too late to report.

@@ -35,8 +35,7 @@ from mlx_engine.backends.cpu.kernels import load_formats
 from mlx_engine.backends.cpu.lowering import LOWERED, CannotCompileError, lower
 from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_descriptors
 from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.numpy.blas import one_blas_thread
-from mlx_engine.backends.numpy.simd import SimdBackend, rope_table
+from mlx_engine.backends.numpy.simd import SimdBackend, one_blas_thread, rope_table
 from mlx_engine.backends.parameters import (
     Activation,
     Convolution,
@@ -259,8 +258,7 @@ class CompiledBackend(SimdBackend):
         """
         self.pool.control[layout.ON] = 1  # before parked workers are counted
         try:
-            if self.pool.shared.parked:
-                self.pool.shared.wake()
+            self.pool.shared.wake()
             entry(self.pool.address, *arguments)
         finally:
             self.pool.control[layout.ON] = 0
