@@ -226,7 +226,7 @@ class FaultSearch:
             return self._model
         if self._traced is None:
             self._traced = copy.copy(self._model)
-            self._traced.backend = tapped(self._model.backend, self.check)
+            self._traced.run_on(tapped(self._model.backend, self.check))
         self._n_passes += 1
         return self._traced
 

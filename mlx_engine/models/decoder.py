@@ -43,6 +43,7 @@ class Decoder(Model):
     """A model: maps a batch to logits. The caller owns the KV cache. Model files derive `Model` from this class."""
 
     config: Any
+    backend: Backend
     program: Program
 
     def __init__(
@@ -70,16 +71,11 @@ class Decoder(Model):
         # A tied head may be converted, and then is another array than the table: a stage prepares what it uses alone.
         self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
         self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
-        self.backend = backend
+        self.run_on(backend)
 
-    @property
-    def backend(self) -> Backend:
-        """The backend. The setter compiles the layers for the backend: call it again after any change to the layers."""
-        return self._backend
-
-    @backend.setter
-    def backend(self, backend: Backend) -> None:
-        self._backend, self.program = backend, backend.compile(self.definition, self.width)
+    def run_on(self, backend: Backend) -> None:
+        """Use a backend, and compile the layers for it. Call it again after any change to the layers."""
+        self.backend, self.program = backend, backend.compile(self.definition, self.width)
 
     @property
     def width(self) -> int:

@@ -76,6 +76,10 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Array | None:
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
 
+    def run_on(self, backend: Backend) -> None:
+        """Use a backend; a model with compiled layers compiles them for it."""
+        self.backend = backend
+
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
         logits = self.forward(batch)
@@ -113,7 +117,7 @@ class Model(Protocol):
             if n_bad:
                 raise _FoundError(FirstFault(name, None, int(np.isnan(values).sum()), n_bad, int(values.size)))
 
-        traced.backend = tapped(backend, check)
+        traced.run_on(tapped(backend, check))
         try:
             run(traced)
         except _FoundError as found:
