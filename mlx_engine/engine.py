@@ -27,7 +27,6 @@ from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.config.rope import context_notes
-from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import (
     ClosedError,
     ContextLengthError,
@@ -275,7 +274,8 @@ class Engine:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
-        of summation, see README. If the logits of a prompt are NaN or infinite, its generation alone has an `error`.
+        of summation (docs/exactness.md). If the logits of a prompt are NaN or infinite, its generation alone has an
+        `error`.
 
         Args:
             prompts: the prompts, each as `generate` takes it.

@@ -1,26 +1,26 @@
 """Every exception that mlx_engine raises on purpose.
 
-EngineError                        the root of all errors that a user's input can cause
-├── FormatError (ValueError)       a file does not follow its format
-│   └── UnsupportedTypeError       a tensor's type is known by name, but reading its values is not implemented
-├── ModelError (ValueError)        the file is valid, but its model cannot be built
-│   ├── UnknownArchitectureError   no model file for this architecture
-│   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
-│   ├── TensorMismatchError        tensors are missing, unexpected or misshapen; lists all of them
-│   └── NotShardableError          a matrix cannot be cut into so many parts
-├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
-├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too long
-├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
-├── OptionError (ValueError)       an option's value is invalid
-│   └── ContextLengthError         prompt and requested tokens do not fit the model's context
-├── CacheFullError (RuntimeError)  the KV cache is full
-├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
-├── ClosedError (RuntimeError)     an engine has been closed
-├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
-├── AddressInUseError (OSError)    another program listens at the address of a server
-├── DistributedError (RuntimeError)   the ranks of a run do not agree, or one of them is gone
-├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
-└── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
+    EngineError                        the root of all errors that a user's input can cause
+    ├── FormatError (ValueError)       a file does not follow its format
+    │   └── UnsupportedTypeError       a tensor's type is known by name, but reading its values is not implemented
+    ├── ModelError (ValueError)        the file is valid, but its model cannot be built
+    │   ├── UnknownArchitectureError   no model file for this architecture
+    │   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
+    │   ├── TensorMismatchError        tensors are missing, unexpected or misshapen; lists all of them
+    │   └── NotShardableError          a matrix cannot be cut into so many parts
+    ├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
+    ├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too long
+    ├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
+    ├── OptionError (ValueError)       an option's value is invalid
+    │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
+    ├── CacheFullError (RuntimeError)  the KV cache is full
+    ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
+    ├── ClosedError (RuntimeError)     an engine has been closed
+    ├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
+    ├── AddressInUseError (OSError)    another program listens at the address of a server
+    ├── DistributedError (RuntimeError)   the ranks of a run do not agree, or one of them is gone
+    ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
+    └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
 A message says what is wrong and what to do. What was expected and what was found are attributes, too.
 """

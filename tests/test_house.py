@@ -62,6 +62,39 @@ def test_architecture_names_every_folder():
     assert {f for f in folders if f"{f}/ " not in text} == set()
 
 
+PAGES_OF_FILES = (
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "kernels/emulator/README.md", "kernels/lab/README.md"),
+    *("tools/README.md", "docs/machines.md", "docs/exactness.md", "docs/models.md", "docs/benchmarks.md"),
+)
+
+
+@each("page", PAGES_OF_FILES)
+def test_a_page_names_files_and_classes_that_exist(page: str):
+    text = (ROOT / page).read_text()
+    folders = ("mlx_engine", "kernels", "docs", "benchmarks", "tools", "tests")
+    paths = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    files = [f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in paths]
+    named = re.findall(r"(?<![\w/.-])[\w][\w/.-]*\.(?:py|md|h\.metal)\b", text) + re.findall(r"`([\w/.-]+/)`", text)
+    named = [name for name in named if not re.search(r"NAME|SUBJECT|TYPE|FOLDER", name)]
+    # A page may leave out the first folders: `loop/runner.py`.
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
+    sources = [path.read_text() for path in SOURCES]
+    for name, attribute in re.findall(r"`([A-Z][a-z]\w+|KV\w+)(?:\.(\w+))?`", text):
+        homes = [source for source in sources if re.search(rf"^class {name}\b", source, re.MULTILINE)]
+        assert homes, name
+        has = re.compile(rf"(def |self\.|^    ){attribute}\b", re.MULTILINE)
+        assert any(map(has.search, homes)), f"{name}.{attribute}"
+
+
+def test_the_tree_of_architecture_is_the_one_on_disk():
+    (tree,) = re.findall(r"## Where things are\n\n```\n(.*?)\n```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
+    above: list[str] = []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        above = [*above[:depth], line.split()[0]]
+        assert (ROOT / "/".join(above)).exists(), above
+
+
 @each("path", SOURCES)
 def test_names_are_spelled_the_american_way(path: Path):
     # Most files have no such word at all, not even in prose, and need not be divided into tokens.

@@ -17,6 +17,7 @@ PAGES = {
     "figures.md": "BENCHMARKS.md", "changes.md": "CHANGELOG.md",
 }  # fmt: skip
 COMMANDS = "<!-- commands: written by `tools/site.py` when the site is built -->"
+OPTIONS = "<!-- options: written by `tools/site.py` when the site is built -->"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 
 
@@ -40,6 +41,14 @@ def commands() -> str:
         if not command.hidden:
             write(command, name)
     return "\n".join(lines)
+
+
+def options() -> str:
+    """Return a table of the options of a run, in Markdown."""
+    from mlx_engine.options import declared
+
+    rows = [(f.name, about.unset or f"`{f.default}`", text(about.help)) for f, about in declared()]
+    return "\n".join(["| option | default | |", "|---|---|---|", *(f"| `{a}` | {b} | {c} |" for a, b, c in rows)])
 
 
 def context(command: Any) -> Any:
@@ -77,6 +86,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Write the commands into their page, and turn links out of docs/ into links to the repository."""
     folder = ROOT if page.file.src_uri in PAGES else ROOT / "docs"
-    if COMMANDS in markdown:
-        markdown = markdown.replace(COMMANDS, commands())
+    for marker, written in ((COMMANDS, commands), (OPTIONS, options)):
+        if marker in markdown:
+            markdown = markdown.replace(marker, written())
     return LINK.sub(lambda match: moved(match, folder), markdown)

@@ -131,7 +131,7 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
 def _pair(key: str, value: object) -> bytes:
     option = f"metadata {shown(key)}"
     if not key:
-        raise OptionError(f"{option}: a key must not be empty", option=option)
+        raise OptionError(f"{option}: the key is empty", option=option)
     kind, inner = (value.kind, value.value) if isinstance(value, Value) else (_kind_of(value, option), value)
     return _string(key, option, MAX_KEY_BYTES) + struct.pack("<I", kind) + _encoded(kind, inner, option, 0)
 

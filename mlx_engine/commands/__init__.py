@@ -35,7 +35,7 @@ SUMMARIES = {
     "quantize": "Quantise a model and write it as a GGUF file or a folder",
     "inspect": "Show the header, metadata and tensors of a model without loading it",
     "models": "List the supported architectures",
-    "plan": "Print what would lie where on several machines",
+    "plan": "Estimate the placement of layers on several machines",
     "tokenize": "Convert text to token ids and back, or show the vocabulary",
     "backends": "List the backends, slowest first, and say why this machine cannot run some of them",
     "cache": "List and remove what is kept on disk: models and compiled kernels",

@@ -1,4 +1,4 @@
-"""What the model files of this folder support: architectures, their names, and the keys of their settings."""
+"""What the files of `mlx_engine/models` support: architectures, their names, and the keys of their settings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The architectures, one file each, and what they share: `decoder.py`."""
+"""The architectures, one file each, and what they share: `layer.py` and `decoder.py`."""

@@ -414,7 +414,7 @@ class Layer:
     def counted_from(self, first: int) -> Layer:
         """Return the layer in a stage that begins with layer `first`: indices and columns are counted from there.
 
-        `distributed/split.py` makes no stage that shares the keys and values of a layer of another one.
+        `distributed/pipeline.py` makes no stage that shares the keys and values of a layer of another one.
         """
         if not first:
             return self

@@ -162,7 +162,7 @@ class Choice(msgspec.Struct, frozen=True):
     Attributes:
         token_ids: its tokens; of a request that was cancelled, those until then.
         logprobs: their log-probabilities: little-endian float32, as base64.
-        digest: SHA-256 of both, see `decode/logprobs.py`.
+        digest: SHA-256 of both, see `loop/logprobs.py`.
         finish_reason: why it ended; null if it was cancelled.
     """
 

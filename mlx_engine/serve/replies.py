@@ -1,7 +1,7 @@
 """Replies and the chunks of streams, in the form of OpenAI's API, and under the key `mlx_engine` what is our own.
 
-The receipt (a digest of model, request and answer) serves clients that compare the answers of two servers, or keep
-proof of an answer; the cause of a cache miss serves authors of prompts who want a longer common prefix.
+The receipt (digests, seed, times) serves clients that compare the answers of two servers or of two days; the cause
+of a cache miss serves authors of prompts who want a longer common prefix.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def test_conversations_have_the_chatml_layout() -> None:
     message = re.compile(r"<\|im_start\|>(system|user|assistant)\n([^<]+)<\|im_end\|>\n")
     systems = several = 0
     for seed in range(500):
-        text = chat.document(random.Random(seed))
+        text = chat.document(random.Random(seed), 0.8)
         messages = message.findall(text)
         assert "".join(chat.turn(role, said) for role, said in messages) == text
         roles = [role for role, _ in messages]
@@ -243,7 +243,7 @@ def test_conversations_have_the_chatml_layout() -> None:
 def test_a_story_is_the_one_that_was_asked_for() -> None:
     asked = 0
     for seed in range(400):
-        question, answer = chat.Talk(random.Random(seed)).new_story()
+        question, answer = chat.Talk(random.Random(seed), 0.8).new_story()
         match = re.search(r"about (?:an?|the) (.+?)(?: who .+)?(?: in a few sentences| with a title)?[.?]$", question)
         if match and ", please" not in question:
             asked += 1
@@ -258,7 +258,7 @@ def test_what_is_held_out_is_no_subject_of_the_training_text() -> None:
     assert len(subjects.HELD_OUT) >= 80
     assert not {"fox", "cat", "dragon"} & set(subjects.HELD_OUT)
     rng, seen = random.Random(3), set[str]()
-    for _ in range(4000):
+    for _ in range(5000):
         request = stories.ask(rng)
         seen |= {someone.noun for someone in (request.main, request.friend) if someone}
         name = request.main.name
@@ -271,7 +271,7 @@ def test_what_is_held_out_is_no_subject_of_the_training_text() -> None:
 
 def test_a_conversation_never_tells_the_same_plot_twice() -> None:
     for seed in range(40):
-        talk, plots = chat.Talk(random.Random(seed)), list[str]()
+        talk, plots = chat.Talk(random.Random(seed), 0.8), list[str]()
         for ask in (talk.new_story, talk.another, talk.go_on, talk.new_story, talk.another):
             ask()
             assert talk.story is not None
@@ -281,7 +281,7 @@ def test_a_conversation_never_tells_the_same_plot_twice() -> None:
 
 def test_a_story_goes_on_with_its_characters() -> None:
     for seed in range(60):
-        talk = chat.Talk(random.Random(seed))
+        talk = chat.Talk(random.Random(seed), 0.8)
         talk.new_story()
         assert talk.story is not None
         before = person(talk.story, "a")

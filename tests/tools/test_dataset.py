@@ -82,5 +82,5 @@ def test_rows_decode_to_the_documents(tokenizer: Tokenizer) -> None:
 
 
 def test_encoding_uses_the_special_tokens(tokenizer: Tokenizer) -> None:
-    ends = [ids[-1] for ids in encoded(tokenizer, seed=9, count=30)]
+    ends = [ids[-1] for ids in encoded(tokenizer, seed=9, count=30, short_share=0.8)]
     assert set(ends) == {SIZE - 3}

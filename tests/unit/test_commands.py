@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import typer
 
 from mlx_engine.backends import auto, backend_names
@@ -55,6 +56,13 @@ def test_the_help_of_every_command_begins_with_what_it_does():
     helps = {name: " ".join(command.help.split()) for name, command in commands.items()}
     assert [name for name, summary in SUMMARIES.items() if not helps[name].startswith(summary)] == []
     assert cli("--help").code == 0
+
+
+@pytest.mark.parametrize("group", ["", "kernels", "tokenize", "cache"])
+def test_a_group_without_a_command_prints_its_help(group):
+    result = cli(*group.split())
+    assert (result.code, result.out) == (2, cli(*group.split(), "--help").out)
+    assert "Usage: " in result.out
 
 
 def test_every_parameter_of_every_command_has_a_help_text():

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from benchmarks import crossover
-from benchmarks import sections as crossover_section
+from benchmarks import crossover, sections
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.bench.roofline import linears
@@ -180,7 +179,7 @@ def test_a_head_is_an_output_under_both_names():
 
 def test_the_constant_is_what_the_committed_table_says():
     rows = [json.loads(line) for line in crossover.RESULTS.read_text().splitlines()]
-    assert crossover.crossover(crossover_section.newest(rows)) == conversion.AUTO_MIN_DIM
+    assert crossover.crossover(sections.last_run(rows)) == conversion.AUTO_MIN_DIM
 
 
 def test_measuring_the_crossover_keeps_one_width_in_memory(tmp_path, monkeypatch, backend):

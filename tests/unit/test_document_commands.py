@@ -83,7 +83,9 @@ def flags(command: object) -> Iterator[str]:
         yield from flags(below)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/cli.md", "docs/server.md", "docs/models.md", "docs/exactness.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{name}" for name in DOCS if name not in ("found.md", "kernels.md"))]
+)
 def test_every_option_in_the_text_of_a_page_is_one_of_a_command(page: str):
     text = (ROOT / page).read_text(encoding="utf-8")
     code = re.findall(r"`([^`\n]+)`", text)

@@ -190,7 +190,7 @@ def test_the_context_can_be_smaller_than_the_model_s():
 def test_a_prompt_that_exceeds_the_context_asked_for_is_wrong_use(options):
     result = generate("Once upon a time there was " * 3, "--context-len", 20, *options)
     assert result.code == 2
-    assert "context_len allows 20 for prompt and answer" in only_line(result)
+    assert "--context-len allows 20 for prompt and answer" in only_line(result)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,6 @@ def test_names_of_parts():
 def test_no_part_is_written_over_while_it_is_read(copies):
     before = [part.read_bytes() for part in copies]
     for target in copies:
-        with pytest.raises(OptionError, match="another file than IN"):
+        with pytest.raises(OptionError, match="is the file that is read; write to another one"):
             requantize(copies[0], target, Conversion("q4_0"))
     assert [part.read_bytes() for part in copies] == before

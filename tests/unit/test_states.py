@@ -73,7 +73,7 @@ def test_a_pass_reads_one_slot_and_writes_another():
 
 
 def test_a_pass_without_choices_may_be_committed_before_an_older_one():
-    """As `decode/passes.py` does with the chunks of a prompt: only numbers of tokens are known."""
+    """As `loop/runner.py` does with the chunks of a prompt: only numbers of tokens are known."""
     pool = pool_of()
     kv = pool.sequence()
     begin([SequenceInput([1] * 5, kv)])
