@@ -14,7 +14,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.parameters import Array, Linear, Norm, Token
 from mlx_engine.backends.program import Layers, Program
-from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
+from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.models.layer import Attention, Layer, SharedAttention, decoder_layer
 from mlx_engine.weights.model import Model
 from mlx_engine.weights.parameters import Parameters
@@ -119,14 +119,6 @@ class Decoder(Model):
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         return KVPool(self.backend, self.kv_layers, n_tokens, **options)
-
-    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
-        return self.new_pool(n_tokens, **options).sequence()
-
-    def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens. It takes less memory than `new_kv`."""
-        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
 
 
 def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
