@@ -41,7 +41,7 @@ class KVSequence:
             raise ValueError(f"expected a capacity of at least 1 token, found {capacity}")
         self.pool, self.capacity = pool, capacity
         self.length = self.pending = 0
-        self.state = SequenceState(pool.states)
+        self.state, self._has_state = SequenceState(pool.states), pool.states.n_slots > 0
         n_pages = -(-capacity // pool.page)
         self._tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
@@ -69,14 +69,15 @@ class KVSequence:
             raise ValueError("begin: expected one pass over a pool whose stores are not kept, found a second one")
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
-        if not self.state.has_room():
+        if self._has_state and not self.state.has_room():
             raise CacheFullError(length=first, wanted=n, capacity=first, pool_is_full=True)
         end = max(self._end, -(-(first + n) // self.pool.page))
         if end > self._end or first < self._lent:
             self._allocate(first, n, end)
-        # A prompt is often continued after a part of its end has been replaced: keep the state at the last page.
-        inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
-        self.state.begin(first, n, inside)
+        if self._has_state:
+            # A prompt is often continued after a part of its end has been replaced: keep the state at the last page.
+            inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
+            self.state.begin(first, n, inside)
         self.pending += n
         return first
 
@@ -85,7 +86,8 @@ class KVSequence:
         self._check("commit", n)
         self.pending -= n
         self.length += n
-        self.state.commit(self.length)
+        if self._has_state:
+            self.state.commit(self.length)
         for group, window in enumerate(self.pool.windows):
             if window is not None:
                 self._give_back(group, max(0, self.length + 1 - window) // self.pool.page)
@@ -111,7 +113,7 @@ class KVSequence:
                 raise ValueError(
                     f"truncate: tokens that a window of {window} reads after {length} have been given back"
                 )
-        if length < self.length and self.pool.states.n_slots:
+        if length < self.length and self._has_state:
             raise ValueError(f"truncate: the state after {length} tokens has been given back")
         self.length = length
         self._free_end()
@@ -168,7 +170,7 @@ class KVSequence:
             raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept, found another one")
         if length > self.capacity:
             raise CacheFullError(length=0, wanted=length, capacity=self.capacity)
-        if length and self.pool.states.n_slots and (state is None or state.length != length):
+        if length and self._has_state and (state is None or state.length != length):
             raise ValueError(f"adopt: expected the state after {length} tokens, found {state}")
         firsts = [
             0 if window is None else max(0, length + 1 - window) // self.pool.page for window in self.pool.windows

@@ -3,6 +3,8 @@
 `fork` copies a lock as it is, but of all threads only the one that forks. A lock that another thread holds would stay
 locked in the child for ever, and what it protects might be half changed. So the thread that forks first acquires all
 locks of this module, and both processes release them afterwards.
+
+This serves programs that load a model and then fork: pre-forking web servers, and `multiprocessing` on Linux.
 """
 
 from __future__ import annotations

@@ -320,8 +320,8 @@ def test_no_thread_parks_between_a_backend_s_check_for_parked_threads_and_the_en
         stayed.append(control[layout.ON])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool._Shared, "wake", look)
     with monkeypatch.context() as patched:
+        patched.setattr(pool._Shared, "wake", look)
         patched.setattr(be.library, "project", fail)
         with pytest.raises(KeyboardInterrupt):
             be.linear(np.ones((1, 64), dtype=np.float32), layer)

@@ -139,20 +139,15 @@ class CompiledBackend(SimdBackend):
             last = table.shape[0] - 1
             raise IndexError(f"token ids must be from 0 to {last:,}, not from {min(ids):,} to {max(ids):,}")
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
-        descriptor = self._table_descriptor(table)
-        self.library.embed(
-            self.pool.address, address(descriptor), table.shape[1], address(rows), len(rows), address(expanded)
-        )
-        return expanded
-
-    def _table_descriptor(self, table: Matrix) -> np.ndarray:
-        """Return the kernel parameters of an embedding table, which are made once and kept."""
         descriptor = self._embedded.get(table)
         if descriptor is None:
             load_formats(self.library, self._formats)
             descriptor = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
             write_matrix(descriptor, table, self.library)
-        return descriptor
+        self.library.embed(
+            self.pool.address, address(descriptor), table.shape[1], address(rows), len(rows), address(expanded)
+        )
+        return expanded
 
     def linear(self, x: Native, linear: Linear) -> Native:
         return self._project(x, self._block((linear,)))
