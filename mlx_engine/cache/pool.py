@@ -127,11 +127,6 @@ class KVPool:
         different = {id(store): store for store in self.stores.layers if store is not None}.values()
         return sum(self._backend.kv_nbytes(store) for store in different) + self.states.nbytes
 
-    @property
-    def free_tokens(self) -> int:
-        """The number of tokens for which every group has free pages."""
-        return min(self._n_free) * self.page if self._n_free else self.n_tokens
-
     def free_pages(self, group: int) -> int:
         """Return the number of free pages of a group."""
         return self._n_free[group]

@@ -212,18 +212,8 @@ class PrefixCache:
             self._nodes.pop(node, None)
             self._nodes[node] = None
 
-    def evict(self, n: int) -> int:
-        """Free pages, least recently used first, until n pages of each group are free; return how many were freed.
-
-        Pages that sequences hold are not freed. So fewer than n may be free afterwards.
-        """
-        before = sum(map(self.pool.free_pages, range(len(self.pool.windows))))
-        for group in range(len(self.pool.windows)):
-            self._reclaim(group, n)
-        return sum(map(self.pool.free_pages, range(len(self.pool.windows)))) - before
-
     def _reclaim(self, group: int, n: int) -> None:
-        """Free pages until n pages of a group are free, if sequences hold few enough."""
+        """Free pages, least recently used first, until n pages of a group are free, if sequences hold few enough."""
         if self.pool.windows[group] is not None:
             self._thin(group, n)
             return

@@ -153,7 +153,7 @@ class SequenceState:
 
     def has_room(self) -> bool:
         """Return whether a pass finds a slot for its state."""
-        return not self._pool.n_slots or self._pool.make_room(1)
+        return self._pool.make_room(1)
 
     def begin(self, first: int, n: int, inside: int | None = None) -> None:
         """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens.
@@ -163,8 +163,6 @@ class SequenceState:
         Raises:
             ValueError: the state before these tokens was never computed: a pass was committed or rolled back in part.
         """
-        if not self._pool.n_slots:
-            return
         if self.newest.length != first:
             raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")
         ends = [first + n]

@@ -36,12 +36,6 @@ class Metrics:
     sampling: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
 
-    def record_timed(self, work: Callable[[], T]) -> T:
-        """Run and time one pass, and return its result; a pass that fails is not recorded."""
-        seconds, result = self._timed(work)
-        self.record_pass(seconds)
-        return result
-
     def record_pass(self, seconds: float, *, share: float | None = None, sampling: float | None = None) -> None:
         """Record a pass that took `seconds`.
 
@@ -52,21 +46,12 @@ class Metrics:
         if sampling is not None:
             self.sampling.append(sampling)
 
-    def record_sampling(self, work: Callable[[], T]) -> T:
-        """Run and time one choice of a token, and return it."""
-        seconds, result = self._timed(work)
-        self.sampling.append(seconds)
-        return result
-
     def record_phase(self, name: str, work: Callable[[], T]) -> T:
         """Run and time a phase, and return its result."""
-        self.phases[name], result = self._timed(work)
-        return result
-
-    def _timed(self, work: Callable[[], T]) -> tuple[float, T]:
         start = self.clock()
         result = work()
-        return self.clock() - start, result
+        self.phases[name] = self.clock() - start
+        return result
 
     @property
     def time_to_first_token_ms(self) -> float | None:
@@ -131,10 +116,6 @@ class PassTimer:
     def restart(self) -> None:
         """Note that no pass is under way, so that the device waits for the host."""
         self._ended = None
-
-    def since(self, resumed: float) -> float:
-        """Return the seconds of a pass that began at `resumed` and ends now."""
-        return self._clock() - resumed
 
     def interval(self, resumed: float, asked: float) -> float:
         """Return the seconds of a pass that ends now, on a device that starts each pass when the pass before ends.

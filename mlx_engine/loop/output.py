@@ -8,14 +8,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from logging import INFO
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+from mlx_engine.loop.logprobs import TokenLogprobs
+from mlx_engine.loop.sampler import Sampler
 from mlx_engine.observe.log import LOGGER, event
-
-if TYPE_CHECKING:
-    from mlx_engine.loop.logprobs import TokenLogprobs
-    from mlx_engine.loop.sampler import Sampler
-    from mlx_engine.options import Options
+from mlx_engine.options import Options
 
 FinishReason = Literal["stop", "length", "timeout"]
 
@@ -86,7 +84,8 @@ class Output:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             piece += self._rest()
-        self._append(piece)
+        if piece:
+            self.pieces.append(piece)
         if LOGGER.isEnabledFor(INFO):
             self._log(token, piece, sampler.probability())
 
@@ -94,7 +93,8 @@ class Output:
         """End the output with a reason, before the token limit, unless it has already ended."""
         if self.finish_reason is None:
             self.finish_reason = reason
-            self._append(self._rest())
+            if piece := self._rest():
+                self.pieces.append(piece)
 
     def _rest(self) -> str:
         """Return the text that was held back until the end."""
@@ -102,10 +102,6 @@ class Output:
         # An incomplete character at the end becomes U+FFFD, which may complete a stop string.
         self.finish_reason = "stop" if self._stops.found else self.finish_reason
         return piece
-
-    def _append(self, piece: str) -> None:
-        if piece:
-            self.pieces.append(piece)
 
     def _log(self, token: int, piece: str, probability: float | None) -> None:
         step = len(self.token_ids)

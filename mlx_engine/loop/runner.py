@@ -135,11 +135,11 @@ class ModelRunner:
                 self._timer.restart()
             read = self._submit_all(schedule)
             if not self._flight:
-                return PassOutput(read, seconds=self._timer.since(resumed)) if read else PassOutput()
+                return PassOutput(read, seconds=self._clock() - resumed) if read else PassOutput()
             oldest, asked = self._flight[0], self._clock()
             chosen, failed = self._settle(oldest)
             began = oldest.started if self._is_staged else resumed
-            seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(began)
+            seconds = self._timer.interval(resumed, asked) if self.overlaps else self._clock() - began
         return PassOutput([*read, *oldest.chunks], chosen, failed, seconds, oldest.sampling)
 
     def drop(self, sequence: Sequence) -> None:

@@ -14,7 +14,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.parameters import Array, Linear, Norm, Token
 from mlx_engine.backends.program import Layers, Program
-from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
+from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.models.layer import Attention, Layer, SharedAttention, decoder_layer
 from mlx_engine.weights.model import Model
 from mlx_engine.weights.parameters import Parameters
@@ -43,6 +43,7 @@ class Decoder(Model):
     """A model: maps a batch to logits. The caller owns the KV cache. Model files derive `Model` from this class."""
 
     config: Any
+    backend: Backend
     program: Program
 
     def __init__(
@@ -71,16 +72,11 @@ class Decoder(Model):
         # uses.
         self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
         self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
-        self.backend = backend
+        self.run_on(backend)
 
-    @property
-    def backend(self) -> Backend:
-        """The backend. The setter compiles the layers for the backend: call it again after any change to the layers."""
-        return self._backend
-
-    @backend.setter
-    def backend(self, backend: Backend) -> None:
-        self._backend, self.program = backend, backend.compile(self.definition, self.width)
+    def run_on(self, backend: Backend) -> None:
+        """Use a backend, and compile the layers for it. Call it again after any change to the layers."""
+        self.backend, self.program = backend, backend.compile(self.definition, self.width)
 
     @property
     def width(self) -> int:
@@ -124,14 +120,6 @@ class Decoder(Model):
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         return KVPool(self.backend, self.kv_layers, n_tokens, **options)
-
-    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
-        return self.new_pool(n_tokens, **options).sequence()
-
-    def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens. It takes less memory than `new_kv`."""
-        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
 
 
 def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
