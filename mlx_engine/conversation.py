@@ -25,7 +25,7 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn.
+    """A question of the user with the answer of the model.
 
     Attributes:
         generation: the answer.

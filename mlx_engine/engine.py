@@ -101,22 +101,24 @@ def load(
     """Load a model.
 
     Args:
-        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", or "builtin".
+        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", "builtin", or "shape:NAME",
+            which writes a model of this shape with random weights.
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
             number than that is reduced, with a warning.
-        quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
-            which on quantising is faster, see `mlx_engine.weights.conversion`.
+        quant_min_dim: layers whose longer side is below this are not quantised; "auto" is the measured width from which
+            on quantising is faster, see `mlx_engine.weights.conversion`.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention" and "ffn".
         allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
-            `notes` of the engine says so. "rope_scaling.factor" is a nested setting.
+            `notes` of the engine says so. Write nested settings with dots: "rope_scaling.factor".
         jit: use compiled CPU kernels if they are available; without it, NumPy.
-        context: the longest sequence in tokens, for models with LongRoPE or dynamic NTK: they have other rotary
-            frequencies for longer contexts, which are chosen here; None is the context of their training.
+        context: the longest sequence in tokens. For models with LongRoPE or dynamic NTK it selects their RoPE
+            frequencies; default: the training context.
         allow_too_large: load a model that needs more memory than is free.
-        progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
+        progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
+            written.
 
     Raises:
         OptionError: an option is invalid, or the model has no such layer or setting.
@@ -175,8 +177,8 @@ class Engine:
     def close(self) -> None:
         """Free the weights and the file, and end the backend's threads.
 
-        A forward pass that another thread is running ends first. Every later call raises ClosedError, also of streams
-        and schedulers that were made before.
+        `close` waits for a running forward pass. Later calls, also on existing streams and schedulers, raise
+        ClosedError.
         """
         model, self._model = self._model, None
         if model is not None:
@@ -255,10 +257,10 @@ class Engine:
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0
-                reads the prompt alone.
+            max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1: until the
+                context is full; 0: run the prompt and generate nothing.
             options: the options of a run, which `mlx_engine.options` declares and `help` lists. `stop` may be one
-                string or several, and `logit_bias` a mapping; `timeout` counts from when the first piece is asked for.
+                string or several, and `logit_bias` a mapping; `timeout` starts when the first piece is requested.
             progress: called with (tokens done, tokens in total) during prefill.
 
         Raises:
@@ -280,8 +282,8 @@ class Engine:
         Args:
             prompts: the prompts, each as `generate` takes it.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. A list of strings as `stop` is
-                for all prompts; for one value per prompt, each element is itself a list or None.
+            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` applies to all
+                prompts; for one value per prompt use `[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.
@@ -305,7 +307,7 @@ class Engine:
         return Stream(scheduler or self._scheduler_for([request]), request, progress=progress)
 
     def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
-        """Return a stream for each request. The streams share forward passes: each continues while any is read."""
+        """Return a stream for each request. The streams share forward passes: reading one stream advances all."""
         for request in requests:  # it may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
         scheduler = self._scheduler_for(requests) if self.model and requests else None
@@ -335,8 +337,8 @@ class Engine:
             kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context for
                 each slot.
             prefix_cache: keep the keys and values of prompts and answers for later requests that begin alike.
-            whole_pages: reuse whole pages of 64 tokens alone, so that neither counts nor times tell a client how many
-                tokens its prompt has in common with that of another.
+            whole_pages: reuse only whole pages of 64 tokens, so that neither counts nor latency tell a client how many
+                tokens its prompt has in common with the prompt of another client.
             options: other options of `Scheduler`.
 
         Raises:
@@ -370,7 +372,8 @@ class Engine:
 
         Args:
             messages: such as `{"role": "user", "content": "Hello"}`. Control tokens in a content are read as text.
-            history: ids of earlier conversations, used where the rendered text begins with theirs.
+            history: ids of earlier conversations; those of a conversation are reused if the rendered text starts with
+                that conversation's text.
 
         Raises:
             OptionError: `messages` is not a list of messages.
@@ -484,7 +487,7 @@ class RequestBuilder:
     ) -> list[int]:
         """Return the token ids of a conversation by the model's chat template, as `Engine.chat_prompt` describes.
 
-        `check` is called before each piece of the work with its text; what it raises ends the work.
+        `check(text)` runs before each piece is encoded; its exception aborts.
         """
         from mlx_engine.tokenizer.chat import chat_ids, unchecked
 
@@ -517,7 +520,7 @@ class RequestBuilder:
     def fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
         """Return the largest number of new tokens after `n_prompt` tokens.
 
-        None means 256, or what the context leaves; `UNTIL_FULL` what the context leaves.
+        If `max_tokens` is None, return 256 or what the context leaves; if it is `UNTIL_FULL`, what the context leaves.
 
         Raises:
             ContextLengthError: prompt and `max_tokens` exceed the context.
@@ -647,7 +650,7 @@ class CheckedCheckpoint:
         need.check(self.checkpoint.where, available_memory(), allowed=self.allow_too_large)
 
     def build(self, progress: Progress | None = None) -> Loaded:
-        """Read the weights and build the model; add the seconds of both phases to those of `prompts`.
+        """Read the weights and build the model; record load and warm-up time in `prompts.phases`.
 
         Raises:
             NotEnoughMemoryError: the model cannot run in the memory that is free.
@@ -695,7 +698,7 @@ class CheckedCheckpoint:
 def _read_ahead(backend: Backend) -> None:
     """Return the memory that loading freed to the system, then start reading the mapped weights.
 
-    In the other order, the peak would be their sum.
+    Otherwise freed heap and mapped pages are resident together at the peak.
     """
     give_back_freed()
     backend.read_ahead()

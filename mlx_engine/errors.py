@@ -35,13 +35,6 @@ from numbers import Integral, Real
 SHOWN = 20
 
 
-class Words(str):
-    """What was found, in words: a message has it without the quotes of a value, on one line."""
-
-    def __repr__(self) -> str:
-        return str(self) if self.isprintable() else super().__repr__()[1:-1]
-
-
 def shown(value: object) -> str:
     """Return the repr of a value for a message, shortened to 80 characters."""
     try:
@@ -185,11 +178,9 @@ class OptionError(EngineError, ValueError):
         found: the invalid value.
     """
 
-    def __init__(
-        self, message: str | None = None, *, option: str, expected: str | None = None, found: object = None
-    ) -> None:
+    def __init__(self, message: str, *, option: str, expected: str | None = None, found: object = None) -> None:
         self.option, self.expected, self.found = option, expected, found
-        super().__init__(message or f"{option}: expected {expected}, found {shown(found)}")
+        super().__init__(message)
 
 
 def is_whole(value: object) -> bool:
@@ -202,9 +193,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def require(
-    holds: bool, message: str | None = None, *, option: str, expected: str | None = None, found: object = None
-) -> None:
+def require(holds: bool, message: str, *, option: str, expected: str | None = None, found: object = None) -> None:
     """Raise OptionError unless `holds`."""
     if not holds:
         raise OptionError(message, option=option, expected=expected, found=found)

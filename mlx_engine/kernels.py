@@ -1,7 +1,7 @@
-"""`mlx_engine.kernels` in a checkout: the folder `kernels` beside this package. A wheel has that folder in this place.
+"""Import the folder `kernels`, which a checkout has beside this package and a wheel inside, as `mlx_engine.kernels`.
 
-Where `import kernels` finds that folder, both names have the same module objects. Where it finds another distribution,
-that one keeps its name, and the folder is imported as `mlx_engine.kernels` alone.
+If `import kernels` finds this folder, both names have the same module objects. If `kernels` is another distribution, it
+keeps its name, and the folder is imported only as `mlx_engine.kernels`.
 """
 
 import importlib

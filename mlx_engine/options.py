@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
-# Below this temperature only logits that differ in their last float32 digit could both be chosen: sampling is greedy.
+# Below this temperature sampling is greedy: a draw could only choose among logits that differ in their last digit.
 COLDEST = 1e-7
 
 # The bounds of the OpenAI API. A bias of -100 in effect bans a token, a bias of 100 in effect forces it.
 MOST_PENALTY, MOST_BIAS = 2, 100
 
-# Stop strings are matched between two forward passes. The OpenAI API lists as many alternatives of a token.
+# Stop strings are matched between two forward passes, so they are few and short. `MOST_ALTERNATIVES` is the bound of
+# `top_logprobs` in the OpenAI API.
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_ALTERNATIVES = 20
 
-# Names of arguments of `load` on the command line. `About.aliases` has those of the options of a run.
+# Names of arguments of `load` on the command line. `About.aliases` has the other names of the options of a run.
 LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
 
 T = TypeVar("T")
@@ -41,16 +42,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What is declared of an option in addition to its type and its default.
+    """The declaration of an option, in addition to its type and its default.
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: the type of a value: float, int or bool. None: the class that has the option checks it.
+        kind: the type of a value: float, int or bool. None: the class that declares the option checks the value.
         least: the smallest value.
         most: the largest value.
-        above: a bound that is itself too small.
-        also: a value outside of the bounds that has its own meaning.
-        unset: what the default stands for, as help shows it; None shows the default itself.
+        above: an exclusive lower bound.
+        also: a value outside of the bounds that has a special meaning.
+        unset: the meaning of the default, for help texts; if None, help shows the default itself.
         flags: names on the command line; without any, "--min-p" for min_p.
         aliases: names in other projects, such as "n_predict".
         metavar: the word for a value in help.
@@ -105,7 +106,7 @@ class About:
 
 
 def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
-    """Return a dataclass field with this default, declared by `About`; a parameter of the server unless it is None."""
+    """Return a dataclass field with a default and an `About`; `parameter` defaults to `kind`."""
     return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
 
 
@@ -128,7 +129,7 @@ def check(values: Any) -> None:
 
 
 def aliases() -> dict[str, str]:
-    """Return the options by their names in other projects, and those of `load` by their names on the command line."""
+    """Return the options by their names in other projects, and `load`'s arguments by their command-line names."""
     return {alias: f.name for f, about in declared() for alias in about.aliases} | LOAD_ALIASES
 
 

@@ -114,3 +114,13 @@ def check_references(pool: KVPool, sequences: list[KVSequence], cache: PrefixCac
         free = pool._free[group][: pool.free_pages(group)] // pool.page
         assert sorted(free.tolist()) == np.flatnonzero(counts == 0).tolist()
         assert pool.used_pages(group) == np.count_nonzero(counts)
+
+
+def evict(cache: PrefixCache, n: int) -> int:
+    """Have the cache free pages until n of each group are free, as far as it can; return how many were freed."""
+    pool, groups = cache.pool, range(len(cache.pool.windows))
+    before = sum(map(pool.free_pages, groups))
+    for group in groups:
+        assert pool.reclaim is not None
+        pool.reclaim(group, n)
+    return sum(map(pool.free_pages, groups)) - before

@@ -1,7 +1,7 @@
 """RMSNorm, gate, up and activation in one launch: the first half of a gated feed-forward network.
 
 Faster than four launches, which would wait for each other and pass the two products through memory. The activation is
-not part of the second half, where every row would have to compute it again.
+applied here; in the down projection every output row would recompute it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def norm_gate_up(
     """Compute `activation(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x, norm_weight, eps)`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows from `norm_rows`.
+        x: (V, K) float16 or float32. Without `factors` V is 1 to 8; with them, x comes from `norm_rows` and V is any.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         gate: (N, K).
-        up: (N, K); its stored type may be another.
+        up: (N, K); its stored type may differ from that of `gate`.
         activation: SiLU, or the tanh form of GELU.
         factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
         tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
@@ -58,7 +58,8 @@ def norm_gate_up(
     V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # Two matrices use the registers that more vectors would need.
+    # Two weight matrices per row: tune as for 2 N rows. Above 8 vectors a lane has two rows, not four, because two
+    # matrices take twice the registers.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
@@ -92,9 +93,16 @@ def reference(
 ) -> Expected:
     """The same in float64.
 
-    Both activations are `a / (1 + exp(-z))`. Their slope is at most 1.13, which multiplies an error of the gate. exp is
-    exact to 4 units in the last place; with the sum, the division and the product with up that makes 12 roundings. GELU
-    computes z: 4 roundings of z are `4 |z|` of exp(-z), and `|z| / (1 + exp(|z|))` is at most 0.28.
+    Both activations are `a / (1 + exp(-z))`. Their slope is at most 1.13, which multiplies an error of the gate. The
+    result has these roundings, of `EPSILON` each:
+
+    - 8 of exp, which is exact to 4 units in the last place
+    - 1 of the sum `1 + exp(-z)`
+    - 1 of the division
+    - 1 of the product with up
+
+    These are 11; the bound allows 12. GELU computes z: 4 roundings of z are `4 |z|` of exp(-z), and
+    `|z| / (1 + exp(|z|))` is at most 0.28.
     """
     a, a_bound = normed_products(x, norm_weight, eps, gate, factors)
     b, b_bound = normed_products(x, norm_weight, eps, up, factors)

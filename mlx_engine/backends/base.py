@@ -44,7 +44,7 @@ from mlx_engine.quant.weight import Weight
 
 
 class Ranks(Protocol):
-    """Several ranks, of which this process is one. Arrays are of NumPy or of MLX, as the argument is.
+    """The ranks that share a model; this process is one of them. Results are NumPy or MLX arrays, like the argument.
 
     Attributes:
         rank: the number of this process.
@@ -66,7 +66,7 @@ class Backend(Primitives):
 
     name: str
     device: str = "cpu"
-    # Whether operations only build a graph, which is evaluated when a result is needed (MLX).
+    # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
@@ -89,7 +89,7 @@ class Backend(Primitives):
         return False
 
     def discard(self, linear: Linear) -> None:
-        """Drop what this backend keeps of a linear layer that no model has, so that its memory becomes free."""
+        """Free the backend's data of a linear layer that no model uses any more."""
 
     def read_ahead(self) -> None:
         """Start reading mapped weights into memory. Called once, after a model has been built."""
@@ -207,12 +207,12 @@ class Backend(Primitives):
 
     @exchange
     def all_sum(self, x: Array) -> Array:
-        """Return the sum (T, N) of the x of all ranks, added in the order of the ranks; x if there are no others."""
+        """Return the sum (T, N) of the x of all ranks, added in rank order; x if this is the only rank."""
         return x if self.group is None else self.array(self.group.sum(self.host(x)))
 
     @exchange
     def all_columns(self, x: Array, n: int) -> Array:
-        """Return (T, n): the columns of all ranks side by side. The last rank may have fewer than the others."""
+        """Return (T, n): the columns of all ranks side by side. The last rank may have fewer columns than others."""
         if self.group is None:
             return x
         here, size = self.host(x), self.group.size
@@ -224,8 +224,8 @@ class Backend(Primitives):
     def all_best(self, x: Array, n: int, k: int) -> Array:
         """Return (R, n) logits of all ranks as `all_columns` does, of which only the k largest of each row are right.
 
-        All other values are smaller, by 1 or more. A row is NaN if a logit of any rank is not finite. Every rank sends
-        its k largest logits.
+        All other values of a row are smaller by at least 1. A row is NaN if a logit of any rank is not finite. Every
+        rank sends its k largest logits.
         """
         if self.group is None:
             return x
@@ -366,7 +366,7 @@ class Backend(Primitives):
 
         Args:
             layers: the definition.
-            width: of its input: D, plus the widths of the layers' own inputs.
+            width: the width of the definition's input: D, plus the widths of the layers' own inputs.
         """
         return OpByOp(self, layers)
 

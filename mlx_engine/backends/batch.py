@@ -48,7 +48,7 @@ class KVSpan(NamedTuple):
         """Return the slots of positions [first, last), as a slice if they are consecutive."""
         pages = self.pages[first // page : max(first // page + 1, -(-last // page))]
         start = first % page
-        if bool((pages[1:] - pages[:-1] == page).all()):  # consecutive pages: tokens need not be looked at
+        if bool((pages[1:] - pages[:-1] == page).all()):  # consecutive pages: a slice suffices
             return slice(int(pages[0]) + start, int(pages[0]) + start + last - first)
         slots = (pages[:, None] + np.arange(page)).reshape(-1)
         return slots[start : start + last - first]
@@ -81,7 +81,7 @@ class StateView(NamedTuple):
         store: the layer's states of all sequences, by slot. The operation writes to it in place.
         runs: (n, 4) int64: first row, number of rows, source slot and target slot. Each run reads the state in its
             source and writes the state after its rows to its target, which is another slot. The runs of a sequence are
-            in order, and each reads what the one before has written.
+            in order, and each run reads the state that the run before it has written.
     """
 
     store: Native
@@ -139,8 +139,8 @@ class Batch:
         stores: the KV stores of all layers.
         groups: the groups of layers, by window.
         runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
-        best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks send
-            each other no others; see `Backend.all_best` and `distributed/pipeline.py`.
+        best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks exchange only these;
+            see `Backend.all_best` and `distributed/pipeline.py`.
     """
 
     ids: Sequence[Token]

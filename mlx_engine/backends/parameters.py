@@ -17,7 +17,7 @@ Native: TypeAlias = Any
 
 
 class Array:
-    """A backend's array, as models, cache and decode see it: they pass it on and never read its contents.
+    """A backend's array, as models, cache and loop use it: these pass arrays on and never read their contents.
 
     The class has no members and no instances. It makes `x.shape`, `x[0]` and `x + y` above the backends a type error.
     """
@@ -31,10 +31,10 @@ class LazyToken:
 Token: TypeAlias = int | LazyToken
 
 Activation: TypeAlias = Literal["silu", "gelu"]
-# How an expert's gate and up become one: `activation(gate) * up`, or the operation of this name.
+# How an expert's gate and up are combined: `activation(gate) * up`, or the operation of this name.
 Gating: TypeAlias = Activation | Literal["clamped_swiglu"]
 
-# The numbers of the gating "clamped_swiglu", as gpt-oss has them.
+# The constants of the gating "clamped_swiglu", from gpt-oss.
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
@@ -113,8 +113,8 @@ class Rope:
     not rotated has the frequency 0.
 
     Attributes:
-        lengths: factor of each pair: its cosine and sine are multiplied by it; None for 1.
-        growth: factor of queries that depends on the position; keys do not have it.
+        lengths: a factor for each pair, by which its cosine and sine are multiplied; None for 1.
+        growth: a factor of queries that depends on the position; keys have no such factor.
     """
 
     frequencies: tuple[float, ...]
@@ -176,9 +176,9 @@ class DeltaNet:
 
     Attributes:
         projections: to queries, keys and values; to the output gate; to the strength of a correction; to the time step.
-        conv: of queries, keys and values.
+        conv: the convolution of queries, keys and values.
         rule: the delta rule.
-        norm: of each head's output, before the gate.
+        norm: the norm of each head's output, before the gate.
         state: the shapes of the convolution's last inputs, (W - 1, C), and of the delta rule's matrices, (H, E, P).
     """
 

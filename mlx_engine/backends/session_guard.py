@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from mlx_engine.errors import BackendUnavailableError, ClosedError
-from mlx_engine.machine.forks import is_abandoned, kept_over_forks
+from mlx_engine.machine.forks import abandoned, kept_over_forks
 
 
 class SessionGuard:
@@ -38,7 +38,7 @@ class SessionGuard:
                 reason="this process was forked from the one that made the engine, and has none of MLX's threads",
                 hint="load the model in this process, or start the process by 'spawn' in place of 'fork'",
             )
-        if is_abandoned(self._lock):
+        if self._lock in abandoned:
             raise BackendUnavailableError(
                 name=self._name,
                 reason="this process was forked while another thread was in a long forward pass",
@@ -61,7 +61,7 @@ class SessionGuard:
     def close(self) -> Iterator[None]:
         """Refuse all later sessions, wait for the end of those that are held, and keep others out in the block."""
         self._is_closed = True
-        is_lost = self._is_of_parent or is_abandoned(self._lock)  # a thread that does not exist here may hold it
+        is_lost = self._is_of_parent or self._lock in abandoned  # a thread that does not exist here may hold it
         with nullcontext() if is_lost else self._lock:
             yield
 

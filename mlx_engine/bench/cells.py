@@ -168,7 +168,7 @@ def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> d
 def _profiled(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
     profiler = Profiler()
     model = copy.copy(engine.model)
-    model.backend = profiled(engine.backend, profiler)
+    model.run_on(profiled(engine.backend, profiler))
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
     one = Test(n_prompt=test.n_prompt, n_gen=0 if test.n_prompt else 1, depth=test.depth)
     with model.backend.session():

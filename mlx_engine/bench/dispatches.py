@@ -123,7 +123,7 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
     layers: Counter[str] = Counter()
     around: Counter[str] = Counter()
     model = copy.copy(engine.model)
-    model.backend = _counting(engine.backend, layers, around)
+    model.run_on(_counting(engine.backend, layers, around))
     with engine.backend.session():
         kv = model.new_kv(depth + 1, longest_pass=depth + 1)
         if depth:

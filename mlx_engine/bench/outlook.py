@@ -79,8 +79,8 @@ def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Ou
     found = outlined(plan_model(open_checkpoint(path), Conversion()), create_backend(name))
     longest = int(found.model.config.context_length)
     if context is not None and context > longest:
-        expected = f"at most {longest:,} tokens, the model's context"
-        raise ContextLengthError(option="context", expected=expected, found=context)
+        message = f"context must be at most {longest:,} tokens, the model's context, not {context:,}"
+        raise ContextLengthError(message, option="context", found=context)
     n_tokens = min(longest, USUAL_CONTEXT) if context is None else context
     kv = SimpleNamespace(length=n_tokens)
     part: Any = SimpleNamespace(sequence=SimpleNamespace(kv=kv), n=1)

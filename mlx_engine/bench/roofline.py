@@ -19,7 +19,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.cpu.descriptors import Matrix
-from mlx_engine.backends.numpy.blas import one_blas_thread
+from mlx_engine.backends.numpy.simd import one_blas_thread
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.origin import cache_bytes
 from mlx_engine.checkpoint.model_files import Checkpoint

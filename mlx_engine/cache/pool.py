@@ -5,7 +5,8 @@ Layers with a state in place of keys and values have no pages: their slots are i
 Layers with the same attention window form a group, and each group has its own pages. A page is `page` consecutive
 slots, one per token, in the KV store of every layer of the group. Keys and values are written once and never moved.
 
-Pages are counted: several sequences and a prefix cache may hold the same page. A page without a holder is free.
+Each page has a reference count: several sequences and a prefix cache may hold the same page. A page without a reference
+is free.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class KVLayer:
         return 2 * self.n_kv_heads * self.head_dim * BYTES_PER_FLOAT
 
 
-# What a layer keeps of a sequence.
+# The cache of a layer for one sequence: keys and values, or a state.
 CacheLayer: TypeAlias = KVLayer | StateLayer
 
 
@@ -78,10 +79,10 @@ class KVPool:
 
         Args:
             backend: allocates the KV stores.
-            layers: what each layer keeps: keys and values, or a state.
+            layers: the cache of each layer: keys and values, or a state.
             n_tokens: tokens of all sequences in total.
-            n_sequences: the largest number of sequences at the same time. A prefix cache keeps about as many
-                prefixes usable in layers with a window as this number exceeds the running sequences.
+            n_sequences: the largest number of sequences at the same time. Layers with a window have pages for this many
+                sequences; a prefix cache uses the pages of sequences that do not run.
             page: tokens per page.
             longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
@@ -111,7 +112,7 @@ class KVPool:
             page * sum(layer.token_nbytes for layer in with_kv if layer.window == window) for window in self.windows
         )
         self.reclaim: Callable[[int, int], object] | None = None
-        # For each group, a stack of free pages, each given by its first slot, and the references to each page.
+        # For each group, a stack of the first slots of free pages, and the reference count of each page.
         self._free = [np.arange(n - 1, -1, -1, dtype=np.int64) * page for n in pages]
         self._n_free = pages
         self._references = [np.zeros(n, dtype=np.int64) for n in pages]
@@ -125,11 +126,6 @@ class KVPool:
         """Bytes of all pages and of all slots of states, free or in use."""
         different = {id(store): store for store in self.stores.layers if store is not None}.values()
         return sum(self._backend.kv_nbytes(store) for store in different) + self.states.nbytes
-
-    @property
-    def free_tokens(self) -> int:
-        """The number of tokens for which every group has free pages."""
-        return min(self._n_free) * self.page if self._n_free else self.n_tokens
 
     def free_pages(self, group: int) -> int:
         """Return the number of free pages of a group."""
@@ -167,7 +163,7 @@ class KVPool:
         self._references[group][pages // self.page] += 1
 
     def give_back(self, group: int, pages: np.ndarray) -> None:
-        """Remove one reference from each of several different pages, and free the pages without one.
+        """Remove one reference from each of several different pages, and free the pages whose count is then 0.
 
         Args:
             group: the group of layers.

@@ -1,20 +1,20 @@
 """The prefix cache: keys and values of earlier prompts and answers, reused by sequences with the same first tokens.
 
 The tokens are the edges of a radix tree (`radix.py`), whose nodes hold pages of the pool. The longest common prefix is
-found down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence. If
-clients must not learn about each other's prompts, whole pages alone are kept and reused: otherwise the counts of cached
-tokens and of pages, and the times, would show a client that guesses a prompt how many tokens of its guess are right.
+found down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence. With
+`whole_pages`, only full pages are kept and reused: otherwise counts of cached tokens and latency let a client guess
+another's prompt token by token.
 
 A page that a sequence holds too is in use and is never freed. The other pages leave, least recently used first, when
 the pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
 
 In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
-the pages before its end are still held: insert a prompt after each chunk to keep its pages on the way.
+the pages before its end are still held; the caller must therefore call `insert` after each prompt chunk.
 
 A model with a state needs the state at exactly the end of the prefix. `insert` keeps the states that the sequence has:
-that after its last token, and that at the last page boundary inside its last chunk. So a prefix ends where a prompt
-chunk or an answer ended, or at such a boundary. States are shared, not copied, and are counted in the bytes. When slots
-run out, states that a longer one of the same node follows leave first, then the least recently used.
+the state after the last token, and the state at the last page boundary in its last chunk. So a prefix ends where a
+prompt chunk or an answer ended, or at such a boundary. States are shared, not copied, and are counted in the bytes.
+When slots run out, states are freed first if their node holds a state for a longer prefix, then by LRU.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Match(NamedTuple):
 
 @dataclass
 class PrefixStats:
-    """What a prefix cache has done since it was made.
+    """Counters of a prefix cache since it was made.
 
     Attributes:
         queries: calls of `attach`.
-        hits: those that found at least one token.
+        hits: calls of `attach` that found at least one token.
         queried_tokens: tokens that were looked up.
         cached_tokens: tokens that need not be computed again.
         evicted_pages: pages, over all groups, that the cache let go for lack of memory.
@@ -88,9 +88,10 @@ class PrefixCache:
 
     Attributes:
         pool: the pool.
-        max_nbytes: the most bytes of pages and states that the cache holds, None for no bound. What is in use counts.
-        whole_pages: whether prefixes of whole pages alone are kept and reused.
-        stats: what has been asked for, found and evicted.
+        max_nbytes: the most bytes of pages and states that the cache holds, None for no bound. Pages that sequences
+            also hold count.
+        whole_pages: whether only whole pages are kept and reused.
+        stats: counters of look-ups, hits and evictions.
     """
 
     def __init__(self, pool: KVPool, max_nbytes: int | None = None, *, whole_pages: bool = False) -> None:
@@ -166,9 +167,8 @@ class PrefixCache:
     def attach(self, kv: KVSequence, ids: Sequence[int]) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
-        Pass the ids without those that must be computed: the last token's logits are not cached. If nothing is found,
-        the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before that
-        page.
+        Leave out the last token: its logits are not cached, so it must be computed. If nothing is found, the sequence
+        stays empty. If no page is free for the copy of a partly used page, the prefix ends before that page.
         """
         self._check(kv)
         found, path = self._match(ids[: kv.capacity])
@@ -185,7 +185,7 @@ class PrefixCache:
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence) -> None:
         """Keep the keys and values of the first tokens of a sequence, and its states, by sharing pages and slots.
 
-        The sequence may go on. Calls with longer and longer prefixes of one sequence cost little more than one.
+        The sequence may continue. Calls with longer and longer prefixes of one sequence cost little more than one.
 
         Args:
             ids: (N,) the first N tokens of the sequence, all committed.
@@ -212,23 +212,14 @@ class PrefixCache:
             self._nodes.pop(node, None)
             self._nodes[node] = None
 
-    def evict(self, n: int) -> int:
-        """Free pages, least recently used first, until n pages of each group are free; return how many were freed.
-
-        Pages that sequences hold are not freed. So fewer than n may be free afterwards.
-        """
-        before = sum(map(self.pool.free_pages, range(len(self.pool.windows))))
-        for group in range(len(self.pool.windows)):
-            self._reclaim(group, n)
-        return sum(map(self.pool.free_pages, range(len(self.pool.windows)))) - before
-
     def _reclaim(self, group: int, n: int) -> None:
-        """Free pages until n pages of a group are free, if sequences hold few enough."""
+        """Free pages, least recently used first, until n pages of a group are free, if sequences hold few enough."""
         if self.pool.windows[group] is not None:
             self._thin(group, n)
             return
         held = self._tree.held
-        # First leave alone what sequences use. If that is not enough, forget it too: nodes before it can be freed then.
+        # The first round skips pages that sequences use. The second round drops their nodes from the tree too, to reach
+        # their unused ancestors.
         for spared in (True, False):
             for node in list(self._nodes):
                 while self.pool.free_pages(group) < n and len(node.ids) and not node.children:

@@ -1,7 +1,8 @@
 """A radix tree over token ids. An edge is a run of tokens; its node holds the pages that cover them.
 
 Nodes need not begin at the first slot of a page. If a node begins inside a page, its first page also has the tokens
-before it: so for each page of a path, the deepest node that holds the page has all of its tokens up to the node's end.
+before the node. So for each page of a path, the deepest node that holds the page has all tokens of the page up to the
+node's end.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class RadixTree:
         self.root = Node(0, np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64) for _ in pool.windows], None)
 
     def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
-        """Return the nodes that agree with ids (n,), and the number of tokens that do; the last may agree in part."""
+        """Return the path of nodes that agree with ids (n,), the last perhaps in part, and the length of the match."""
         node, path, n = self.root, list[Node](), 0
         while n < len(ids) and (child := node.children.get(int(ids[n]))) is not None:
             path.append(child)
@@ -73,11 +74,11 @@ class RadixTree:
     def usable(self, path: Sequence[Node], n: int, step: int = 1) -> tuple[int, list[np.ndarray], Snapshot | None]:
         """Return the length of the longest prefix, of the n tokens of a path, whose pages are held, and these pages.
 
-        If the model has a state, that after the prefix must be held too, and is returned. The length is a multiple of
-        `step`, which is 1 or a page.
+        If the model has a state, the state after the prefix must be held too, and is returned. The length is a multiple
+        of `step`, which is 1 or a page.
 
-        In a group with a window, later tokens see the last `window - 1` tokens of the prefix; only their pages are
-        needed. Pages are given for each group (P,); -1 where a page is not held.
+        In a group with a window, later tokens attend to the last `window - 1` tokens of the prefix; only their pages
+        are needed. Pages are given for each group (P,); -1 where a page is not held.
         """
         n -= n % step
         tables = [self._table(group, path, n) for group in range(len(self._windows))]
@@ -135,7 +136,7 @@ class RadixTree:
         return parent.children[first]
 
     def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
-        """Append tokens to a leaf. A page that it fills in part is replaced: the other one has all of its tokens."""
+        """Append tokens to a leaf. Replace its partly filled last page by the new page, which has its tokens."""
         n_whole = leaf.end // self._page - leaf.start // self._page
         for group, new in enumerate(pages):
             new = new[leaf.end // self._page :]
@@ -145,7 +146,7 @@ class RadixTree:
         leaf.ids, leaf.evicted = np.concatenate((leaf.ids, more)), None
 
     def _split(self, node: Node, at: int) -> Node:
-        """Split a node at a position inside it, and return the new node of the tokens before. Both hold a cut page."""
+        """Split a node at a position inside it, and return the new upper node. Both nodes hold a page that is cut."""
         first, parent = node.start // self._page, node.parent
         upper = Node(node.start, node.ids[: at - node.start], [], parent, {int(node.ids[at - node.start]): node})
         for group, pages in enumerate(node.pages):
@@ -161,7 +162,7 @@ class RadixTree:
         return upper
 
     def _ends_in_a_window(self, leaf: Node, pages: Sequence[np.ndarray]) -> bool:
-        """Return whether a leaf holds the page that it fills in part, and the new pages do not have it any more."""
+        """Return whether a leaf holds its partly filled last page, and the new pages lack that page."""
         at = leaf.end // self._page
         is_partial = leaf.end % self._page > 0
         return is_partial and any(old[-1] >= 0 > new[at] for old, new in zip(leaf.pages, pages, strict=True))
@@ -184,7 +185,7 @@ class RadixTree:
                 of_node[gaps] = new[gaps]
 
     def keep(self, path: Sequence[Node], state: Snapshot) -> None:
-        """Hold a state of the prefix of a path, unless one of its length is held."""
+        """Hold a state of the prefix of a path, unless a state of the same length is held."""
         for node in path:
             if node.start < state.length <= node.end and state.length not in node.states:
                 self._states.retain(state.slot)
@@ -224,9 +225,9 @@ def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> i
 
 
 class HeldPages:
-    """The references of one holder to pages of a pool; several of its nodes may refer to the same page.
+    """The references of a tree to pages of a pool; several nodes may refer to the same page.
 
-    Pages are given by their first slots (n,), different ones; entries of -1 are skipped.
+    The methods take the first slots (n,) of different pages; entries of -1 are skipped.
 
     Attributes:
         pool: the pool of the pages.
@@ -252,7 +253,7 @@ class HeldPages:
         self.pool.retain(group, pages)
 
     def drop(self, group: int, pages: np.ndarray) -> None:
-        """Remove a reference from pages of a group; pages without a holder are free then."""
+        """Remove a reference from pages of a group, and free the pages whose count is then 0."""
         pages = pages[pages >= 0]
         counts, numbers = self._counts[group], pages // self.pool.page
         counts[numbers] -= 1

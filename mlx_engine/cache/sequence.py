@@ -1,4 +1,4 @@
-"""The KV cache of one sequence: its page tables, its length and its pending tokens.
+"""The KV cache of a sequence (page tables, length, pending tokens), and the batch of a pass over several.
 
 A forward pass of n tokens calls `begin(n)`, which allocates pages; the n tokens are then pending. `commit(n)` adds them
 to the sequence; `roll_back(n)` discards them, if the pass failed or other tokens follow. Several passes may be begun
@@ -6,17 +6,18 @@ before the first is committed: a lazy backend submits a pass before its token ha
 
 Whole pages may be shared with other sequences and with a prefix cache. `lend` gives pages to another holder, `adopt`
 begins with pages of another holder, `fork` does both. A shared page is copied before a token is overwritten in it. A
-token behind the lent ones is written into the same page, because no other holder reads that slot.
+token after the lent tokens is written into the same page, because no other holder reads its slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mlx_engine.backends.batch import KVSpan
+from mlx_engine.backends.batch import Batch, KVGroup, KVSpan
+from mlx_engine.backends.parameters import Token
 from mlx_engine.cache.states import SequenceState, Snapshot
 from mlx_engine.errors import CacheFullError
 
@@ -40,7 +41,7 @@ class KVSequence:
             raise ValueError(f"expected a capacity of at least 1 token, found {capacity}")
         self.pool, self.capacity = pool, capacity
         self.length = self.pending = 0
-        self.state = SequenceState(pool.states)
+        self.state, self._has_state = SequenceState(pool.states), pool.states.n_slots > 0
         n_pages = -(-capacity // pool.page)
         self._tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
@@ -56,7 +57,7 @@ class KVSequence:
     def begin(self, n: int) -> int:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first.
 
-        If the first of them overwrites a token that another holder of the page reads, the page is copied before.
+        If the first of these tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
             CacheFullError: the capacity is exceeded, or the pool has too few free pages; nothing has changed.
@@ -68,14 +69,15 @@ class KVSequence:
             raise ValueError("begin: expected one pass over a pool whose stores are not kept, found a second one")
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
-        if not self.state.has_room():
+        if self._has_state and not self.state.has_room():
             raise CacheFullError(length=first, wanted=n, capacity=first, pool_is_full=True)
         end = max(self._end, -(-(first + n) // self.pool.page))
         if end > self._end or first < self._lent:
             self._allocate(first, n, end)
-        # A prompt is often continued after a part of its end has been replaced: keep the state at the last page.
-        inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
-        self.state.begin(first, n, inside)
+        if self._has_state:
+            # Clients often replace the end of a prompt and continue it: keep the state at the last page boundary.
+            inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
+            self.state.begin(first, n, inside)
         self.pending += n
         return first
 
@@ -84,7 +86,8 @@ class KVSequence:
         self._check("commit", n)
         self.pending -= n
         self.length += n
-        self.state.commit(self.length)
+        if self._has_state:
+            self.state.commit(self.length)
         for group, window in enumerate(self.pool.windows):
             if window is not None:
                 self._give_back(group, max(0, self.length + 1 - window) // self.pool.page)
@@ -101,7 +104,7 @@ class KVSequence:
 
         Raises:
             ValueError: the sequence is shorter, has pending tokens, or has already freed pages that would be inside a
-                layer's window again, or has a state, which cannot go back.
+                layer's window again, or has a state, which cannot be rewound.
         """
         if not 0 <= length <= self.length or self.pending:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
@@ -110,7 +113,7 @@ class KVSequence:
                 raise ValueError(
                     f"truncate: tokens that a window of {window} reads after {length} have been given back"
                 )
-        if length < self.length and self.pool.states.n_slots:
+        if length < self.length and self._has_state:
             raise ValueError(f"truncate: the state after {length} tokens has been given back")
         self.length = length
         self._free_end()
@@ -167,7 +170,7 @@ class KVSequence:
             raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept, found another one")
         if length > self.capacity:
             raise CacheFullError(length=0, wanted=length, capacity=self.capacity)
-        if length and self.pool.states.n_slots and (state is None or state.length != length):
+        if length and self._has_state and (state is None or state.length != length):
             raise ValueError(f"adopt: expected the state after {length} tokens, found {state}")
         firsts = [
             0 if window is None else max(0, length + 1 - window) // self.pool.page for window in self.pool.windows
@@ -175,7 +178,7 @@ class KVSequence:
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
-            self.pool.retain(group, of_group)  # before a copy is allocated: no page may be reclaimed
+            self.pool.retain(group, of_group)  # retained before the copy is allocated, so that it reclaims none of them
         if state is not None:
             self.state.adopt(state)
         if length % self.pool.page and not self.pool.make_room([1] * len(firsts)):
@@ -229,7 +232,7 @@ class KVSequence:
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
     def _replace_last(self, group: int) -> None:
-        """Replace the last page, partly used, by a copy of its tokens in a page that is free. Keep no reference."""
+        """Replace the last, partly used page by a copy in a free page, and give back the old page."""
         table, last, n = self._tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
         if source[0] >= 0:  # a window of one token needs no page
@@ -257,3 +260,83 @@ class KVSequence:
     def _check(self, what: str, n: int) -> None:
         if not 0 <= n <= self.pending:
             raise ValueError(f"{what}: expected at most the {self.pending} tokens that were begun, found {n}")
+
+
+class SequenceInput(NamedTuple):
+    """New tokens of a sequence.
+
+    Attributes:
+        ids: (n,), at least one.
+        kv: the KV cache of the sequence.
+        wanted: the number of last tokens whose logits are wanted; None for all.
+    """
+
+    ids: Sequence[Token]
+    kv: KVSequence
+    wanted: int | None = 1
+
+
+def begin(parts: Sequence[SequenceInput]) -> Batch:
+    """Allocate pages for the new tokens and return them as one batch. The caller commits or rolls back the batch.
+
+    Raises:
+        CacheFullError: there are too few free pages, or a sequence is at its capacity; no sequence has changed.
+    """
+    if not parts:
+        raise ValueError("expected new tokens of at least one sequence, found none")
+    pool, lengths = parts[0].kv.pool, tuple(len(part.ids) for part in parts)
+    wanted = tuple(n if part.wanted is None else part.wanted for part, n in zip(parts, lengths, strict=True))
+    if not all(lengths):
+        raise ValueError(f"expected at least one new token of each sequence, found {lengths}")
+    if any(part.kv.pool is not pool for part in parts):
+        raise ValueError("expected sequences of one pool, found several pools")
+    if len({part.kv for part in parts}) != len(parts):
+        raise ValueError(f"expected {len(parts)} different sequences, found one of them twice")
+    if any(not 0 <= want <= n for want, n in zip(wanted, lengths, strict=True)):
+        raise ValueError(f"expected logits of at most {lengths} tokens to be wanted, found {wanted}")
+    firsts: list[int] = []
+    try:
+        for part, n in zip(parts, lengths, strict=True):
+            firsts.append(part.kv.begin(n))
+        return _batch(parts, lengths, wanted, firsts)
+    except BaseException:
+        for part, n in list(zip(parts, lengths, strict=True))[: len(firsts)]:
+            part.kv.roll_back(n)
+        raise
+
+
+def _batch(
+    parts: Sequence[SequenceInput], lengths: tuple[int, ...], wanted: tuple[int, ...], firsts: Sequence[int]
+) -> Batch:
+    pool, sequences = parts[0].kv.pool, tuple(part.kv for part in parts)
+    places = tuple(zip(sequences, firsts, lengths, strict=True))
+    groups = tuple(
+        KVGroup(
+            window,
+            tuple([kv.span(group, first + n, n) for kv, first, n in places]),
+            np.concatenate([kv.slots(group, first, n) for kv, first, n in places]),
+        )
+        for group, window in enumerate(pool.windows)
+    )
+    return Batch(
+        ids=[i for part in parts for i in part.ids],
+        lengths=lengths,
+        positions=tuple(p for first, n in zip(firsts, lengths, strict=True) for p in range(first, first + n)),
+        wanted=wanted,
+        kv=sequences,
+        stores=pool.stores,
+        groups=groups,
+        runs=_runs(parts, lengths),
+    )
+
+
+def _runs(parts: Sequence[SequenceInput], lengths: Sequence[int]) -> np.ndarray:
+    """Return the rows and slots of states (n, 4): see `StateView`."""
+    runs, row = [], 0
+    for part, n in zip(parts, lengths, strict=True):
+        at = row
+        for n_rows, source, target in part.kv.state.runs:
+            runs.append((at, n_rows, source, target))
+            at += n_rows
+        row += n
+    return np.array(runs, dtype=np.int64).reshape(-1, 4)

@@ -56,7 +56,7 @@ class CacheSize:
     """The size of float32 keys and values, and of the state, of one sequence of up to `n_tokens` tokens.
 
     Attributes:
-        layers: what each layer keeps.
+        layers: the cache of each layer.
         page: tokens per page.
         longest_pass: the largest number of new tokens in one pass.
     """

@@ -1,4 +1,4 @@
-"""States: what recurrent and convolution layers keep of a sequence, in place of keys and values.
+"""States: the cache of recurrent and convolution layers, in place of keys and values.
 
 A state has a fixed size and does not grow with the sequence. It is stored in a slot, which holds the state of all such
 layers after a number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads it and
@@ -19,10 +19,10 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 
 BYTES_PER_FLOAT = 4
-# Slots for each sequence of a pool: its committed state, those of two passes that a lazy backend may have submitted,
-# and one inside a prompt. A prefix cache uses the slots that sequences leave free.
+# Slots for each sequence of a pool: its committed state, the states of two passes that a lazy backend may have
+# submitted, and a state inside a prompt. A prefix cache uses the slots that sequences leave free.
 SLOTS_PER_SEQUENCE = 4
-# The state before the first token, which is all zeros. Nobody writes to it.
+# The state before the first token, which is all zeros. No pass writes to this slot.
 ZERO = 0
 
 
@@ -130,12 +130,12 @@ class Snapshot(NamedTuple):
 
 
 class SequenceState:
-    """The states of one sequence: the committed one, and those of passes that were begun.
+    """The states of one sequence: the committed state, and the states of passes that were begun.
 
     Attributes:
         committed: the newest committed state.
-        runs: of the pass that was begun last, (n, source, target): n tokens lead from the state in one slot to that in
-            another. A pass has two runs if a state inside it is kept.
+        runs: the runs (n, source, target) of the pass that was begun last: n tokens advance the state in slot `source`
+            to the state in slot `target`. A pass has two runs if a state inside it is kept.
     """
 
     def __init__(self, pool: StatePool) -> None:
@@ -153,18 +153,16 @@ class SequenceState:
 
     def has_room(self) -> bool:
         """Return whether a pass finds a slot for its state."""
-        return not self._pool.n_slots or self._pool.make_room(1)
+        return self._pool.make_room(1)
 
     def begin(self, first: int, n: int, inside: int | None = None) -> None:
         """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens.
 
-        Without a free slot, that state is not kept.
+        If only one slot is free, the state after `inside` tokens is not kept.
 
         Raises:
             ValueError: the state before these tokens was never computed: a pass was committed or rolled back in part.
         """
-        if not self._pool.n_slots:
-            return
         if self.newest.length != first:
             raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")
         ends = [first + n]

@@ -9,7 +9,7 @@ the alignment is a uint32 and a power of two (default 32); tensors are stored wi
 records, and the padding after the last tensor is part of the file; tensor names are shorter than 64 bytes; a
 dimension may be 0. Unlike llama.cpp, this reader accepts arrays of arrays, which the specification allows.
 
-If another process truncates a mapped file, access to the lost part ends this process (SIGBUS; see mapping.py).
+If another process truncates a mapped file, access to the lost part ends this process (SIGBUS).
 
 Source: `gguf_init_from_reader`,
 https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
@@ -40,7 +40,6 @@ from mlx_engine.checkpoint.gguf_values import (
     read_value_type,
     shown,
 )
-from mlx_engine.checkpoint.mapping import view
 from mlx_engine.checkpoint.paths import POINTER_BYTES, other_kind, refuse_other_paths, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.types import BY_ID, GGMLType
@@ -222,7 +221,7 @@ class GGUFFile:
         info = self._info(name)
         if self._map.closed:
             raise SourceError(f"{self.path}: the file was closed; open it again with open_gguf")
-        data = view(self.path, self._map, np.uint8, info.nbytes, info.offset)
+        data = np.frombuffer(self._map, np.uint8, info.nbytes, info.offset)
         return Weight(info.name, info.shape, info.type, data)
 
     def load_tensor(self, name: str) -> mx.array:

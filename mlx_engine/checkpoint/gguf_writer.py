@@ -28,7 +28,7 @@ from mlx_engine.checkpoint.gguf import (
     padded,
 )
 from mlx_engine.checkpoint.gguf_values import CODES, DTYPES, MAX_DEPTH, MAX_KEY_BYTES, Value, ValueType, shown
-from mlx_engine.errors import OptionError, SourceError, Words
+from mlx_engine.errors import OptionError, SourceError
 from mlx_engine.kernels.drafts import draft
 from mlx_engine.quant.types import GGMLType
 
@@ -74,7 +74,7 @@ def write_gguf(
         SourceError: the file cannot be written.
     """
     if version not in VERSIONS:
-        raise OptionError(option="version", expected="2 or 3", found=version)
+        raise OptionError(f"version must be 2 or 3, not {shown(version)}", option="version", found=version)
     values = dict(metadata)
     if alignment is not None:
         values[ALIGNMENT_KEY] = Value(ValueType.UINT32, alignment)
@@ -105,7 +105,8 @@ def _alignment(value: object) -> int:
     is_uint32 = not isinstance(value, Value) or value.kind == ValueType.UINT32
     if is_uint32 and type(number) is int and 0 < number < 1 << 32 and number.bit_count() == 1:
         return number
-    raise OptionError(option=ALIGNMENT_KEY, expected="a power of two, as UINT32", found=number)
+    message = f"{ALIGNMENT_KEY} must be a power of two, as UINT32, not {shown(number)}"
+    raise OptionError(message, option=ALIGNMENT_KEY, found=number)
 
 
 def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
@@ -118,7 +119,8 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
             raise OptionError(f"{option}: there is a second tensor of this name", option=option)
         seen.add(weight.name)
         if len(weight.shape) > MAX_DIMS:
-            raise OptionError(option=option, expected=f"at most {MAX_DIMS} dimensions", found=weight.shape)
+            message = f"{option} has shape {weight.shape}; GGUF stores at most {MAX_DIMS} dimensions"
+            raise OptionError(message, option=option, found=weight.shape)
         dims = struct.pack(f"<I{len(weight.shape)}Q", len(weight.shape), *reversed(weight.shape))
         record = struct.pack("<IQ", weight.type.id, offset)
         out += [_string(weight.name, option, MAX_NAME_BYTES), dims, record]
@@ -129,7 +131,7 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
 def _pair(key: str, value: object) -> bytes:
     option = f"metadata {shown(key)}"
     if not key:
-        raise OptionError(option=option, expected="a non-empty key", found=Words("an empty key"))
+        raise OptionError(f"{option}: the key is empty", option=option)
     kind, inner = (value.kind, value.value) if isinstance(value, Value) else (_kind_of(value, option), value)
     return _string(key, option, MAX_KEY_BYTES) + struct.pack("<I", kind) + _encoded(kind, inner, option, 0)
 
@@ -153,7 +155,8 @@ def _kind_of(value: object, option: str) -> ValueType:
         return ValueType.ARRAY
     if isinstance(value, bool | int | float):
         return _common_kind([value], option)
-    raise OptionError(option=option, expected="a number, a bool, a str, or arrays of these", found=value)
+    message = f"{option} must be a number, a bool, a str, or arrays of these, not {shown(value)}"
+    raise OptionError(message, option=option, found=value)
 
 
 def _common_kind(values: Sequence[object], option: str) -> ValueType:
@@ -185,7 +188,8 @@ def _encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
     try:
         return struct.pack(CODES[kind], value)
     except (struct.error, OverflowError):
-        raise OptionError(option=option, expected=f"a value that {kind.name} holds", found=value) from None
+        message = f"{option}: {kind.name} cannot hold {shown(value)}"
+        raise OptionError(message, option=option, found=value) from None
 
 
 def _encode_array(value: object, option: str, depth: int) -> bytes:
@@ -195,10 +199,12 @@ def _encode_array(value: object, option: str, depth: int) -> bytes:
         kind = _KIND_OF.get(value.dtype)
         if kind is None or value.ndim != 1:
             found = f"{value.dtype} in {value.ndim} dimensions"
-            raise OptionError(option=option, expected="one dimension of numbers of at most 64 bits", found=found)
+            message = f"{option} must have one dimension, of numbers of at most 64 bits, not {found}"
+            raise OptionError(message, option=option, found=found)
         return struct.pack("<IQ", kind, len(value)) + value.tobytes()
     if not isinstance(value, list | tuple):
-        raise OptionError(option=option, expected="a list, a tuple or a NumPy array", found=value)
+        message = f"{option} must be a list, a tuple or a NumPy array, not {shown(value)}"
+        raise OptionError(message, option=option, found=value)
     if all(isinstance(item, str) for item in value) and (value or isinstance(value, list)):
         kind = ValueType.STRING
     elif all(isinstance(item, list | tuple | np.ndarray) for item in value):
@@ -217,7 +223,7 @@ def _string(text: object, option: str, max_bytes: int = 1 << 30) -> bytes:
         OptionError: the value is not a string, or is too long.
     """
     if not isinstance(text, str):
-        raise OptionError(option=option, expected="a str", found=text)
+        raise OptionError(f"{option} must be a str, not {shown(text)}", option=option, found=text)
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -210,6 +210,6 @@ def fields(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
     return found.astype(np.int16).reshape(len(words), -1)
 
 
-def equal_groups(k: int, n_groups: int, size: int) -> NDArray[np.int64]:
+def equal_groups(k: int, size: int) -> NDArray[np.int64]:
     """Return the group of each of k columns if groups have `size` columns, -1 for one group of all."""
     return np.arange(k) // (k if size == -1 else size) if k else np.zeros(0, np.int64)

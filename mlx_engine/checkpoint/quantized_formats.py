@@ -73,7 +73,7 @@ def _awq_layer(files: Files, prefix: str, size: int) -> Layer:
             some = fields(packed[:, start : -(-last // 8)], AWQ_BITS, AWQ_ORDER)
             return some[:, first - 8 * start : last - 8 * start].T
 
-        groups = equal_groups(k, n_groups, size)
+        groups = equal_groups(k, size)
         scales, zero_points = floats(files, names[2]).T, fields(zeros, AWQ_BITS, AWQ_ORDER).T
         return Groups(f"{prefix}.weight", AWQ_BITS, scales, zero_points, groups, quants).weight()
 
@@ -127,7 +127,7 @@ def _gptq_layer(files: Files, prefix: str, bits: int, size: int, is_v1: bool) ->
 
     def read() -> Weight:
         whole = zeros.view(np.uint32) + np.uint32(0xFFFFFFFF // ((1 << bits) - 1)) if is_v1 else zeros
-        groups = equal_groups(k, n_groups, size)
+        groups = equal_groups(k, size)
         if f"{prefix}.g_idx" in files:
             groups = part(files, f"{prefix}.g_idx", "I32").astype(np.int64)
 
@@ -344,7 +344,7 @@ def _compressed_layer(files: Files, prefix: str, stored: str, bits: int, shape: 
 
     def read() -> Weight:
         scales = np.broadcast_to(floats(files, f"{prefix}.weight_scale").reshape(rows, n_groups), (n, n_groups))
-        groups = equal_groups(k, n_groups, k // n_groups)
+        groups = equal_groups(k, k // n_groups)
         if f"{prefix}.weight_g_idx" in files:
             groups = part(files, f"{prefix}.weight_g_idx", "I32", "I64").astype(np.int64)
             check_shape(f"{prefix}.weight_g_idx", groups.shape, (k,))

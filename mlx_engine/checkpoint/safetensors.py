@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.checkpoint.mapping import view
 from mlx_engine.checkpoint.paths import POINTER_BYTES, refuse_other_paths, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant import BY_NAME
@@ -68,7 +67,7 @@ class SafetensorsFile:
     def stored_bytes(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor of any type, as a read-only view of the mapped file."""
         entry = self.tensors[name]
-        return view(self.path, self._data, np.uint8, entry.stop - entry.start, entry.start)
+        return np.frombuffer(self._data, np.uint8, entry.stop - entry.start, entry.start)
 
     def array(self, name: str, *dtypes: str) -> NDArray[Any]:
         """Return a part of a quantised weight as a read-only view of the mapped file, of type `ARRAYS[dtype]`.
@@ -85,7 +84,7 @@ class SafetensorsFile:
                 hint="the folder is damaged, or its quantisation is not implemented; choose another conversion",
             )
         count = math.prod(entry.shape)
-        return view(self.path, self._data, ARRAYS[entry.dtype], count, entry.start).reshape(entry.shape)
+        return np.frombuffer(self._data, ARRAYS[entry.dtype], count, entry.start).reshape(entry.shape)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:

@@ -113,7 +113,6 @@ def main() -> None:
     # A vocabulary is some hundred thousand permanent objects. Garbage collection while they are created would take a
     # tenth of the time to the first token.
     gc.set_threshold(1_000_000)
-    console.before_work = _prepare
     try:
         console.exit_on_signals()
         # A shell completes the words after the installed command, not those after `python cli.py`.
@@ -123,11 +122,3 @@ def main() -> None:
     finally:
         # Exit without a final garbage collection, which would take 0.2 s.
         gc.freeze()
-
-
-def _prepare() -> None:
-    """Install what only the work of a command needs: imported with NumPy."""
-    from mlx_engine.checkpoint import mapping
-    from mlx_engine.commands.cut_files import say_when_cut
-
-    mapping.before_first_view = say_when_cut

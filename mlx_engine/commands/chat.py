@@ -494,9 +494,10 @@ def _value(options: Options, name: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format the value of an option; what help says of its default if there is none."""
+    """Format the value of an option; if there is none, "off", which /set takes, or what help says of its default."""
     if value is None or value == ():
-        return next(about.unset or "off" for f, about in declared() if f.name == name)
+        unset = next(about.unset for f, about in declared() if f.name == name)
+        return "off" if unset in (None, "none") else unset
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -37,10 +37,6 @@ BOM = "\ufeff"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
-# Called by the process's command before its work.
-before_work: Callable[[], None] | None = None
-
-
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Convert errors caused by user input to a message and an exit code. Other errors are bugs: keep the traceback."""
 
@@ -49,8 +45,6 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
         escape_what_stdout_cannot_write()
         try:
             try:
-                if before_work is not None:
-                    before_work()
                 return command(*args, **kwargs)
             finally:
                 # Flush here: a full disk would otherwise be detected only at exit, too late to report.
@@ -91,7 +85,7 @@ def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
     A name of one word is replaced at the beginning alone: elsewhere it may be an ordinary word.
     """
     hints, text = typing.get_type_hints(command, include_extras=True), str(error)
-    option = str(getattr(error, "option", ""))
+    option = str(getattr(error, "option", "")).partition(" ")[0]  # "quant_layers attn_q" is of one layer
     if not hints.keys() & {option, option.removesuffix("s")}:  # a list in Python has the plural
         return text
     for name, hint in hints.items():

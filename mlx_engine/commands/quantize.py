@@ -35,10 +35,10 @@ def quantize(
             "mlx-nvfp4.",
         ),
     ] = "q8_0",
-    min_dim: Annotated[
+    quant_min_dim: Annotated[
         str, typer.Option("--min-dim", metavar="auto|N", help="Do not quantise matrices whose longer side is below N.")
     ] = "auto",
-    layer: Annotated[
+    quant_layer: Annotated[
         list[str] | None,
         typer.Option(
             "--layer",
@@ -72,16 +72,16 @@ def quantize(
     if to not in (*TARGETS, *MLX_TARGETS):
         message = f"--to: unknown type {to!r}; choose {listed((*TARGETS, *MLX_TARGETS))}"
         raise OptionError(message, option="--to", found=to)
-    layers = {name: type_.lower() for name, type_ in layers_of(layer).items()}
+    layers = {name: type_.lower() for name, type_ in layers_of(quant_layer).items()}
     if preserve_output:
         if HEAD in layers:
             raise OptionError(f"--preserve-output cannot be combined with --layer {HEAD}=", option="--preserve-output")
         layers[HEAD] = "keep"
     how: dict[str, Any] = {"allow_settings": allow_setting or (), "allow_mixed": allow_mixed, "note": notice}
     if to in MLX_TARGETS:
-        least = min_dim_of(min_dim)
+        least = min_dim_of(quant_min_dim)
         if least != "auto":
-            raise OptionError(f"--min-dim cannot be combined with --to {to}", option="--min-dim", found=min_dim)
+            raise OptionError(f"--min-dim cannot be combined with --to {to}", option="--min-dim", found=quant_min_dim)
         from mlx_engine.convert.mlx_folder import to_mlx_folder
 
         with progress_bar("quantising") as progress:
@@ -89,7 +89,7 @@ def quantize(
         notice(table(lines))
         print(out)
         return
-    conversion = FileConversion(to, min_dim_of(min_dim), layers)
+    conversion = FileConversion(to, min_dim_of(quant_min_dim), layers)
     if out.exists() and not force:
         raise OptionError(f"{out} exists; --force overwrites it", option="OUT", found=str(out))
     with progress_bar("quantising") as progress:

@@ -1,4 +1,4 @@
-"""The setting of which of two kinds each layer is, such as sliding-window or full attention."""
+"""The setting that gives each layer one of two kinds, such as sliding-window or full attention."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def to_mlx_folder(
     Args:
         source: a GGUF file, a Hugging Face folder, or one that MLX has quantised.
         target: a path where nothing is.
-        to: a key of `mlx_targets.TARGETS`.
+        to: a key of `mlx_tensors.TARGETS`.
         layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
         allow_settings: settings that are left out if they are not implemented.
         allow_mixed: write the folder even if most bytes of the matrices cannot have the type that was asked for.

@@ -90,7 +90,7 @@ def parts_of(
     Args:
         checkpoint: the model that is converted.
         forms: the model's tensors, and how the new folder stores them, by GGUF name.
-        to: a key of `mlx_targets.TARGETS`.
+        to: a key of `TARGETS`.
         layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
 
     Raises:

@@ -20,7 +20,7 @@ import numpy as np
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.taps import tapped
-from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.cache import CacheLayer, KVPool
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values
 from mlx_engine.distributed.messages import BatchMessages, Message, receive_message, send_message
@@ -186,14 +186,6 @@ class SharedModel(Model):
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         return self._messages.pool(self.kv_layers, n_tokens, **options)
 
-    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
-        return self.new_pool(n_tokens, **options).sequence()
-
-    def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens."""
-        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
-
 
 def _incomplete(found: str) -> DistributedError:
     return DistributedError(found, where="rank 0", found=found, hint="start all ranks again")
@@ -226,7 +218,7 @@ class FaultSearch:
             return self._model
         if self._traced is None:
             self._traced = copy.copy(self._model)
-            self._traced.backend = tapped(self._model.backend, self.check)
+            self._traced.run_on(tapped(self._model.backend, self.check))
         self._n_passes += 1
         return self._traced
 

@@ -1,4 +1,4 @@
-"""The check that logits are finite, and the search for the first value of a forward pass that is not.
+"""The check that logits are finite, and the search for the first non-finite value of a forward pass.
 
 The check reads one sum per row of logits. The search runs only when the check has failed.
 """
@@ -64,9 +64,9 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
     verify = "`inspect --verify` checks the file's weights"
     try:
         found = model.first_fault(partial(_run_again, ids))
-    except DistributedError:  # no rank can search any more
+    except DistributedError:  # the ranks can no longer search
         raise
-    except Exception as error:  # the search needs memory of its own; the error must be raised without it, too
+    except Exception as error:  # such as too little memory for the search: report the logits without their origin
         origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
         return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
     if found is None:
@@ -95,11 +95,11 @@ def _run_again(ids: Sequence[int], model: Model) -> None:
 
 
 def _counts(values: np.ndarray) -> tuple[int, int, int]:
-    """Return how many of these values are NaN, how many NaN or infinite, and how many they are."""
+    """Return how many of these values are NaN, how many are NaN or infinite, and their number."""
     return int(np.isnan(values).sum()), int((~np.isfinite(values)).sum()), int(values.size)
 
 
 def _text(n_nan: int, n_bad: int, n_values: int) -> str:
-    """Return what is not finite among some values."""
+    """Return a description of the values that are not finite."""
     kind = "infinity" if n_nan == 0 else "NaN" if n_nan == n_bad else "NaN and infinity"
     return f"{kind} ({n_bad:,} of {n_values:,} values)"

@@ -17,7 +17,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.sampling import largest
 
 _LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
-# Terms of the series of the logarithm; the first one that is left out is below 2**-53 of the sum.
+# Terms of the series of the logarithm; the first omitted term is below 2**-53 of the sum.
 _TERMS = 12
 
 
@@ -70,7 +70,7 @@ def digest(token_ids: Sequence[int], logprobs: Sequence[float]) -> str:
     The hashed bytes are all ids as little-endian int32, then all log-probabilities as little-endian float32.
 
     Raises:
-        ValueError: there are more of one than of the other.
+        ValueError: the numbers of ids and of log-probabilities differ.
     """
     if len(token_ids) != len(logprobs):
         raise ValueError(f"expected a log-probability for each of {len(token_ids)} tokens, found {len(logprobs)}")

@@ -54,8 +54,8 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
 def map_pages(model: Model, pool: KVPool) -> None:
     """Run one token, so that the memory of the pool's first pages is mapped before the first request.
 
-    The system maps memory when it is first written to, in huge pages: for 10 GiB of keys and values of a 0.6B model
-    these are 0.9 GiB, and took the first request 0.2 s.
+    The system maps memory in huge pages, when it is first written to. For 10 GiB of keys and values of a 0.6B model the
+    first token maps 0.9 GiB, which took 0.2 s.
     """
     kv = pool.sequence()
     with model.backend.session():
@@ -71,7 +71,7 @@ class Traffic:
 
     Attributes:
         weights: bytes of the matrices of the layers and the head, without experts.
-        kv: bytes of keys and values per token, by window; None is the window of layers that see every token.
+        kv: bytes of keys and values per token, by window; None for layers that attend to every token.
         experts: bytes of experts, by the share of them that one token uses. For several tokens in a pass, the bytes
             that are read are an expectation.
         state: bytes of a sequence's state, which a pass reads and writes.
@@ -84,7 +84,7 @@ class Traffic:
 
     @classmethod
     def of(cls, model: Model, pool: KVPool) -> Traffic:
-        """Return what the passes of a model read; keys and values as float32."""
+        """Return the traffic of a model's passes, with keys and values as float32."""
         parts = [part for value in vars(model).values() for part in parts_of(value, (Linear, Experts))]
         mixtures = [part for part in parts if isinstance(part, Experts)]
         dense = [part for part in parts if isinstance(part, Linear)] + [
@@ -114,7 +114,7 @@ class Traffic:
 
 
 def linears(value: Any) -> list[Linear]:
-    """Return all linear layers in an attribute of a model; the experts' only where each has a matrix of its own."""
+    """Return all linear layers in an attribute of a model; those of experts only if each expert has its own matrix."""
     return parts_of(value, (Linear,))
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# An id that arrives within so many seconds counts as already computed when it was asked for.
+# If the host waits for an id for at most this many seconds, the id counts as already computed.
 AT_ONCE = 1e-4
 
 
@@ -25,7 +25,7 @@ class Metrics:
 
     Attributes:
         passes: the time of each pass, in order.
-        shares: the run's part of each of these times; less than all if other runs shared the pass.
+        shares: the run's part of each of these times; less than the whole time if other runs shared the pass.
         sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
     """
@@ -36,37 +36,22 @@ class Metrics:
     sampling: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
 
-    def record_timed(self, work: Callable[[], T]) -> T:
-        """Run and time one pass, and return its result; a pass that fails is not recorded."""
-        seconds, result = self._timed(work)
-        self.record_pass(seconds)
-        return result
-
     def record_pass(self, seconds: float, *, share: float | None = None, sampling: float | None = None) -> None:
         """Record a pass that took `seconds`.
 
-        `share` is this run's part of it, if other runs shared the pass: the shares of all runs add up to its time.
+        If other runs shared the pass, `share` is this run's part of the seconds; the shares of all runs add up to them.
         """
         self.passes.append(seconds)
         self.shares.append(seconds if share is None else share)
         if sampling is not None:
             self.sampling.append(sampling)
 
-    def record_sampling(self, work: Callable[[], T]) -> T:
-        """Run and time one choice of a token, and return it."""
-        seconds, result = self._timed(work)
-        self.sampling.append(seconds)
-        return result
-
     def record_phase(self, name: str, work: Callable[[], T]) -> T:
         """Run and time a phase, and return its result."""
-        self.phases[name], result = self._timed(work)
-        return result
-
-    def _timed(self, work: Callable[[], T]) -> tuple[float, T]:
         start = self.clock()
         result = work()
-        return self.clock() - start, result
+        self.phases[name] = self.clock() - start
+        return result
 
     @property
     def time_to_first_token_ms(self) -> float | None:
@@ -75,7 +60,7 @@ class Metrics:
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        """Tokens after the first, divided by the time of their passes; None if there are none."""
+        """Tokens after the first, divided by the time of their passes; None if no token follows the first."""
         rest = sum(self.passes[1:])
         return (len(self.passes) - 1) / rest if rest > 0 else None
 
@@ -131,10 +116,6 @@ class PassTimer:
     def restart(self) -> None:
         """Note that no pass is under way, so that the device waits for the host."""
         self._ended = None
-
-    def since(self, resumed: float) -> float:
-        """Return the seconds of a pass that began at `resumed` and ends now."""
-        return self._clock() - resumed
 
     def interval(self, resumed: float, asked: float) -> float:
         """Return the seconds of a pass that ends now, on a device that starts each pass when the pass before ends.

@@ -1,6 +1,6 @@
 """The output of one run: its tokens, the text that they decode to, and how it ended.
 
-Text that may be the beginning of a stop string is held back until that is decided.
+Text that may be the beginning of a stop string is held back until later text decides it.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from logging import INFO
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+from mlx_engine.loop.logprobs import TokenLogprobs
+from mlx_engine.loop.sampler import Sampler
 from mlx_engine.observe.log import LOGGER, event
-
-if TYPE_CHECKING:
-    from mlx_engine.loop.logprobs import TokenLogprobs
-    from mlx_engine.loop.sampler import Sampler
-    from mlx_engine.options import Options
+from mlx_engine.options import Options
 
 FinishReason = Literal["stop", "length", "timeout"]
 
@@ -31,7 +29,7 @@ class TextDecoder(Protocol):
 
 
 class NoText:
-    """Decodes nothing, for measurements of which no text is read."""
+    """A decoder that returns no text, for benchmarks."""
 
     def add(self, token_id: int) -> str:
         """Return no text."""
@@ -43,7 +41,7 @@ class NoText:
 
 
 class Output:
-    """Grows by a token at a time, and ends at an end-of-text token, a stop string or the token limit.
+    """The tokens and the text of one answer, which ends at an end-of-text token, a stop string or the token limit.
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text token.
@@ -68,7 +66,7 @@ class Output:
         return "".join(self.pieces)
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
-        """Append a token that a sampler has chosen, with the log-probabilities of it and `n_logprobs` others.
+        """Append a token that a sampler has chosen, and the log-probabilities of `n_logprobs` alternatives.
 
         If no token is wanted, the output ends without it.
         """
@@ -86,15 +84,17 @@ class Output:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             piece += self._rest()
-        self._append(piece)
+        if piece:
+            self.pieces.append(piece)
         if LOGGER.isEnabledFor(INFO):
             self._log(token, piece, sampler.probability())
 
     def end(self, reason: FinishReason) -> None:
-        """End the output before its last token, unless it has already ended."""
+        """End the output with a reason, before the token limit, unless it has already ended."""
         if self.finish_reason is None:
             self.finish_reason = reason
-            self._append(self._rest())
+            if piece := self._rest():
+                self.pieces.append(piece)
 
     def _rest(self) -> str:
         """Return the text that was held back until the end."""
@@ -102,10 +102,6 @@ class Output:
         # An incomplete character at the end becomes U+FFFD, which may complete a stop string.
         self.finish_reason = "stop" if self._stops.found else self.finish_reason
         return piece
-
-    def _append(self, piece: str) -> None:
-        if piece:
-            self.pieces.append(piece)
 
     def _log(self, token: int, piece: str, probability: float | None) -> None:
         step = len(self.token_ids)
@@ -150,18 +146,18 @@ class _Matcher:
 
     Attributes:
         text: the string.
-        n_matched: the length of the longest prefix of `text` that ends what has been read.
+        n_matched: the length of the longest prefix of `text` with which the text read so far ends.
     """
 
     def __init__(self, text: str) -> None:
         self.text, self.n_matched = text, 0
-        # For each prefix, the length of the longest shorter prefix that ends it.
+        # For each prefix of the string, the length of the longest shorter prefix with which it ends.
         self._shorter = array("H", [0] * len(text))
         for i in range(1, len(text)):
             self._shorter[i] = self._after(self._shorter[i - 1], text[i])
 
     def read(self, piece: str) -> int | None:
-        """Read a piece; return where in it the string ends first, None if it does not."""
+        """Read a piece; return the index after the first match in the piece, None if there is no match."""
         for i, character in enumerate(piece):
             self.n_matched = self._after(self.n_matched, character)
             if self.n_matched == len(self.text):

@@ -42,9 +42,10 @@ class Request:
         prompt_array: the same (T,) int64.
         options: the options of the run.
         outputs: the output of each answer. The answers share one prefill.
+        output: that of the first answer.
         metrics: the times of the passes that computed tokens of the first answer.
         times: when the request reached each stage.
-        match: what the prefix cache had of the prompt, without pages; None before, and without a prefix cache.
+        match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
         n_steps: number of passes that computed tokens of this request.
@@ -53,7 +54,7 @@ class Request:
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
         n_preemptions: how often a sequence lost its pages to an older request.
-        error: what ended the request, if it failed.
+        error: the error that ended the request; None if it has not failed.
         number: the order of arrival.
     """
 
@@ -68,18 +69,13 @@ class Request:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
         self.prompt_ids, self.options, self.outputs = list(prompt_ids), options, tuple(outputs)
-        self.metrics, self.times = metrics or Metrics(), Times()
+        self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.match: Match | None = None
         self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
         self.error: Exception | None = None
         self.number = next(_numbers)
-
-    @property
-    def output(self) -> Output:
-        """The output of the first answer."""
-        return self.outputs[0]
 
     @property
     def has_ended(self) -> bool:

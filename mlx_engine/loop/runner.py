@@ -1,11 +1,11 @@
 """The model runner: submits and settles forward passes in order, each with the choice of the tokens that follow.
 
-A pass runs unread tokens of one or more sequences. It is submitted first: the batch is computed, on a lazy backend it
-is only handed to the device. It is settled later: the chosen tokens are on the host, and its tokens are committed to
-the KV cache. An eager backend settles each pass at once. On a lazy backend the next pass is submitted before the last
-one is settled, so that the device computes while the host works. If several machines run the model, as many passes as
-there are machines are submitted before the first is settled: the tokens of a pass are chosen when it is settled, so
-these passes have different sequences, or later tokens of a prompt.
+A pass runs unread tokens of one or more sequences, in two steps. Submitting a pass computes its batch; on a lazy
+backend it only hands the batch to the device. Settling a pass waits until the chosen tokens are on the host, and
+commits the tokens that were run to the KV cache. An eager backend settles each pass at once. On a lazy backend the next
+pass is submitted before the last one is settled, so that the device computes while the host works. If several machines
+run the model, as many passes as there are machines are submitted before the first is settled. The tokens of a pass are
+chosen when the pass is settled, so these passes run different sequences, or later tokens of a prompt.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from mlx_engine.weights.model import Model
 
 
 class PassOutput(NamedTuple):
-    """What passes have computed.
+    """The results of the passes that a step has settled.
 
     Attributes:
         chunks: the chunks whose passes have ended.
         chosen: the chunks for which tokens were chosen, and the tokens, one per sampler.
-        failed: the chunks whose logits are not finite, so that no token was chosen; their sequences cannot go on.
+        failed: the chunks whose logits are not finite, so that no token was chosen; their sequences cannot continue.
         seconds: the time of these passes.
-        sampling: the part of it that chose tokens, where it was measured.
+        sampling: the part of `seconds` that chose tokens; None if it was not measured.
     """
 
     chunks: abc.Sequence[ScheduledChunk] = ()
@@ -65,7 +65,7 @@ class _Pass:
         started: the time when it was submitted.
         reply: waits for the logits of a pass that several machines run; None for other passes.
         check: the check of the logits that tokens were chosen from.
-        sampling: the time that choosing tokens took, where it was measured.
+        sampling: the time of choosing tokens; None if it was not measured.
     """
 
     batch: Batch
@@ -83,7 +83,8 @@ class ModelRunner:
     Attributes:
         overlaps: whether a pass is submitted before the tokens of the last one are on the host.
         depth: the largest number of passes that are submitted and not settled.
-        n_batches: how many passes under way have different sequences: one for each machine, if several run the model.
+        n_batches: how many passes with different sequences are under way: one for each machine, if several run the
+            model.
 
     Args:
         model: the model.
@@ -121,9 +122,9 @@ class ModelRunner:
     def step(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> PassOutput:
         """Submit the pass that `schedule` returns, and settle the oldest one.
 
-        `schedule` is called up to `depth` times, so that other passes are submitted before the first is settled. No
-        chunks submit nothing. A step that fails or is interrupted while a pass is submitted leaves the sequences of
-        this pass unchanged; one that is interrupted while a pass is settled can be repeated.
+        `schedule` is called up to `depth` times, so that other passes are submitted before the first is settled. If it
+        returns no chunks, no pass is submitted. A step that fails or is interrupted while it submits a pass leaves the
+        sequences of this pass unchanged; a step that is interrupted while it settles a pass can be repeated.
 
         Raises:
             CacheFullError: there are too few pages for the new tokens, and no pass was left to settle.
@@ -134,11 +135,11 @@ class ModelRunner:
                 self._timer.restart()
             read = self._submit_all(schedule)
             if not self._flight:
-                return PassOutput(read, seconds=self._timer.since(resumed)) if read else PassOutput()
+                return PassOutput(read, seconds=self._clock() - resumed) if read else PassOutput()
             oldest, asked = self._flight[0], self._clock()
             chosen, failed = self._settle(oldest)
             began = oldest.started if self._is_staged else resumed
-            seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(began)
+            seconds = self._timer.interval(resumed, asked) if self.overlaps else self._clock() - began
         return PassOutput([*read, *oldest.chunks], chosen, failed, seconds, oldest.sampling)
 
     def drop(self, sequence: Sequence) -> None:
@@ -158,12 +159,12 @@ class ModelRunner:
         self._model.idle()
 
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
-        """Submit passes until enough are pending; return the chunks of one without choices, which ends this."""
+        """Submit up to `depth` passes. Stop after a pass that chooses no token, and return its chunks."""
         while len(self._flight) < self.depth:
             try:
                 chunks = schedule()
                 submitted = self._submit(list(chunks)) if chunks else None
-            except Exception:  # it will fail again, when nothing is left to settle
+            except Exception:  # the next step submits the pass again, and raises when no pass is left to settle
                 if not self._flight:
                     raise
                 return []
@@ -219,7 +220,7 @@ class ModelRunner:
             logits = be.take(logits, tuple(rows))
         submitted.check = check = FiniteCheck(be, logits)
         if not be.lazy and check.bad_rows():
-            # These rows fail when the pass is settled. Until then they have some token, which NaN does not give.
+            # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         tokens = be.choose(logits, [sampler.draw() for _, sampler in pairs])
         (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
@@ -232,9 +233,9 @@ class ModelRunner:
     def _settle(
         self, submitted: _Pass
     ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, NotFiniteError]]]:
-        """Wait for the oldest pass and commit what it has run; return its tokens, and the chunks that have failed.
+        """Wait for the oldest pass and commit its tokens; return the chosen tokens, and the chunks that have failed.
 
-        A chunk that has failed is committed, too: its owner drops the sequence.
+        Chunks that have failed are committed, too: the scheduler drops their sequences.
         """
         if submitted.reply is not None:
             self._choose(submitted, submitted.reply())

@@ -25,9 +25,9 @@ class Choice:
     Attributes:
         token: the token, as `Backend.embed` accepts it.
         logits: (R, V), the logits of the pass.
-        position: its position in the sequence.
-        row: the row of the logits that it was chosen from.
-        whole: whether all logits of the row are right, or only the largest, which were enough for the choice.
+        position: the position of the token in the sequence.
+        row: the row of the logits from which the token was chosen.
+        whole: whether all logits of the row are known; if not, only the largest are, which suffice for the choice.
     """
 
     token: Token
@@ -40,8 +40,8 @@ class Choice:
 class Sampler:
     """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
 
-    Several samplers may continue one prompt, each with another number `choice`, on which its random numbers depend.
-    Without `logprobs`, log-probabilities cannot be asked for: they need all logits.
+    Several samplers may continue one prompt. Each has its own number `choice`, on which its random numbers depend. With
+    `logprobs=False` no log-probabilities are available: they need all logits.
 
     Attributes:
         choice: the number of the sampler among those of its prompt.
@@ -57,7 +57,7 @@ class Sampler:
         self._settled: Choice | None = None
 
     def fork(self, choice: int) -> Sampler:
-        """Return a sampler with the same seed and prompt, for another choice. This one must not have chosen yet.
+        """Return a sampler with the same seed and prompt, for another choice, before any token has been chosen.
 
         Raises:
             ValueError: this sampler has chosen a token.
@@ -71,7 +71,7 @@ class Sampler:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens of the prompt, and those after it. All but the last ones, which are not settled, are ints."""
+        """The tokens of the prompt and the chosen tokens. All are ints but the last ones that are not settled."""
         return cast("list[int]", self._recent)
 
     def __call__(self, logits: Array) -> int:
@@ -106,7 +106,7 @@ class Sampler:
     def logprobs(self, n_top: int = 0) -> TokenLogprobs:
         """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its place.
 
-        They are the model's, before any sampling option, and are computed from the kept logits when asked for.
+        These are the model's probabilities, before any sampling option. They are computed here, from the kept logits.
 
         Raises:
             ValueError: no token has been settled, or only the largest logits are known.
@@ -133,8 +133,8 @@ def best_of(samplers: Sequence[Sampler]) -> int | None:
 def random_number(seed: int, position: int, choice: int = 0) -> float:
     """Return a random number in [0, 1) for one token, which depends on the seed, the token's position and the choice.
 
-    A sequence that is interrupted and computed again, or runs in a batch, gets the same numbers. The choices of one
-    prompt get numbers of their own; choice 0 gets those of a run with a single choice.
+    A sequence that is interrupted and computed again, or runs in a batch, gets the same numbers. Each choice of a
+    prompt gets its own numbers; choice 0 gets the numbers of a run with a single choice.
     """
     key = (seed, position, choice) if choice else (seed, position)
     (bits,) = np.random.SeedSequence(key).generate_state(1, np.uint64)

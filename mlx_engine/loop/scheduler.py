@@ -1,12 +1,13 @@
-"""The scheduler: which requests run, and what each forward pass computes.
+"""The scheduler: decides which requests run, and which tokens each forward pass computes.
 
-It does no input or output. Its decisions depend on the order of calls alone: the clock is read for times of requests.
+The scheduler does no input or output. Its decisions depend only on the order of calls: the clock is read for the times
+of requests.
 
 A step runs one forward pass: the next token of every sequence that is being generated, and chunks of prompts. While
 sequences are being generated, a pass has few tokens of prompts, so that no answer waits long for another prompt.
-Requests are admitted in their order of arrival, when there are slots and pages for their prompts. When the pages run
+Requests are admitted in their order of arrival, when slots and pages for their prompts are free. When the pages run
 out, unused prefixes are evicted; then the newest sequence is preempted: it gives its pages back, and is computed again
-later. The tokens of a sequence do not depend on any of this: see the order of summation in `backends/base.py`.
+later. The tokens of a sequence do not depend on any of this: docs/exactness.md says why.
 
 If the pool keeps nothing between passes (`--no-kv`), every sequence is rewound after each of its tokens, so that each
 pass runs whole sequences again. This shows what the KV cache saves.
@@ -37,11 +38,11 @@ BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
 
 
 class StepOutput(NamedTuple):
-    """What one step did.
+    """The result of one step.
 
     Attributes:
         requests: the requests that got tokens, or whose prompt was read further, or that failed.
-        ended: those of them that have ended.
+        ended: the requests among these that have ended.
         n_decode: tokens that continued an answer.
         n_prefill: tokens of prompts.
         seconds: the time of the passes.
@@ -104,7 +105,7 @@ class Scheduler:
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
-        if not self._keeps_kv:  # a pass runs a whole sequence, also where it has only a share of the budget
+        if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
             self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -130,7 +131,7 @@ class Scheduler:
 
         Raises:
             ContextLengthError: the request could not be completed even if it had all pages for itself.
-            ValueError: it asks for more answers than there are slots, or for several without a KV cache.
+            ValueError: the request asks for more answers than there are slots, or for several without a KV cache.
         """
         self._check_sound()
         n = len(request.outputs)
@@ -149,7 +150,7 @@ class Scheduler:
         self.waiting.append(Sequence.of(request, self.pool, self._model.backend))
 
     def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
-        """End a request where it is, and free its pages. Its outputs that have not ended get the reason."""
+        """End a request at once, and free its pages. Its outputs that have not ended get the reason."""
         sequences = [one for one in (*self.waiting, *self.running) if one.request is request]
         for sequence in sequences if not self._is_broken else ():
             self._remove(sequence)
@@ -167,10 +168,10 @@ class Scheduler:
     def step(self) -> StepOutput:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
-        A pass that fails is repeated for each of its sequences alone. The request of one that fails again ends with
-        this error. A request whose logits are not finite ends with an error, too. A step that is interrupted
-        (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses to continue, and its owner makes
-        another.
+        A pass that fails is repeated for each of its sequences alone. If a sequence fails again, its request ends with
+        the error. A request whose logits are not finite also ends with an error. A step that is interrupted
+        (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses further steps, and the caller makes a
+        new one.
 
         Raises:
             RuntimeError: an earlier step was interrupted.
@@ -214,7 +215,7 @@ class Scheduler:
         while self._left:
             self.cancel(self._left.popleft())
 
-    # ---- the decision: who runs, and which tokens ----
+    # ---- the decision: which sequences run, and which tokens ----
 
     def _admit(self) -> None:
         """Give slots to waiting sequences, in their order, while there are slots and pages for their prompts."""
@@ -252,7 +253,7 @@ class Scheduler:
             if not self._runner.is_idle:
                 return []
             if len(self.running) == 1:
-                return chunks  # too few pages even for this sequence alone: the pass fails and names the numbers
+                return chunks  # too few pages even for this sequence alone: the pass raises CacheFullError
             self._preempt(self.running[-1])
 
     def _chunks(self) -> list[ScheduledChunk]:
@@ -272,28 +273,28 @@ class Scheduler:
         return chunks
 
     def _chunk_alone(self, sequence: Sequence) -> list[ScheduledChunk]:
-        """Return the next chunk of one sequence, unless it has lost its slot or is under way."""
+        """Return the next chunk of one sequence; none if it has lost its slot or a pass is under way."""
         return [sequence.chunk(self._budget)] if sequence in self.running and self._runner.is_idle else []
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Return whether a sequence has unread tokens, and a pass may run them."""
-        if not sequence.unread:  # a pass that is under way computes its next token
+        if not sequence.unread:  # a pass under way computes the sequence's next token
             return False
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
         return len(sequence.output.token_ids) + n_pending < most and not (sequence.parallel and n_pending)
 
     def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
-        """Return whether there are so many free pages, after evicting unused prefixes.
+        """Return whether each group has `n_pages + n_copies` free pages, after evicting unused prefixes.
 
-        Layers with a window always have pages for as many sequences as there are slots, but for copies.
+        Layers with a window need only the copies: they always have pages for as many sequences as there are slots.
         """
         if not n_pages + n_copies:
             return True
         return self.pool.make_room([n_copies + (n_pages if window is None else 0) for window in self.pool.windows])
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages, and put it back into the queue at its place."""
+        """Free a sequence's pages, and put the sequence back into the queue at its place."""
         self.running.remove(sequence)
         self._refused = None
         sequence.rewind()
@@ -327,7 +328,7 @@ class Scheduler:
     # ---- prefixes ----
 
     def _attach_prefix(self, sequence: Sequence) -> None:
-        """Take what the prefix cache has of a sequence's tokens; at least the last token is left to be run."""
+        """Begin a sequence with its longest cached prefix. At least the last token is left to be run."""
         if self.prefix is None:
             return
         ids, request = sequence.ids, sequence.request
@@ -343,12 +344,12 @@ class Scheduler:
             return
         for sequence in sequences:
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
-            # The state after an answer is that of a whole page only by chance: keep those on the way.
+            # An answer seldom ends at a page boundary: keep the states at the boundaries inside the answer.
             at_page = self.prefix.whole_pages and kv.length % self.pool.page == 0
             if sequence.output.token_ids and at_page and has_states:
                 self.prefix.insert(sequence.ids[: kv.length], kv)
-            # After each chunk of a prompt if there are windows: their layers soon give back the pages of its beginning.
-            # The same if there is a state: a prefix is reused where its state is held.
+            # Layers with a window soon give back the first pages of a prompt, and models with states reuse a prefix
+            # only where a state is held: insert the prompt after each chunk. Otherwise insert it once, at its end.
             chunks_count = self._has_windows or has_states
             if not sequence.output.token_ids and (chunks_count or kv.length >= len(request.prompt_ids)):
                 self.prefix.insert(request.prompt_array[: kv.length], kv)
@@ -395,7 +396,7 @@ class Scheduler:
             self._fail(first, error)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Free the pages of a sequence that has ended; the prefix cache keeps those that it wants."""
+        """Free the pages of a sequence that has ended, except those that the prefix cache holds."""
         self._runner.drop(sequence)
         if self.prefix is not None:
             self.prefix.insert(sequence.ids[: sequence.kv.length], sequence.kv)

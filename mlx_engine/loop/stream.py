@@ -1,7 +1,7 @@
 """A request as a stream of text: an iterator that runs as many steps as the next piece of text needs.
 
-The timeout counts from when the first piece is asked for. It is checked after every step: after every token and every
-chunk of the prompt. A pass is not interrupted.
+The timeout starts when the first piece is requested. It is checked after every step, so after every token and every
+prompt chunk. A pass is not interrupted.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """A folder with limits of this process, and the version of its file names, 1 or 2."""
+    """A folder with limits of this process, and the cgroup version, 1 or 2."""
 
     version: int
     folder: Path

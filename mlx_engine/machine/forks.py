@@ -3,6 +3,8 @@
 `fork` copies a lock as it is, but of all threads only the one that forks. A lock that another thread holds would stay
 locked in the child for ever, and what it protects might be half changed. So the thread that forks first acquires all
 locks of this module, and both processes release them afterwards.
+
+This serves programs that load a model and then fork: pre-forking web servers, and `multiprocessing` on Linux.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ L = TypeVar("L", bound=Lock)
 
 # Each lock, and whether a thread that holds it acquires others of these.
 _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
-# Locks of the parent that were held when this process was forked.
-_abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()
+# Locks that a thread of the parent held for all of PATIENCE when this process was forked: they are never released here.
+abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()
 _forking = threading.RLock()
 _acquired: list[Lock] = []
 
@@ -44,11 +46,6 @@ def kept_over_forks(lock: L, *, is_outer: bool = False) -> L:
     """
     _locks[lock] = is_outer
     return lock
-
-
-def is_abandoned(lock: Lock) -> bool:
-    """Return whether a thread of the parent held the lock for all of PATIENCE, so that it is never released here."""
-    return bool(_abandoned) and lock in _abandoned
 
 
 def _acquire_all() -> None:
@@ -67,7 +64,7 @@ def _release_all() -> None:
 
 
 def _release_all_in_child() -> None:
-    _abandoned.update(lock for lock in _locks if lock not in _acquired)
+    abandoned.update(lock for lock in _locks if lock not in _acquired)
     _release_all()
 
 

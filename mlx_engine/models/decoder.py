@@ -1,7 +1,7 @@
 """The decoder-only transformer: the definition of all layers, and a model as embeddings, layers and head.
 
 `layer.py` defines one layer. A backend runs the definition of all layers operation by operation, or lowers it once to a
-program (`Backend.compile`). A change of the order of operations there changes every backend.
+program (`Backend.compile`). A change of the definition takes effect on every backend.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.parameters import Array, Linear, Norm, Token
 from mlx_engine.backends.program import Layers, Program
-from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
+from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.models.layer import Attention, Layer, SharedAttention, decoder_layer
 from mlx_engine.weights.model import Model
 from mlx_engine.weights.parameters import Parameters
@@ -31,7 +31,7 @@ def decoder_layers(be: Backend, x: Array, batch: Batch, *, want: Wanted, layers:
     if first is not None and last is not None:
         n = first.hidden_size
         x, inputs = be.columns(inputs, 0, n), be.columns(inputs, n, n + last.columns[1])
-    if want == "none":  # no later pass reads what layers after the last keys and values compute
+    if want == "none":  # the layers after the last one that writes keys and values have no effect
         layers = layers[: 1 + max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))]
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
@@ -43,6 +43,7 @@ class Decoder(Model):
     """A model: maps a batch to logits. The caller owns the KV cache. Model files derive `Model` from this class."""
 
     config: Any
+    backend: Backend
     program: Program
 
     def __init__(
@@ -52,8 +53,8 @@ class Decoder(Model):
         """Build a model.
 
         Args:
-            config: the architecture's sizes, with at least hidden_size and vocab_size.
-            parameters: the checkpoint's weights. If they have no matrix for the head, the embedding table is the head.
+            config: the sizes of the model, at least hidden_size and vocab_size.
+            parameters: the checkpoint's weights. Without a matrix for the head, the embedding table is the head.
             backend: runs the operations.
             layers: the parameters of each layer; only those of the process's stage are kept.
             output_norm: the norm before the head; by default an RMS norm with the config's epsilon.
@@ -67,19 +68,15 @@ class Decoder(Model):
         self.whole_kv_layers = _kv_layers(layers)
         self.logit_softcap = logit_softcap
         head = "output" if "output.weight" in parameters else "token_embd"
-        # A tied head may be converted, and then is another array than the table: a stage prepares what it uses alone.
+        # A tied head may be converted to another type than the embedding table: a stage prepares only the one that it
+        # uses.
         self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
         self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
-        self.backend = backend
+        self.run_on(backend)
 
-    @property
-    def backend(self) -> Backend:
-        """The backend. The setter compiles the layers for the backend: call it again after any change to the layers."""
-        return self._backend
-
-    @backend.setter
-    def backend(self, backend: Backend) -> None:
-        self._backend, self.program = backend, backend.compile(self.definition, self.width)
+    def run_on(self, backend: Backend) -> None:
+        """Use a backend, and compile the layers for it. Call it again after any change to the layers."""
+        self.backend, self.program = backend, backend.compile(self.definition, self.width)
 
     @property
     def width(self) -> int:
@@ -117,26 +114,18 @@ class Decoder(Model):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer of the stage keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state."""
+        """The cache of each layer of the stage, for `KVPool`: KV heads, head dim and window, or a state's shapes."""
         return self.whole_kv_layers[self.stage.first : self.stage.end]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         return KVPool(self.backend, self.kv_layers, n_tokens, **options)
 
-    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
-        return self.new_pool(n_tokens, **options).sequence()
-
-    def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens. It takes less memory than `new_kv`."""
-        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
-
 
 def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
-    """Return what each layer of a model keeps of a sequence.
+    """Return the cache of each layer of a model; layers that share the keys and values of another have none.
 
-    Layers that share keys and values are the last ones, so that a layer's index is that of its store.
+    These layers are the last ones, so that a layer and its store have the same index.
     """
     kept: list[CacheLayer] = []
     for mixer in (w.mix for w in layers):

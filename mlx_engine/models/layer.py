@@ -1,11 +1,11 @@
 """One decoder layer: its parameters, and its definition in the operations of a backend.
 
-`decoder_layer` is the definition, for all architectures and backends. A layer is a sum of kinds: a mixer of tokens
-(`Attention`, `SharedAttention`, `ShortConv` or `DeltaNet`) and a feed-forward network (`Gated`, `Plain`, `Mixture` or
+`decoder_layer` is the definition, for all architectures and backends. A layer combines one token mixer (`Attention`,
+`SharedAttention`, `ShortConv` or `DeltaNet`) and one feed-forward network (`Gated`, `Plain`, `Mixture` or
 `GatedAndMixture`). Each kind is a class with its parameters and a function that runs it. A new kind is a class, a
 function and a line in `mix` or `feed_forward`.
 
-Where this process has a part of a matrix (`Linear.is_partial`), the products of all ranks are added.
+If this process has only a part of a matrix (`Linear.is_partial`), the products of all ranks are added.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.weights.parameters import Parameters
 
-# The values whose names are made from the index of a layer in its stage.
+# Intermediate values whose names have the layer's index within its stage.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
@@ -77,10 +77,10 @@ class LayerTensors(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns [first, last) of `of`: those of a projection that this rank uses.
+    """The columns [first, last) of a projection with `of` columns: those that this rank uses.
 
     Attributes:
-        are_all_here: whether this rank computes all columns, so that it needs none of other ranks.
+        are_all_here: whether this rank computes all columns of the projection, so that no exchange is needed.
     """
 
     first: int
@@ -94,7 +94,7 @@ class RowNorms:
     """Norms of whole rows of queries (T, H*E) and keys (T, G*E), before they are split into heads.
 
     Attributes:
-        columns: of queries and of keys, the columns that this rank uses; None for all.
+        columns: the columns of queries and of keys that this rank uses; None for all.
     """
 
     q: RMSNorm
@@ -109,8 +109,8 @@ class Attention:
     Attributes:
         v: the projection to values; it is `k` if values are the projected keys, before their norm and rope.
         gate: a projection whose sigmoid is multiplied with the output.
-        norms: of query and key heads, or of whole rows.
-        v_norm: of value heads.
+        norms: the norms of query and key heads, or of whole rows.
+        v_norm: the norm of value heads.
         rope: rotation of queries and keys; None for no rotation.
         scores: the scale of the scores, their soft cap and sinks.
         head_dim: E.
@@ -150,9 +150,9 @@ class SharedAttention:
     """Attention to the keys and values of an earlier layer.
 
     Attributes:
-        norm: of query heads.
-        layer: the index of the layer with keys and values. It must be the last one with the same window that has its
-            own, because layers may write to one store (`Stores.are_kept`).
+        norm: the norm of query heads.
+        layer: the index of the layer whose keys and values are read. It must be the last layer with the same window and
+            its own keys and values, because layers may write to one store (`Stores.are_kept`).
     """
 
     q: Linear
@@ -217,7 +217,7 @@ def projections(be: Backend, w: Attention, norm: Norm | None, x: Array) -> Seque
 
 
 def row_normed_projections(be: Backend, w: Attention, norms: RowNorms, x: Array) -> Sequence[Array]:
-    """Return what `projections` returns; the rows of queries and keys are normed."""
+    """Return the same as `projections`, with whole rows of queries and keys normed."""
     of_q, of_k = norms.columns or (None, None)
     return (
         row_normed(be, x, w.q, norms.q, of_q),
@@ -227,7 +227,7 @@ def row_normed_projections(be: Backend, w: Attention, norms: RowNorms, x: Array)
 
 
 def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns | None) -> Array:
-    """Return a projection whose rows are normed whole; with `own`, this rank's columns of the rows of all ranks."""
+    """Return a projection with each whole row normed; with `own`, only this rank's columns of the result."""
     if own is None:
         return be.project_norm(x, linear, norm)
     if own.are_all_here:
@@ -239,7 +239,7 @@ def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns |
 def heads(
     be: Backend, w: Attention, i: int, q: Array, k: Array, v: Array, positions: Sequence[int]
 ) -> tuple[Array, Array, Array]:
-    """Return heads (T, H, E), (T, G, E) and (T, G, E); those of queries and keys are normed and rotated."""
+    """Return heads (T, H, E), (T, G, E) and (T, G, E); the heads of queries and keys are normed and rotated."""
     norms = None if isinstance(w.norms, RowNorms) else w.norms
     if norms is None and w.rope is None:
         return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
@@ -321,7 +321,7 @@ class Plain:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A mixture of experts, which read the normed x."""
+    """A mixture of experts, whose input is the normed x."""
 
     norm: Norm
     experts: Experts
@@ -329,7 +329,7 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class GatedAndMixture:
-    """The sum of a gated network and a mixture of experts, both of x and each normed, and the sum normed again."""
+    """A gated network and a mixture of experts, both of x. Each output is normed, and so is their sum."""
 
     gated: Gated
     gated_post: Norm
@@ -360,7 +360,7 @@ def gated(be: Backend, w: Gated, x: Array) -> Array:
 
 
 def mixture_add(be: Backend, w: Mixture, x: Array, residual: Array) -> Array:
-    """Return the residual plus a mixture of experts of x, of which each rank may have a part."""
+    """Return the residual plus a mixture of experts of x; each rank may have a part of the experts' matrices."""
     if not w.experts.down.is_partial:
         return be.norm_experts_add(x, w.norm, w.experts, None if residual is x else residual)
     return be.norm_add(be.all_sum(be.norm_experts(x, w.norm, w.experts)), w.experts.post_norm, residual)
@@ -394,10 +394,10 @@ class Layer:
     """The parameters of a layer.
 
     Attributes:
-        norm: of the mixer's input.
+        norm: the norm of the mixer's input.
         mix: the mixer of tokens.
         out: the projection of the mixer's output.
-        post: the norm after that projection.
+        post: the norm after the projection.
         ffn: the feed-forward network.
         input: the input of this layer alone, added after the FFN.
         scale: factor of the hidden states after the layer.
@@ -414,7 +414,7 @@ class Layer:
     def counted_from(self, first: int) -> Layer:
         """Return the layer in a stage that begins with layer `first`: indices and columns are counted from there.
 
-        `distributed/pipeline.py` makes no stage that shares the keys and values of a layer of another one.
+        `distributed/pipeline.py` puts layers that share keys and values into one stage.
         """
         if not first:
             return self
@@ -443,8 +443,8 @@ def decoder_layer(
         batch: the new tokens, and the slots of their keys and values.
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
             are computed for all tokens, attention and the FFN for wanted tokens only.
-        views: the keys and values of earlier layers, by layer; this layer adds its own.
-        inputs: (T, L*I), the layers' own inputs; other models do not read it.
+        views: the KV views of earlier layers, by layer; this layer adds its own view.
+        inputs: (T, L*I), the layers' own inputs; read only if layers have `input`.
     """
     y = mix(be, w, i, x, batch, want, views)
     if y is None:

@@ -124,7 +124,7 @@ def rope_of(p: Parameters, cfg: Config) -> Rope:
 def plan(
     checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table | None = None, *, tied: bool = False
 ) -> Plan:
-    """Return the config and the expected tensors of a checkpoint; without a table, as GGUF's architecture "llama".
+    """Return the config and the expected tensors of a checkpoint; `table` defaults to the table of GGUF's "llama".
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.

@@ -2,7 +2,7 @@
 
 Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face transformers, models/qwen2_moe.
 Differences from Qwen2: every FFN is a mixture of experts, of which each token uses a few, and an expert that all tokens
-share. The weights of a token's experts are not normalised; that of the shared expert is a sigmoid.
+share. Router weights are not renormalised; the shared expert's output is scaled by a sigmoid gate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "qwen2moe"
 
 @dataclass(frozen=True)
 class Config(qwen2.Config):
-    """The settings of a Qwen2-MoE model; `intermediate_size` is that of dense layers, of which there are none."""
+    """The settings of a Qwen2-MoE model. `intermediate_size` is read but unused: no layer is dense."""
 
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)

@@ -1,6 +1,8 @@
 """The journal: one line per request, with what is needed to run the request again, and what came out of it.
 
 A thread appends the lines, so that a slow or full disk never holds up answers.
+
+This serves operators who are asked later why the server gave an answer: `replay` computes it again, bit for bit.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from mlx_engine.tokenizer.chat_prompt import ROLES
 
 Schema = dict[str, Any]
 
-NULL: Schema = {"type": "null"}
 # Fields of a message that are not there: clients send messages back with all their fields.
 ABSENT: Schema = {"enum": [None, []]}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}

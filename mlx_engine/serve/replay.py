@@ -1,4 +1,7 @@
-"""Run the requests of a journal again through a scheduler, and compare every token and log-probability."""
+"""Run the requests of a journal again through a scheduler, and compare every token and log-probability.
+
+This serves operators who change the machine, the version or the options, and must know whether any answer changes.
+"""
 
 from __future__ import annotations
 

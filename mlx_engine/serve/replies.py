@@ -1,4 +1,8 @@
-"""Replies and the chunks of streams, in the form of OpenAI's API, and under the key `mlx_engine` what is our own."""
+"""Replies and the chunks of streams, in the form of OpenAI's API, and under the key `mlx_engine` what is our own.
+
+The receipt (digests, seed, times) serves clients that compare the answers of two servers or of two days; the cause
+of a cache miss serves authors of prompts who want a longer common prefix.
+"""
 
 from __future__ import annotations
 

@@ -277,10 +277,10 @@ def thinking(template: str | None, is_on: bool | None, option: str = "--think") 
     if is_on is None:
         return {}
     name = next((name for name in SWITCHES if reads(template or "", name)), None)
-    expected = f"a chat template that reads {' or '.join(SWITCHES)}"
-    found = "no template" if template is None else "one that reads neither"
     if name is None:
-        raise OptionError(option=option, expected=expected, found=found)
+        needs = f"{option} needs a chat template that reads {' or '.join(SWITCHES)}"
+        found = "there is none" if template is None else "this one reads neither"
+        raise OptionError(f"{needs}; {found}", option=option, found=is_on)
     return {name: is_on}
 
 

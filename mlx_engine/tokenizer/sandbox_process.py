@@ -1,4 +1,8 @@
-"""Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests."""
+"""Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests.
+
+This serves users who download models that they have not read: a hostile template or regular expression costs them one
+failed request in place of a process that hangs or fills the memory.
+"""
 
 from __future__ import annotations
 

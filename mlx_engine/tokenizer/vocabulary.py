@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import cached_property
@@ -122,19 +122,8 @@ class Vocabulary:
         """Tokens without text: gaps and padding of the vocabulary."""
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
-    @cached_property
-    def piece(self) -> Callable[[int], bytes]:
-        """A function from token id to the token's bytes, which are often not valid UTF-8 on their own."""
-        known: dict[int, bytes] = {}
-
-        def piece(token_id: int) -> bytes:
-            if token_id not in known:
-                known[token_id] = self._piece(token_id)
-            return known[token_id]
-
-        return piece
-
-    def _piece(self, token_id: int) -> bytes:
+    def piece(self, token_id: int) -> bytes:
+        """Return a token's bytes, which are often not valid UTF-8 on their own."""
         text = self.tokens[token_id]
         if token_id in self.silent_ids:
             return b""
@@ -144,9 +133,10 @@ class Vocabulary:
             return bytes([int(match[1], 16)])
         if self.kind == "SPM":
             return text.replace(SPACE_MARK, " ").encode()
-        if all(character in BYTE_OF_CHARACTER for character in text):
+        try:
             return bytes(BYTE_OF_CHARACTER[character] for character in text)
-        return text.encode()
+        except KeyError:
+            return text.encode()
 
 
 def type_array(values: Any) -> NDArray[np.int8]:

@@ -76,6 +76,10 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Array | None:
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
 
+    def run_on(self, backend: Backend) -> None:
+        """Use a backend; a model with compiled layers compiles them for it."""
+        self.backend = backend
+
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
         logits = self.forward(batch)
@@ -86,12 +90,14 @@ class Model(Protocol):
 
     def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
         """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
+        return self.new_pool(n_tokens, **options).sequence()
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens."""
 
     def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens, without later passes."""
+        """Return an empty KV cache for a single pass of `n_tokens` tokens. It takes less memory than `new_kv`."""
+        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
 
     def kv_capacity(self) -> tuple[int, int | None]:
         """Return how many bytes of keys and values fit into the free memory, and the rank whose memory is the limit.
@@ -113,7 +119,7 @@ class Model(Protocol):
             if n_bad:
                 raise _FoundError(FirstFault(name, None, int(np.isnan(values).sum()), n_bad, int(values.size)))
 
-        traced.backend = tapped(backend, check)
+        traced.run_on(tapped(backend, check))
         try:
             run(traced)
         except _FoundError as found:

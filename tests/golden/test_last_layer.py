@@ -26,7 +26,7 @@ def rows_of(
 ) -> tuple[np.ndarray | None, dict[str, int], int]:
     """Return logits, the number of rows of every tap, and the last layer's index."""
     model, rows = copy.copy(engine(golden.checkpoint, backend).model), {}
-    model.backend = tapped(model.backend, lambda name, x: rows.setdefault(name, len(x)))
+    model.run_on(tapped(model.backend, lambda name, x: rows.setdefault(name, len(x))))
     with model.backend.session():
         logits = forward(model, *parts(model))
         return None if logits is None else np.asarray(model.backend.host(logits)), rows, len(model.layers) - 1

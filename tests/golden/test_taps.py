@@ -35,7 +35,7 @@ def tapped_values(checkpoint: Path, ids: list[int], backend: str, chunk: int | N
         assert name not in passes[-1], f"{name} was computed twice"
         passes[-1][name] = model.backend.host(x).copy()
 
-    model.backend = tapped(model.backend, keep)
+    model.run_on(tapped(model.backend, keep))
     kv = model.scratch_kv(len(ids)) if chunk is None else model.new_kv(len(ids))
     for piece in pieces(ids, chunk or len(ids)):
         passes.append({})

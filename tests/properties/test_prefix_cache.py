@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from mlx_engine.cache import KVPool, KVSequence, PrefixCache
 from mlx_engine.cache.radix import HeldPages, RadixTree
 from mlx_engine.errors import CacheFullError
-from tests.prefix_model import Prefixes, check_references, longest, new_pool
+from tests.prefix_model import Prefixes, check_references, evict, longest, new_pool
 
 SETTINGS = settings(
     max_examples=15,
@@ -170,7 +170,7 @@ class CacheMachine(RuleBasedStateMachine):
         groups = range(len(self.pool.windows))
         free = [self.pool.free_pages(group) for group in groups]
         most = [free[group] + self.cache.evictable_pages(group) for group in groups]
-        assert self.cache.evict(n) == sum(self.pool.free_pages(group) - free[group] for group in groups)
+        assert evict(self.cache, n) == sum(self.pool.free_pages(group) - free[group] for group in groups)
         assert all(self.pool.free_pages(group) >= min(n, most[group]) for group in groups)
 
     @rule(alone=st.integers(0, 5))

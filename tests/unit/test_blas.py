@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from mlx_engine.backends.numpy.blas import one_blas_thread
-from mlx_engine.backends.numpy.simd import SimdBackend
+from mlx_engine.backends.numpy.simd import SimdBackend, one_blas_thread
 
 
 def blas_threads() -> set[int]:

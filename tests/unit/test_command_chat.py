@@ -146,6 +146,8 @@ def test_set_changes_an_option_as_the_command_line_does():
         "max_tokens 12",
         "temperature         2",
         "top_k               off",
+        "logit_bias          off",
+        "timeout             off",
         "seed random",
     ):
         assert line in lines, line

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import typer
 
 from mlx_engine.backends import auto, backend_names
@@ -57,6 +58,13 @@ def test_the_help_of_every_command_begins_with_what_it_does():
     assert cli("--help").code == 0
 
 
+@pytest.mark.parametrize("group", ["", "kernels", "tokenize", "cache"])
+def test_a_group_without_a_command_prints_its_help(group):
+    result = cli(*group.split())
+    assert (result.code, result.out) == (2, cli(*group.split(), "--help").out)
+    assert "Usage: " in result.out
+
+
 def test_every_parameter_of_every_command_has_a_help_text():
     def without_help(command, path):
         for name, inner in getattr(command, "commands", {}).items():
@@ -66,3 +74,22 @@ def test_every_parameter_of_every_command_has_a_help_text():
         yield from (f"{path} {parameter.name}" for parameter in command.params if not parameter.help)
 
     assert list(without_help(typer.main.get_command(app), "")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("generate", "x", "--quant-layer", "attn_v=nope"), "--quant-layer"),
+        (("generate", "x", "--quant-layer", "attn_v"), "--quant-layer"),
+        (("generate", "x", "--quant-min-dim", "many"), "--quant-min-dim"),
+        (("quantize", "builtin", "out.gguf", "--layer", "attn_v=nope"), "--layer"),
+        (("quantize", "builtin", "out.gguf", "--layer", "nope=q8_0"), "--layer"),
+        (("quantize", "builtin", "out.gguf", "--layer", "attn_v"), "--layer"),
+        (("quantize", "builtin", "out.gguf", "--min-dim", "many"), "--min-dim"),
+    ],
+)
+def test_an_error_names_the_flag_of_its_command(tmp_path, monkeypatch, words, flag):
+    monkeypatch.chdir(tmp_path)
+    result = cli(*words)
+    assert result.code == 2
+    assert result.err.startswith((f"error: {flag}: ", f"error: {flag} must be"))

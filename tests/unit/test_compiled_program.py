@@ -166,7 +166,7 @@ def test_two_programs_of_one_backend_do_not_share_what_they_are_made_of():
     for change in (scaled, renormed):
         other = copy.copy(model)
         change(other)
-        other.backend = model.backend
+        other.run_on(model.backend)
         assert isinstance(other.program, CompiledProgram)
         changed = logits(other)
         assert np.abs(changed - plain).max() > 1e-3
@@ -199,7 +199,7 @@ def test_what_the_kernels_lack_is_run_operation_by_operation():
     wide = replace(last.ffn.norm, weight=np.ones(layout.SCRATCH_BYTES, np.float32))
     other = copy.copy(model)
     other.layers = [*model.layers[:-1], replace(last, ffn=replace(last.ffn, norm=wide))]
-    other.backend = model.backend
+    other.run_on(model.backend)
     assert isinstance(other.program, OpByOp)
     assert isinstance(model.program, CompiledProgram)
 
@@ -238,7 +238,7 @@ def test_an_operation_that_a_subclass_overrides_is_called():
     model = copy.copy(mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model)
     be = copy.copy(model.backend)
     be.__class__ = Refuses
-    model.backend = be
+    model.run_on(be)
     with pytest.raises(NotImplementedError):
         forward(model, SequenceInput(IDS[:3], model.new_kv(4)))
 
@@ -249,7 +249,7 @@ def changed_attention(**parts: Any) -> tuple[np.ndarray, np.ndarray]:
     model.layers = [
         replace(w, mix=replace(w.mix, **{k: make(w.mix) for k, make in parts.items()})) for w in model.layers
     ]
-    model.backend = model.backend
+    model.run_on(model.backend)
     assert isinstance(model.program, CompiledProgram)
     compiled = logits(model)
     model.program = OpByOp(model.backend, model.definition)

@@ -205,12 +205,12 @@ def test_an_interrupted_pass_leaves_the_sequence_usable(model, golden, at):
             raise Interrupted
 
     original = model.backend
-    model.backend = tapped(original, interrupt)
+    model.run_on(tapped(original, interrupt))
     try:
         with pytest.raises(Interrupted):
             forward(model, SequenceInput([9, 9, 9], kv))
     finally:
-        model.backend = original
+        model.run_on(original)
     assert (kv.length, kv.pending) == (4, 0)
     after = prefill(model, prompt[4:], kv)
     whole = in_one_pass(model, prompt)

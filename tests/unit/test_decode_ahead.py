@@ -282,11 +282,11 @@ def test_an_interrupted_pass_does_not_count_nor_does_the_one_behind_it(
             raise Interrupted
 
     kv, got = model.new_kv(40, page=2), []
-    model.backend = tapped(original, interrupt)
+    model.run_on(tapped(original, interrupt))
     ids = decode(model, PROMPT, kv, Sampler(model.backend, Sampling(), PROMPT), Metrics())
     with pytest.raises(Interrupted):
         got.extend(ids)
-    model.backend = original
+    model.run_on(original)
     # What has been read are the tokens of the passes whose own tokens were asked for.
     read = [*PROMPT, *got[:-1]] if got else []
     assert (kv.length, kv.pending) == (len(read), 0)

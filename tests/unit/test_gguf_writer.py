@@ -81,6 +81,11 @@ def test_what_the_format_cannot_hold_is_refused_and_leaves_no_file(tmp_path, met
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_key_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(OptionError, match="metadata '': the key is empty"):
+        write_gguf(tmp_path / "f.gguf", {"": 1}, [])
+
+
 @pytest.mark.parametrize(
     "weights",
     [

@@ -120,7 +120,7 @@ def test_a_scheduler_that_was_interrupted_refuses_to_continue(
             seen.append("once")
             raise Interrupted
 
-    engine.model.backend = tapped(original, interrupt)
+    engine.model.run_on(tapped(original, interrupt))
     try:
         scheduler, found = scheduler_of(engine, budget=20), requests(engine)
         for request in found:
@@ -139,7 +139,7 @@ def test_a_scheduler_that_was_interrupted_refuses_to_continue(
             scheduler.submit(request)
         run(scheduler)
     finally:
-        engine.model.backend = original
+        engine.model.run_on(original)
     assert ids(again) == expected
 
 

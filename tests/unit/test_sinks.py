@@ -38,7 +38,7 @@ def with_sinks(backend: str, softcap: float | None = 3.0) -> Any:
         scores = replace(w.mix.scores, softcap=softcap, sinks=prepared)
         changed.append(replace(w, mix=replace(w.mix, scores=scores)))
     model.layers = changed
-    model.backend = be  # compiles the layers again
+    model.run_on(be)  # compiles the layers again
     return model
 
 

@@ -142,12 +142,12 @@ def test_an_interrupted_step_counts_for_no_sequence(engine: mlx_engine.Engine, a
     with original.session():
         steps = [step(model, running) for _ in range(3)]
         before = state(running)
-        model.backend = tapped(original, interrupt)
+        model.run_on(tapped(original, interrupt))
         try:
             with pytest.raises(Interrupted):
                 step(model, running)
         finally:
-            model.backend = original
+            model.run_on(original)
         assert state(running) == before
         steps += [step(model, running) for _ in range(N - 3)]
     assert [list(ids) for ids in zip(*steps, strict=True)] == alone

@@ -151,7 +151,7 @@ def test_a_terminal_shows_the_reasoning_dimmed(monkeypatch, capsys):
 def test_a_model_that_cannot_switch_its_thinking_says_so(command):
     run = cli(command, "--backend", "simd", *(["--chat", "Hi"] if command == "generate" else []), "--no-think")
     assert run.code != 0
-    assert "--think: expected a chat template that reads enable_thinking or thinking" in run.err.replace("\n", " ")
+    assert "--think needs a chat template that reads enable_thinking or thinking" in run.err.replace("\n", " ")
 
 
 def test_think_needs_chat():

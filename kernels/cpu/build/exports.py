@@ -1,8 +1,8 @@
 """Compile exported kernels to an object file, in a process that `machine_code.py` starts for this alone.
 
-Numba optimises every function separately, again with each function that calls it, and makes machine code and a Python
-wrapper of each. Only the machine code of whole kernels is needed here. So functions are linked as Numba translates
-them, and optimised together, once.
+Numba optimises a function once alone and again inside every caller, and emits code and a wrapper each time. Only the
+machine code of whole kernels is needed here. So the unoptimised LLVM IR of all functions is linked and optimised once,
+as a whole.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
 
 @global_compiler_lock
 def compiled(part: str) -> bytes:
-    """Return the object file of a part of `kernels.cpu`, a key of `BASE` or a format. Numba is unusable afterwards."""
+    """Return the object file of `part`, a key of `BASE` or the name of a format. Numba is unusable afterwards."""
     jit.for_export()
     names = {f"{PACKAGE}.{name}" for name in BASE.get(part, ())}
     for name in names:
@@ -92,7 +92,7 @@ def _optimized(translator: Any, module: Any) -> bytes:
 
 
 def _export(context: Any, module: Any, name: str, kind: Any, mangled: str) -> None:
-    """Add a C function that calls Numba's, which has two more arguments, for exceptions; kernels raise none."""
+    """Add a C function that calls the Numba function, whose ABI has two extra arguments for exceptions."""
     inner = ir.Function(module, context.call_conv.get_function_type(kind.return_type, kind.args), mangled)
     arguments = [context.get_value_type(argument) for argument in kind.args]
     outer = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
@@ -102,7 +102,7 @@ def _export(context: Any, module: Any, name: str, kind: Any, mangled: str) -> No
 
 
 def _stop_here(module: Any, name: str) -> None:
-    """Define a function of Numba's runtime that frees arrays as a trap: kernels allocate none and never call it."""
+    """Define Numba's array destructor as llvm.trap: kernels allocate no arrays and never call it."""
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), name)
     builder = ir.IRBuilder(function.append_basic_block())
     builder.call(module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), [])), [])

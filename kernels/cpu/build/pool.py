@@ -69,6 +69,9 @@ class _Shared:
 
     Ctrl-C may interrupt `wake` between any two steps. So a thread stays in the set of parked threads until it removes
     itself, and the next call wakes it if an earlier call was interrupted. Waking a thread twice does no harm.
+
+    Attributes:
+        parked: the numbers of the parked threads.
     """
 
     def __init__(self, threads: int, library: Library) -> None:
@@ -79,7 +82,7 @@ class _Shared:
         self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
         self._system = ctypes.CDLL(None)  # keeps the address valid
         self.control[SLEEP] = ctypes.cast(self._system.usleep, ctypes.c_void_p).value
-        self._parked: set[int] = set()
+        self.parked: set[int] = set()
         self._gates = [threading.Lock() for _ in range(threads)]
         for gate in self._gates:
             gate.acquire()
@@ -94,21 +97,16 @@ class _Shared:
             least = min(least, time.perf_counter() - start)
         return polls / least
 
-    @property
-    def parked(self) -> int:
-        """The number of parked threads."""
-        return len(self._parked)
-
     def park(self, me: int) -> None:
         """Block until the next call of `wake`. Return at once while ON is set, because `wake` is not called then."""
-        self._parked.add(me)  # before the check of ON, so that a thread that submits a job from now on sees it
+        self.parked.add(me)  # before the check of ON, so that a thread that submits a job from now on sees it
         if not self.control[ON]:
             self._gates[me].acquire()
-        self._parked.discard(me)
+        self.parked.discard(me)
 
     def wake(self) -> None:
         """Wake all parked threads."""
-        for thread in tuple(self._parked):
+        for thread in tuple(self.parked):
             with contextlib.suppress(RuntimeError):  # it has been woken already
                 self._gates[thread].release()
 

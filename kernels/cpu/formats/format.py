@@ -1,8 +1,9 @@
 """Storage formats: the kernels that each format exports, and how other kernels call them.
 
 Each format has a file: its blocks as weights in SIMD vectors, from which `rows.py` makes `four_rows` and `dequantize`.
-A format is compiled by itself, when the first model needs it (`library.py`). So other kernels call its kernels by the
-addresses in the matrix's words, and adding a format changes no other file here.
+A format is compiled by itself, when the first model needs it (`library.py`). So other kernels call its kernels through
+the function pointers in the matrix's descriptor, and a new format changes no other kernel. `blocks_numpy.py` has the
+NumPy references of all formats.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """IQ4_XS on the CPU: 136-byte blocks of a GGUF file as float32 weights.
 
-A block is a float16 factor of the scales, 16 high and 32 low bits of 8 scales, counted from -32, and 256 quants of 4
-bits: each 16 bytes have a group of 32 weights, the first 16 in their low halves. Quants are indices of the levels of
-IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+A block is fp16 d; 8 scales of 6 bits with offset -32 (u16 of high bits, u32 of low bits); and 128 bytes of nibbles: of
+each 16 bytes, the low nibbles are weights 0 to 15 of a group of 32, the high nibbles weights 16 to 31. A nibble is an
+index into the levels of IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy references
+are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
-# Byte offsets in a block: the high bits of scales, then the low bits; the quants.
+# Byte offsets in a block: of the scale bits (high, then low), and of the quants.
 SCALES, QUANTS = 2, 8
 
-# The last 8 lanes are those of the first again: there are 8 scales.
+# Lanes 8 to 15 repeat lanes 0 to 7: there are 8 scales.
 _GROUPS = [i % 8 for i in range(16)]
 _load_scales = load_fields(
     6,

@@ -11,6 +11,7 @@ from numba.extending import intrinsic, models, register_model
 
 from ..build.layout import LANES
 from ..build.vectors import call_llvm, element_address, everywhere, register_lanes, vector
+from ..build.vectors import lanes as shuffled
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -38,14 +39,10 @@ def _load(context: Any, builder: Any, kind: Any, what: Any, array: Any, at: Any)
     return loaded
 
 
-def _shuffled(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), places))
-
-
 def _side_by_side(builder: Any, parts: list[Any]) -> Any:
     while len(parts) > 1:
         every = list(range(2 * parts[0].type.count))
-        parts = [_shuffled(builder, a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        parts = [shuffled(builder, a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
 
 
@@ -106,7 +103,7 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
 
         def bits(places: list[int], shifts: list[int], masks: list[int]) -> Any:
             """Return in each lane some bits of one of the 12 bytes."""
-            words = builder.zext(_shuffled(builder, packed, packed, places), _INTS)
+            words = builder.zext(shuffled(builder, packed, packed, places), _INTS)
             return builder.and_(builder.lshr(words, ir.Constant(_INTS, shifts)), ir.Constant(_INTS, masks))
 
         scales, minima, both = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]
@@ -209,7 +206,7 @@ def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         whole = builder.bitcast(args[0], ir.VectorType(_I8, 4 * LANES))
-        some = _shuffled(builder, whole, whole, list(range(first, first + LANES)))
+        some = shuffled(builder, whole, whole, list(range(first, first + LANES)))
         return builder.sitofp(builder.sext(some, _INTS), _VECTOR)
 
     return vector(lanes, part), generate
@@ -232,20 +229,13 @@ class Field(NamedTuple):
     left: int = 0
 
 
-def _loaded(context: Any, builder: Any, kind: Any, what: Any, array: Any, at: Any) -> Any:
-    address = element_address(context, builder, kind, array, at)
-    loaded = builder.load(builder.bitcast(address, what.as_pointer()))
-    loaded.align = 1
-    return loaded
-
-
 def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
     """Make the function that loads `n_bytes` bytes and returns the union of `fields`, plus `offset`, as 16 floats."""
 
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            packed = _loaded(context, builder, signature.args[0], ir.VectorType(_I8, n_bytes), *args)
+            packed = _load(context, builder, signature.args[0], ir.VectorType(_I8, n_bytes), *args)
             found = ir.Constant(_INTS, [0] * LANES)
             for field in fields:
                 places = ir.Constant(ir.VectorType(_I32, LANES), list(field.places))
@@ -283,8 +273,8 @@ def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, low, high = args
         kind = signature.args[0]
-        words = builder.zext(_loaded(context, builder, kind, ir.VectorType(_I8, LANES), data, low), _INTS)
-        fifth = _loaded(context, builder, kind, ir.VectorType(_I16, 2), data, high)
+        words = builder.zext(_load(context, builder, kind, ir.VectorType(_I8, LANES), data, low), _INTS)
+        fifth = _load(context, builder, kind, ir.VectorType(_I16, 2), data, high)
         found = []
         for half in range(2):
             bits = builder.extract_element(fifth, ir.Constant(_I32, half))

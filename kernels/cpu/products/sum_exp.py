@@ -66,7 +66,7 @@ _0, _1, _2, _3, _4, _5, _6 = COEFFICIENTS
 
 @jit
 def exp(x: Any) -> Any:
-    """Return `e**x` for x <= 0 in float64; `sum_exp_numpy.exp` says how."""
+    """Return `e**x` for x <= 0 in float64; `order_numpy.exp` says how."""
     x = mul(larger(splat(LEAST), x), splat(LOG2_E))
     n = add(x, splat(ROUNDER))
     r = sub(x, sub(n, splat(ROUNDER)))

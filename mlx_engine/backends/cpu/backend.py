@@ -35,8 +35,7 @@ from mlx_engine.backends.cpu.kernels import load_formats
 from mlx_engine.backends.cpu.lowering import LOWERED, CannotCompileError, lower
 from mlx_engine.backends.cpu.program import CompiledProgram, parts_of, sequence_descriptors
 from mlx_engine.backends.experts import Experts
-from mlx_engine.backends.numpy.blas import one_blas_thread
-from mlx_engine.backends.numpy.simd import SimdBackend, rope_table
+from mlx_engine.backends.numpy.simd import SimdBackend, one_blas_thread, rope_table
 from mlx_engine.backends.parameters import (
     Activation,
     Convolution,
@@ -140,20 +139,15 @@ class CompiledBackend(SimdBackend):
             last = table.shape[0] - 1
             raise IndexError(f"token ids must be from 0 to {last:,}, not from {min(ids):,} to {max(ids):,}")
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
-        descriptor = self._table_descriptor(table)
-        self.library.embed(
-            self.pool.address, address(descriptor), table.shape[1], address(rows), len(rows), address(expanded)
-        )
-        return expanded
-
-    def _table_descriptor(self, table: Matrix) -> np.ndarray:
-        """Return the kernel parameters of an embedding table, which are made once and kept."""
         descriptor = self._embedded.get(table)
         if descriptor is None:
             load_formats(self.library, self._formats)
             descriptor = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
             write_matrix(descriptor, table, self.library)
-        return descriptor
+        self.library.embed(
+            self.pool.address, address(descriptor), table.shape[1], address(rows), len(rows), address(expanded)
+        )
+        return expanded
 
     def linear(self, x: Native, linear: Linear) -> Native:
         return self._project(x, self._block((linear,)))
@@ -259,8 +253,7 @@ class CompiledBackend(SimdBackend):
         """
         self.pool.control[layout.ON] = 1  # before parked workers are counted
         try:
-            if self.pool.shared.parked:
-                self.pool.shared.wake()
+            self.pool.shared.wake()
             entry(self.pool.address, *arguments)
         finally:
             self.pool.control[layout.ON] = 0

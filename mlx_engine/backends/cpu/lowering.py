@@ -469,8 +469,8 @@ class Lowered:
         x: buffer of the input, the hidden states before the first layer.
         y: location of the result.
         floats: scratch floats per token, for all values.
-        inputs: K of the widest product; packing needs so many floats for each token of a panel.
-        normed: K of the widest product whose input is normed or padded: so many floats for each token of the pass.
+        inputs: K of the widest product, in whole vectors; packing needs so many floats for each token of a panel.
+        normed: the same of products whose input is normed or padded: so many floats for each token of the pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
@@ -518,8 +518,8 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         x=x.buffer,
         y=y,
         floats=n_floats,
-        inputs=lowering.inputs,
-        normed=lowering.normed,
+        inputs=layout.whole_vectors(lowering.inputs),
+        normed=layout.whole_vectors(lowering.normed),
         experts=lowering.experts,
         parts=lowering.parts,
         kv=[lowering.kv[layer] for layer in range(len(lowering.kv))],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -46,7 +46,7 @@ class _Steps:
         self._exchanges = np.flatnonzero(are_exchanges).tolist()
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
         # The KV stores that `_layers` points to; a weak reference, so that they can be freed.
-        self._stores: Callable[[], Stores | None] = lambda: None
+        self._stores: weakref.ReferenceType[Stores] | None = None
         self._layers = np.zeros((len(lowered.kv), layout.KV_WIDTH), dtype=np.int64)
         self._groups = np.zeros((len(lowered.kv), layout.GROUP_WIDTH), dtype=np.int64)
 
@@ -85,7 +85,7 @@ class _Steps:
         length = max(batch.positions) + 1
         if self._positions < length:
             self._bind_rope(length)
-        if self._stores() is not batch.stores:
+        if self._stores is None or self._stores() is not batch.stores:
             self._bind_stores(batch)
         sequences = [sequence_descriptors(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
         for descriptor, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
@@ -93,7 +93,7 @@ class _Steps:
         forward_pass = _pass_descriptor(batch)
         spans = batch.groups[0].spans if batch.groups else ()
         parts = max(parts_of(spans, counts) for counts in (batch.lengths, batch.wanted)) if spans else 0
-        work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
+        work = max(min(n, layout.PANEL_TOKENS) * of.inputs, n * of.normed)
         work = max(work, *(block.floats(n) for block in of.experts)) if of.experts else work
         scratch = be.scratch_address(n * of.floats + work + parts * of.parts)
         values = be.scratch[: n * of.floats]

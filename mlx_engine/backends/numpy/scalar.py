@@ -1,8 +1,8 @@
 """`scalar`: every operation in plain Python, element by element. The other backends are tested against it.
 
 Arrays are nested lists of floats: (T, D) is a list of T lists of D floats. Python floats are float64, so sums and
-products are float64. NumPy is used only to convert weights, inputs and results. This backend is not optimised on
-purpose: read it to learn what an operation computes, and run models on another backend.
+products are float64. NumPy is used only to convert weights, inputs and results. This backend is deliberately
+unoptimised: read it to learn what an operation computes, and run models on another backend.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def _likely(p: list[float], sampling: Sampling) -> list[int]:
 
 
 def sigmoid(v: float) -> float:
-    """Return `1 / (1 + exp(-v))`: exp of a large positive number would overflow."""
+    """Return `1 / (1 + exp(-v))`, with exp only of values <= 0, which cannot overflow."""
     if v >= 0:
         return 1 / (1 + math.exp(-v))
     e = math.exp(v)

@@ -5,18 +5,19 @@ This backend runs with `--no-jit` and on machines without Numba. It is also the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, StateView, in_order
 from mlx_engine.backends.experts import ExpertLinear, Routing
-from mlx_engine.backends.numpy.blas import one_blas_thread
 from mlx_engine.backends.numpy.scalar import TINY
 from mlx_engine.backends.parameters import (
     SWIGLU_ALPHA,
@@ -29,7 +30,36 @@ from mlx_engine.backends.parameters import (
     Scores,
 )
 from mlx_engine.backends.sampling import Draw
+from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.quant.weight import Weight
+
+# The limit of BLAS to one thread is process-wide: how many sessions hold it, and what restores the old one.
+_lock = kept_over_forks(threading.Lock())
+_held = 0
+_limit: Any = None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread: the first caller to enter sets the limit, the last to leave restores the old one."""
+    global _held, _limit
+    with _lock:
+        if _held == 0:
+            _limit = _libraries().limit(limits=1)
+        _held += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _held -= 1
+            if _held == 0:
+                _limit.restore_original_limits()
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Return the BLAS libraries of this process. Cached: the search takes milliseconds."""
+    return ThreadpoolController()
 
 
 class SimdBackend(Backend):

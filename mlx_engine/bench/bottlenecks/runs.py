@@ -79,7 +79,7 @@ def run_profiled(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -
     """Run the test on a copy of the backend that times every operation."""
     profiler = Profiler(clock, keep=True)
     model = copy.copy(engine.model)
-    model.backend = profiled(engine.backend, profiler)
+    model.run_on(profiled(engine.backend, profiler))
     found = list[Pass]()
     with model.backend.session():
         timed = TimedTest(model, test, ids, clock=clock)

@@ -52,6 +52,13 @@ class Group(TyperGroup):
 
     summaries: ClassVar[dict[str, str]] = {}
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Print the help if no command is given: typer relies on `format_help` to print, which here only writes."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit(2)
+        return list(super().parse_args(ctx, args))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write usage, description, options and commands."""
         self.format_usage(ctx, formatter)

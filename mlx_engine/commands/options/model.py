@@ -193,8 +193,8 @@ def min_dim_of(text: str) -> int | str:
     if text == "auto":
         return text
     if not (text.isascii() and text.isdigit()):
-        message = f"--quant-min-dim must be auto or a whole number of at least 0, not {text!r}"
-        raise OptionError(message, option="--quant-min-dim", found=text)
+        message = f"quant_min_dim must be auto or a whole number of at least 0, not {text!r}"
+        raise OptionError(message, option="quant_min_dim", found=text)
     return int(text)
 
 
@@ -208,10 +208,10 @@ def layers_of(given: Sequence[str] | None) -> dict[str, str]:
     for text in given or ():
         layer, equals, quant = text.partition("=")
         if not equals:
-            message = f"--quant-layer must be LAYER=TYPE, such as attn_v=f32, not {text!r}"
-            raise OptionError(message, option="--quant-layer", found=text)
+            message = f"quant_layer must be LAYER=TYPE, such as attn_v=f32, not {text!r}"
+            raise OptionError(message, option="quant_layer", found=text)
         if layer in found:
-            message = f"--quant-layer gives {layer} two types, {found[layer]} and {quant}"
-            raise OptionError(message, option="--quant-layer", found=text)
+            message = f"quant_layer gives {layer} two types, {found[layer]} and {quant}"
+            raise OptionError(message, option="quant_layer", found=text)
         found[layer] = quant
     return found
