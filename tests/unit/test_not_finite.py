@@ -231,7 +231,7 @@ def test_a_batch_goes_on_with_its_other_prompts(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("mlx_engine.engine.Engine", lambda *_: engine)
     file = tmp_path / "prompts"
     file.write_text("hello\nzq\na\n")
-    base = ["generate", "--batch-file", str(file), "-b", "simd", "-n", "4", "--ignore-eos"]
+    base = ["generate", "-m", str(MICRO), "--batch-file", str(file), "-b", "simd", "-n", "4", "--ignore-eos"]
     found = CliRunner().invoke(app, [*base, "--json"])
     rows = [json.loads(line) for line in found.stdout.splitlines()]
     assert found.exit_code == 1
