@@ -205,7 +205,7 @@ class Talk:
             return rng.choice(ANOTHER), self.tell(Request("", stories.choose_main(rng)), short=short)
         main = request.main
         if main.home != "house" and (not main.name or main.name not in request.phrase):
-            name = "" if rng.random() < 0.5 else rng.choice(words.SHE_ANIMALS + words.HE_ANIMALS)
+            name = "" if rng.random() < 0.5 else rng.choice(words.names_for(main.noun))
             adjectives = main.kind.removesuffix(main.noun).strip()
             main = words.make_anyone(rng, noun=main.noun, adjectives=adjectives, name=name)
         friend = request.friend and stories.choose_friend(rng, main, noun=request.friend.noun)

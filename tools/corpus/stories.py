@@ -189,7 +189,7 @@ def ask(rng: random.Random) -> Request:
         return Request(name if rng.random() < 0.4 else f"a {main.kind} named {name}", main)
     own_name = name
     if not name and rng.random() < 0.45:
-        own_name = words.any_name(rng) if rng.random() < 0.3 else rng.choice(words.SHE_ANIMALS + words.HE_ANIMALS)
+        own_name = words.any_name(rng) if rng.random() < 0.3 else rng.choice(words.names_for(noun))
     main = words.make_anyone(rng, noun=noun, adjectives=adjectives, name=own_name)
     phrase = f"the {noun}" if form == "the" else f"{noun}s" if form == "plural" else f"a {main.kind}"
     if name:

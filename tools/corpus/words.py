@@ -233,12 +233,24 @@ HOMES = (
 )  # fmt: skip
 
 
+# Who is "she" or "he" by the noun, whatever the name.
+SHE_NOUNS = {"queen", "lady", "mermaid", "hen", "cow", "fairy", "witch"}
+HE_NOUNS = {"king", "lord", "duke", "emperor", "monk", "bull", "ram", "rooster", "wizard", "warlock", "snowman"}
+
+
+def names_for(noun: str) -> tuple[str, ...]:
+    """Return the names that suit a noun."""
+    she, he = () if noun in HE_NOUNS else SHE_ANIMALS, () if noun in SHE_NOUNS else HE_ANIMALS
+    return (*she, *he)
+
+
 def make_anyone(rng: random.Random, *, noun: str, adjectives: str, name: str, met: bool = False) -> Character:
     """Make a character of any kind: ``adjectives`` are those asked for ("" for none), ``name`` may be "", too."""
     kind = f"{adjectives} {noun}" if adjectives else noun
     adjective = "" if adjectives or rng.random() < 0.4 else rng.choice(MET_ADJECTIVES if met else KIND_ADJECTIVES)
     home, lives = ANIMALS.get(noun, ("home", HOMES))
     she = name in (*GIRLS, *SHE_ANIMALS) or (name not in (*BOYS, *HE_ANIMALS) and rng.random() < 0.5)
+    she = (she or noun in SHE_NOUNS) and noun not in HE_NOUNS
     return Character(name, kind, adjective, she, home, rng.choice(lives))
 
 
