@@ -154,7 +154,7 @@ def choose_friend(rng: random.Random, a: Character, noun: str = "") -> Character
     """Choose a friend of another pronoun, so that each "she" is plain; ``noun`` is what was asked for."""
     if a.home == "house" and not noun:
         return words.make_child(rng, she=not a.she, met=True)
-    while not noun or noun == a.noun:
+    while not noun or noun == a.noun or not words.suits(noun, she=not a.she):
         noun = subjects.any_noun(rng)
     pools = (words.HE_ANIMALS, words.BOYS) if a.she else (words.SHE_ANIMALS, words.GIRLS)
     name = rng.choice([name for name in rng.choice(pools) if name != a.name])

@@ -238,6 +238,11 @@ SHE_NOUNS = {"queen", "lady", "mermaid", "hen", "cow", "fairy", "witch"}
 HE_NOUNS = {"king", "lord", "duke", "emperor", "monk", "bull", "ram", "rooster", "wizard", "warlock", "snowman"}
 
 
+def suits(noun: str, *, she: bool) -> bool:
+    """Say whether someone of this noun can be "she", or else "he"."""
+    return noun not in (HE_NOUNS if she else SHE_NOUNS)
+
+
 def names_for(noun: str) -> tuple[str, ...]:
     """Return the names that suit a noun."""
     she, he = () if noun in HE_NOUNS else SHE_ANIMALS, () if noun in SHE_NOUNS else HE_ANIMALS
