@@ -44,14 +44,17 @@ class TimedTest:
             clock: read for all times.
         """
         self.request = _request(ids, test.n_gen + (test.n_prompt > 0), clock)
+        self._n_cached = test.depth if kv else 0
         if not kv:
             pool = model.new_pool(self.request.longest, longest_pass=self.request.longest, kept=False)
             self._scheduler = Scheduler(model, pool, clock=clock)
+        elif not self._n_cached:
+            pool = model.new_pool(self.request.longest)
+            self._scheduler = Scheduler(model, pool, overlap=overlap, clock=clock)
         else:
             # The prefix cache holds the context, and the sequence a copy of its last page.
             pool = model.new_pool(self.request.longest, n_sequences=2)
             self._scheduler = Scheduler(model, pool, prefix=PrefixCache(pool), overlap=overlap, clock=clock)
-        self._n_cached = test.depth if kv else 0
         if self._n_cached:
             context = _request(ids[: test.depth], 0, clock)
             self._scheduler.submit(context)
