@@ -39,7 +39,7 @@ class Timing:
         read_gbs: memory bandwidth that a kernel without arithmetic reaches on this chip.
         stock_seconds: seconds of `mx.quantized_matmul` with the same values, if the kernel is a product with a Q8_0
             matrix.
-        wrong: the first wrong element, if any, because a wrong kernel may be fast for that reason.
+        wrong: the first wrong element, if any; a timing of a wrong kernel means nothing.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Counts:
         barriers: barriers, counted once per threadgroup.
         threadgroup_bytes: bytes of threadgroup memory.
         nbytes: of all inputs and outputs, each once.
-        weight_bytes: bytes per weight of the Q8_0 matrices among the inputs, or of the largest input.
+        weight_bytes: bytes per weight of the inputs of stored types; without any, per element of the largest input.
         threads_per_output: threads per element that is written.
         wrong: the first wrong element, if any.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheLayer, KVLayer, kv_layers, pages_for
 from mlx_engine.cache.states import StateLayer, n_slots
 
-# The default for `most` below: if all layers have windows, memory does not limit the number of tokens.
+# Upper limit of the search in `tokens_that_fit`: with windows in all layers the cache stops growing.
 MOST_TOKENS = 1 << 24
 
 
@@ -42,7 +42,7 @@ def tokens_that_fit(
     *,
     most: int = MOST_TOKENS,
 ) -> int:
-    """Return the largest `n_tokens` of a `KVPool` of at most `nbytes` bytes, a multiple of `page` unless it is `most`.
+    """Return how many tokens fit into a `KVPool` of `nbytes`, rounded down to whole pages, at most `most`.
 
     Return 0 if not even one page of tokens fits.
     """

@@ -1,4 +1,4 @@
-"""What the engine keeps on disk and can make or download again: models of the hub, shapes, compiled kernels."""
+"""What the engine keeps on disk and can get again: hub models, generated random-weight models, compiled kernels."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Kept:
         name: the name for the user: a hub id, shape:NAME, kernels, emulator or tuning.
         kind: "download" or "made": whether it must be downloaded again, or is made again when it is needed.
         path: its file or folder.
-        parts: what is removed: the path itself, or what the engine has put there.
-        nbytes: bytes of all files, counted once.
+        parts: the paths that `remove` deletes: the path itself, or what the engine has put there.
+        nbytes: total bytes, not following links.
     """
 
     name: str
@@ -87,7 +87,7 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # A draft that is left is being written.
+        # remove_dead deleted abandoned drafts; any other is in use, so skip it.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }

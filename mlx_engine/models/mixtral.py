@@ -46,10 +46,10 @@ NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"))
 
 
 class Model(Decoder):
-    """A Llama model whose FFNs are mixtures of experts.
+    """A Mistral model whose FFNs are mixtures of experts.
 
-    In addition to Llama's sizes its config has n_experts, n_experts_used, and `normalize`: whether the weights of a
-    token's experts add up to 1.
+    In addition to Mistral's settings its config has n_experts, n_experts_used, and `normalize`: whether the weights
+    of a token's experts add up to 1.
     """
 
     def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:

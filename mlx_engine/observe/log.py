@@ -1,7 +1,8 @@
 """Log events (a name and fields, one line each) with Python's logging, under the logger name "mlx_engine".
 
 Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on.
-`info` logs one event per token, `debug` one per forward pass, `trace` one per operation and a table at the end.
+Each level adds to the one above: `info` logs one event per token, `debug` one per forward pass, `trace` one per
+operation and a table at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TRACE = 5
 LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
 
-# Called before an event is printed. Text on the same terminal may be in the middle of a line.
+# Called before each event, so that streamed text on the same terminal can end its line first.
 before_event: Callable[[], None] | None = None
 
 # The warnings that have been printed.
@@ -41,7 +42,7 @@ def warn(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line for the user whatever the level, such as what was written to the disk."""
+    """Print a line at every level, such as 'wrote FILE'."""
     LOGGER.warning("%s", text)
 
 

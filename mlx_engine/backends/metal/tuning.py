@@ -27,7 +27,7 @@ from mlx_engine.kernels.metal.layout import StoredMatrix
 from mlx_engine.kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
-# Larger than any GPU's caches: with so many copies, each is read from memory, as a model's layers are.
+# Total bytes of the copies of a matrix; exceeds GPU caches, so every launch reads from memory.
 COLD_BYTES = 256 << 20
 ROUNDS = 5
 # The relative speedup over the default tuning that is taken for more than noise.
@@ -44,9 +44,9 @@ def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tunin
 
 
 def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequence[Tuning]) -> dict[Tuning, list[float]]:
-    """Seconds per launch with cold weights, `ROUNDS` of each tuning that the GPU takes.
+    """Return `ROUNDS` timings for each tuning that the GPU accepts, in seconds per launch with cold weights.
 
-    As in a model, each launch depends on the one before, because it reads its result.
+    Each launch reads the previous launch's output, as in a model, so launches cannot overlap.
     """
     sets = cold_sets(args)
     samples: dict[Tuning, list[float]] = {}
@@ -71,7 +71,7 @@ def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequenc
 
 
 def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the arguments with enough copies of their matrices that a copy has left the caches before its next use."""
+    """Copy the matrices until their total size is at least `COLD_BYTES`; return the arguments with each copy."""
     nbytes = sum(a.nbytes for a in args if isinstance(a, StoredMatrix))
     sets = [args]
     for _ in range(-(-COLD_BYTES // nbytes) - 1):
@@ -82,7 +82,7 @@ def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def following(args: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
-    """Return the arguments with vectors replaced by views of the result before, if it is wide enough."""
+    """Replace vector arguments by slices of the previous launch's output, where it is wide enough."""
     y = before[0] if isinstance(before, tuple) else before
     if y is None:
         return args
@@ -96,7 +96,7 @@ def _copy(matrix: StoredMatrix) -> StoredMatrix:
 
 
 VARIABLE = "MLX_ENGINE_TUNING"
-# Smaller matrices are read within the time of a launch, so that timings do not differ.
+# Bytes of the matrices. For smaller ones launch overhead dominates, so tunings cannot be told apart.
 SMALLEST = 1 << 20
 
 # The kernels whose SIMD-groups may share a row.
@@ -134,7 +134,7 @@ class Tuner:
                 return tuning  # not `known`: the file may have 2.0 in place of 2
         if not self._announced:
             self._announced = True
-            LOGGER.log(logging.WARNING, "measuring what suits this GPU, once; it is kept in %s", self.file)
+            LOGGER.log(logging.WARNING, "measuring the fastest settings for this GPU, once; kept in %s", self.file)
         default = default_tuning(sum(w.shape[0] for w in weights), 1)
         samples = measured(kernel, args, candidates(split))
         if not samples:  # refused with every tuning: do not store the default
@@ -192,6 +192,6 @@ def identity(executor: ExecutorName, chip: str) -> str:
 
 
 def _described(matrix: StoredMatrix) -> str:
-    """Return the shape, and the type if it is not Q8_0, whose measurements are older than other types."""
+    """Return type and shape. Q8_0 is not named: keys written before other types existed have no type."""
     shape = "{} x {}".format(*matrix.shape)
     return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

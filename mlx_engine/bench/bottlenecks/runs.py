@@ -1,8 +1,8 @@
 """Run the rounds of a report: a plain run and a profiled run each, with samples of the machine's limits between them.
 
 Both kinds of run do the same: prefill, then decode. A plain run is as fast as the backend. In a profiled run every
-operation is timed, layers run operation by operation, and a lazy backend waits for each operation: it measures the
-parts, and plain runs measure the whole.
+operation is timed, layers run operation by operation, and a lazy backend waits for each operation. Profiled runs
+measure the parts, plain runs the whole.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run_profiled(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -
     found = list[Pass]()
     with model.backend.session():
         timed = TimedTest(model, test, ids, clock=clock)
-        profiler.take_spans()  # those of the context
+        profiler.take_spans()  # discard the spans of filling the context
         while not timed.request.has_ended:
             timed.step()
             if timed.n_passes > len(found):
