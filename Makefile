@@ -3,7 +3,6 @@ PYTHON ?= .venv/bin/python
 
 .PHONY: check format lint types imports test docs mutants
 
-
 check: format lint types imports test
 
 format:
@@ -31,5 +30,6 @@ mutants:
 	$(dir $(PYTHON))cosmic-ray init build/mutants.toml build/mutants.sqlite
 	$(dir $(PYTHON))cosmic-ray exec build/mutants.toml build/mutants.sqlite
 	$(dir $(PYTHON))cr-report --show-pending --show-diff --surviving-only build/mutants.sqlite
+
 docs:
 	$(PYTHON) -m mkdocs build --strict

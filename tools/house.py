@@ -76,6 +76,7 @@ def imports(tree: ast.Module, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
+            base = base.removeprefix("mlx_engine.") if base.startswith("mlx_engine.kernels") else base
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
 

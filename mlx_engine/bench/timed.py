@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -48,13 +49,14 @@ class TimedTest:
         if not kv:
             pool = model.new_pool(self.request.longest, longest_pass=self.request.longest, kept=False)
             self._scheduler = Scheduler(model, pool, clock=clock)
-        elif not self._n_cached:
-            pool = model.new_pool(self.request.longest)
-            self._scheduler = Scheduler(model, pool, overlap=overlap, clock=clock)
         else:
+            # A pool and its prefix cache refer to each other. Collect those of the last test, so that their memory is
+            # used again: touching new pages took 120 ms of the 1,380 ms of 512 tokens of the 0.6B shape.
+            gc.collect()
             # The prefix cache holds the context, and the sequence a copy of its last page.
-            pool = model.new_pool(self.request.longest, n_sequences=2)
-            self._scheduler = Scheduler(model, pool, prefix=PrefixCache(pool), overlap=overlap, clock=clock)
+            pool = model.new_pool(self.request.longest, n_sequences=2 if self._n_cached else 1)
+            prefix = PrefixCache(pool) if self._n_cached else None
+            self._scheduler = Scheduler(model, pool, prefix=prefix, overlap=overlap, clock=clock)
         if self._n_cached:
             context = _request(ids[: test.depth], 0, clock)
             self._scheduler.submit(context)
