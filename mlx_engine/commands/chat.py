@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from mlx_engine.commands.options.suggested import Chosen
     from mlx_engine.conversation import Conversation
+    from mlx_engine.conversation.thinking import Piece, Reasoning
     from mlx_engine.engine import RequestBuilder
-    from mlx_engine.tokenizer.thinking import Piece, Reasoning
 
 BUILTIN = (
     "This is the small built-in model. It tells short stories for children, and answers greetings and a few simple "

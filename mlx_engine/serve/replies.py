@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlx_engine.cache.prefix import SHOWN
+from mlx_engine.conversation.thinking import Piece, Reasoning, split
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
 from mlx_engine.serve.call import Call, Progress
 from mlx_engine.tokenizer import Tokenizer
-from mlx_engine.tokenizer.thinking import Piece, Reasoning, split
 
 Json = dict[str, object]
 

@@ -10,9 +10,9 @@ import pytest
 import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.conversation import thinking
+from mlx_engine.conversation.thinking import ThinkMarkers
 from mlx_engine.engine import Engine
-from mlx_engine.tokenizer import thinking
-from mlx_engine.tokenizer.thinking import ThinkMarkers
 from tests.serve.served import MICRO, Served, events
 from tests.serve.shapes import Chat, Chunk, checked
 

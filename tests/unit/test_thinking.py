@@ -8,12 +8,11 @@ import pytest
 
 import mlx_engine
 from mlx_engine.commands.chat import AnswerPrinter
-from mlx_engine.conversation import Conversation
+from mlx_engine.conversation import Conversation, thinking
+from mlx_engine.conversation.thinking import MARKERS, Reasoning, ThinkMarkers, split, think_markers
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Progress
 from mlx_engine.serve.replies import ChatReply
-from mlx_engine.tokenizer import thinking
-from mlx_engine.tokenizer.thinking import MARKERS, Reasoning, ThinkMarkers, split, think_markers
 from tests.unit.test_command_generate import cli
 from tests.unit.test_tokenizer import build, byte_level
 

@@ -11,11 +11,11 @@ from mlx_engine.errors import OptionError
 from mlx_engine.options import Options, names_options
 
 if TYPE_CHECKING:
+    from mlx_engine.conversation.thinking import Reasoning
     from mlx_engine.engine import Engine, RequestBuilder
     from mlx_engine.loop.scheduler import Scheduler
     from mlx_engine.loop.stream import Generation, Progress, Stream
     from mlx_engine.tokenizer.chat import History
-    from mlx_engine.tokenizer.thinking import Reasoning
 
 # A template that reads the reasoning of an answer as a field of its message.
 READS_REASONING = re.compile(r"""reasoning_content|\.thinking\b|\[['"]thinking['"]\]""")
@@ -253,7 +253,7 @@ class Conversation:
 
         Other templates get the text as generated: those of thinking models cut the reasoning off themselves.
         """
-        from mlx_engine.tokenizer.thinking import split
+        from mlx_engine.conversation.thinking import split
 
         message = {"role": ASSISTANT, "content": generation.text}
         if READS_REASONING.search(self.engine.tokenizer.chat_template or ""):
@@ -263,7 +263,7 @@ class Conversation:
 
     def reasoning(self, prompt_ids: Sequence[int] | None = None) -> Reasoning:
         """Return a reader that separates the reasoning in an answer from the rest, by default after the last prompt."""
-        from mlx_engine.tokenizer.thinking import Reasoning
+        from mlx_engine.conversation.thinking import Reasoning
 
         return Reasoning.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids)
 
