@@ -282,8 +282,8 @@ class Engine:
         Args:
             prompts: the prompts, each as `generate` takes it.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` applies to all
-                prompts; for one value per prompt use `[["a"], None]`.
+            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` and
+                `stop_token_ids=[1, 2]` apply to all prompts; for one value per prompt use `[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.
@@ -460,7 +460,7 @@ class RequestBuilder:
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
-        options.sampling.check_vocabulary(self.config.vocab_size)
+        options.check_vocabulary(self.config.vocab_size)
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
