@@ -356,7 +356,9 @@ MUTANTS = [
         'yield b"".join(map(event, chunks)) + DONE',
         'yield b"".join(map(event, chunks))',
     ),
-    Mutant("the end-of-text token has a log-probability", "Reply._tokens", "until.n_tokens - is_hidden", "until.n_tokens"),
+    Mutant(
+        "the end-of-text token has a log-probability", "Reply._tokens", "until.n_tokens - is_hidden", "until.n_tokens"
+    ),
     Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", call)', "pass"),
     Mutant("a body without a bound", "read_body", "len(body) > limit", "False"),
     Mutant("the document has another number of choices than the server", "_limit", "service.worker.slots", "100"),
