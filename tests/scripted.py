@@ -267,11 +267,13 @@ class ScriptedEngine(Engine):
     Attributes:
         script: returns the text of the answer to a prompt.
         pause: seconds that a step with tokens of a prompt takes more.
+        record: a file that gets a line of JSON per request that has ended; None for none.
         requests: all requests that its schedulers got, in order.
     """
 
     script: Script
     pause: float = 0.0
+    record: Path | None = None
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
         super().__init__(opened, progress)
@@ -290,7 +292,7 @@ class ScriptedEngine(Engine):
     @classmethod
     def load(cls, path: Path, script: Script = agent, *, pause: float = 0.0, threads: int | None = 1) -> ScriptedEngine:
         """Load a file of `write_model`."""
-        return scripted(script, pause)(open_source(path, "parallel", threads=threads))
+        return scripted(script, pause=pause)(open_source(path, "parallel", threads=threads))
 
     def scheduler(self, **options: Any) -> Scheduler:
         """Return a scheduler that records requests, and pauses while it reads prompts."""
@@ -305,10 +307,26 @@ class ScriptedEngine(Engine):
             output = step()
             if output.n_prefill:
                 time.sleep(self.pause)
+            for request in output.ended:
+                self._write(request)
             return output
 
         made.submit, made.step = recorded, paused  # type: ignore[method-assign]
         return made
+
+    def _write(self, request: Request) -> None:
+        if self.record is None:
+            return
+        prompt = Rendered.of(self.text_of(request.prompt_ids), self._form)
+        line = {
+            "prompt": len(request.prompt_ids),
+            "cached": request.n_cached,
+            "tools": len(prompt.tools),
+            "results": prompt.results,
+            "answer": self.text_of(request.output.token_ids),
+        }
+        with self.record.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of a prompt with its markers."""
@@ -324,9 +342,9 @@ class ScriptedEngine(Engine):
         return self.tokenizer.encode(f"{text}<|im_end|>", special=True)
 
 
-def scripted(script: Script, pause: float = 0.0) -> type[ScriptedEngine]:
+def scripted(script: Script, **attributes: Any) -> type[ScriptedEngine]:
     """Return the class of engines with a script."""
-    return type("ScriptedEngine", (ScriptedEngine,), {"script": staticmethod(script), "pause": pause})
+    return type("ScriptedEngine", (ScriptedEngine,), {"script": staticmethod(script), **attributes})
 
 
 def main(given: Sequence[str]) -> None:
@@ -335,13 +353,14 @@ def main(given: Sequence[str]) -> None:
     parser.add_argument("--vocab", type=Path, default=BUILTIN, help="GGUF file that has the vocabulary")
     parser.add_argument("--template", choices=list(TEMPLATES), default="json")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds per step that reads a prompt")
+    parser.add_argument("--record", type=Path, help="file that gets a line of JSON per request")
     options, others = parser.parse_known_args(given)
     from mlx_engine.commands import main as command_line
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scripted.gguf"
         write_model(path, options.vocab, template=options.template)
-        mlx_engine.engine.Engine = scripted(agent, options.pause)  # type: ignore[misc]
+        mlx_engine.engine.Engine = scripted(agent, pause=options.pause, record=options.record)  # type: ignore[misc]
         sys.argv = ["cli.py", "serve", "-m", str(path), "-b", "parallel", *others]
         command_line()
 
