@@ -16,7 +16,8 @@ from mlx_engine.options import Options
 from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.limits import LARGE, Turn, client_id
-from mlx_engine.serve.parameters import Body, CompletionRequest, chat_request, completion_request
+from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
+from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import EventStream
@@ -43,6 +44,8 @@ class Form(NamedTuple):
 
 CHAT = Form(chat_request, ChatReply, "messages")
 COMPLETION = Form(completion_request, CompletionReply, "prompt")
+MESSAGES = Form(messages_request, MessagesReply, "messages")
+COUNT = Form(count_request, MessagesReply, "messages")
 
 
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
@@ -60,15 +63,14 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
                 params = await turn.run(read) if is_large else read()
                 reserve(params.n_answers)
                 given = params.options(service.sampling)
-                requests, echoes = await turn.run(partial(_requests, service, params, given, turn))
+                requests, reading = await turn.run(partial(_requests, service, params, given, turn))
             except Exception as error:
                 raise _logged(api_error(error, form.prompt), error) from error
         del body, read
-        params.forget_prompt()
         call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
-        reply = form.reply(call, service.engine.tokenizer, **_about(service, params))
-        if isinstance(reply, CompletionReply):
-            reply.echoes = echoes
+        reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
+        params.forget_prompt()
+        del reading
     # Nothing may be awaited here: the places are free until the call has them.
     await _answer(service, params, call, reply, respond, form.prompt)
 
@@ -90,9 +92,10 @@ def _parsed(service: Service, body: bytes, form: Form) -> Body:
     return params
 
 
-def _about(service: Service, params: Body) -> dict[str, Any]:
+def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
     return {
-        **params.about_reply(),
+        **reading.about,
+        "ignored": reading.ignored,
         "model": params.model or service.model,
         "fingerprint": service.fingerprint,
         "explains_cache": service.explains_cache,
@@ -101,23 +104,16 @@ def _about(service: Service, params: Body) -> dict[str, Any]:
     }
 
 
-def _requests(
-    service: Service, params: Body, given: dict[str, Any], turn: Turn
-) -> tuple[list[Request], list[str]]:
-    """Return the requests of all prompts, and the texts to repeat before the answers; called in a thread.
+def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn) -> tuple[list[Request], Reading]:
+    """Return the requests of all prompts, and what was read; called in a thread.
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
         ClientGoneError: no client waits for the answers any more.
     """
-    engine, requests = service.engine, list[Request]()
-
-    def check(text: str) -> None:
-        turn.check()
-        service.check_length(text)
-
-    prompts = params.prompts_for(engine.tokenizer.chat_template)
-    for prompt in prompts:
+    engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
+    reading = params.read(engine.tokenizer.chat_template)
+    for prompt in reading.prompts:
         if isinstance(prompt, ChatPrompt):
             ids = engine.prompts.chat_ids(prompt, check=check)
         else:
@@ -127,8 +123,33 @@ def _requests(
         limit = most if limit is None else min(limit, most) if params.limit_is_bound else limit
         options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
         requests.append(engine.request(ids, options, n=params.n_choices))
-    is_echoed = isinstance(params, CompletionRequest) and params.echo
-    return requests, echoes_of(requests, prompts, engine.tokenizer) if is_echoed else []
+    if isinstance(params, CompletionRequest) and params.echo:
+        echoes = echoes_of(requests, reading.prompts, engine.tokenizer)
+        reading = reading._replace(about={**reading.about, "echoes": echoes})
+    return requests, reading
+
+
+async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
+    """Respond with the number of tokens of a conversation, which /v1/messages would read."""
+    _ = service.engine  # refuse at once what cannot be answered now
+    async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
+        try:
+            n = await turn.run(partial(_count, service, body, turn))
+        except Exception as error:
+            raise _logged(api_error(error, COUNT.prompt), error) from error
+    await respond(json_response({"input_tokens": n}))
+
+
+def _count(service: Service, body: bytes, turn: Turn) -> int:
+    params, engine = _parsed(service, body, COUNT), service.engine
+    prompt = params.read(engine.tokenizer.chat_template).prompts[0]
+    return len(engine.prompts.chat_ids(prompt, check=partial(_check, service, turn)))
+
+
+def _check(service: Service, turn: Turn, text: str) -> None:
+    """Check, before a text is encoded, that its client waits and that it is not too long."""
+    turn.check()
+    service.check_length(text)
 
 
 async def _answer(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,6 +53,20 @@ else:
     )
 
 
+class Reading(NamedTuple):
+    """What a request asks for, in the form that all APIs share.
+
+    Attributes:
+        prompts: the prompts, each with as many answers as the request has choices.
+        ignored: what the request had and the server leaves out.
+        about: keyword arguments of the class of the reply.
+    """
+
+    prompts: Sequence[Any]
+    ignored: Sequence[str] = ()
+    about: Mapping[str, Any] = {}
+
+
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
     """The body of a request of any of the APIs, with the options of `DECLARED`. None is the default of each."""
 
@@ -82,17 +96,13 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         """The number of alternatives to list for each token; None for no log-probabilities."""
         return None
 
-    def about_reply(self) -> dict[str, Any]:
-        """Return the keyword arguments of the class of the reply that depend on the request."""
-        raise NotImplementedError
-
     @property
     def limit(self) -> int | None:
         """The largest number of new tokens; None for as many as fit."""
         raise NotImplementedError
 
-    def prompts_for(self, template: str | None) -> Sequence[Any]:
-        """Return the prompts, each with `n_choices` answers, for a model with this chat template."""
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts for a model with this chat template. This may take time, and is done in a thread."""
         raise NotImplementedError
 
     def forget_prompt(self) -> None:
@@ -141,19 +151,15 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         """The prompts, each with `n_choices` answers."""
         raise NotImplementedError
 
-    def prompts_for(self, template: str | None) -> Sequence[Any]:
-        """Return the prompts."""
-        return self.prompts
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts, the number of alternatives to list, and whether a stream ends with the usage."""
+        includes_usage = self.stream_options is not None and bool(self.stream_options.include_usage)
+        return Reading(self.prompts, about={"n_logprobs": self.n_logprobs, "includes_usage": includes_usage})
 
     @property
     def n_answers(self) -> int:
         """The number of answers to all prompts."""
         return len(self.prompts) * self.n_choices
-
-    def about_reply(self) -> dict[str, Any]:
-        """Return the number of alternatives to list, and whether a stream ends with a chunk that has the usage."""
-        includes_usage = self.stream_options is not None and bool(self.stream_options.include_usage)
-        return {"n_logprobs": self.n_logprobs, "includes_usage": includes_usage}
 
     def check(self, slots: int) -> None:
         """Check what depends on several parameters or on the server's slots.

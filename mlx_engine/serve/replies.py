@@ -1,4 +1,4 @@
-"""Replies and the events of streams, and under the key `mlx_engine` what is our own; here those of chat and completions.
+"""Replies and their streams, and under the key `mlx_engine` what is our own. Here are those of chat and completions.
 
 The receipt (digests, seed, times) serves clients that compare the answers of two servers or of two days; the cause
 of a cache miss serves authors of prompts who want a longer common prefix.
@@ -308,15 +308,15 @@ class ChatReply(Choices):
 class CompletionReply(Choices):
     """The reply of /v1/completions.
 
-    Attributes:
-        echoes: the text before each choice: its prompt, or nothing.
+    Args:
+        echoes: the text before each choice: its prompt; nothing without them.
     """
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-    echoes: Sequence[str] = ()
 
-    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+    def __init__(self, call: Call, tokenizer: Tokenizer, *, echoes: Sequence[str] = (), **about: Any) -> None:
         super().__init__(call, tokenizer, **about)
+        self._echoes = echoes
         self._offsets = [0] * len(call.outputs)
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
@@ -338,7 +338,7 @@ class CompletionReply(Choices):
         return [{**self._text(i, "", None, 0), "finish_reason": reason}]
 
     def _echo(self, i: int) -> str:
-        return self.echoes[i] if self.echoes else ""
+        return self._echoes[i] if self._echoes else ""
 
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> Json:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
