@@ -75,6 +75,7 @@ class Receipt(Reply):
     seed: int
     timings: Timings | list[Timings]
     cache: Reuse | list[Reuse]
+    ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Alternative(Reply):
