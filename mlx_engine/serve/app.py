@@ -32,7 +32,7 @@ from mlx_engine.serve.errors import (
     new_request_id,
     request_id,
 )
-from mlx_engine.serve.generation import CHAT, COMPLETION, MESSAGES, Respond, count_tokens, generate
+from mlx_engine.serve.generation import CHAT, COMPLETION, MESSAGES, RESPONSES, Respond, count_tokens, generate
 from mlx_engine.serve.limits import LARGE, check_key, note_client_id, read_body
 from mlx_engine.serve.openapi import document
 from mlx_engine.serve.origins import OriginGuard
@@ -69,6 +69,7 @@ def create_app(service: Service) -> Starlette:
     posts: dict[str, Handler] = {
         "/v1/chat/completions": partial(generate, form=CHAT),
         "/v1/completions": partial(generate, form=COMPLETION),
+        "/v1/responses": partial(generate, form=RESPONSES),
         "/v1/messages": partial(generate, form=MESSAGES),
         "/v1/messages/count_tokens": count_tokens,
         "/tokenize": partial(converted, convert=_tokens),
