@@ -237,14 +237,16 @@ class Choices(Reply):
         return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of the tokens between two points of progress, without the end-of-text token."""
+        """Return the log-probabilities of the tokens between two points of progress, without an end token."""
         if self._n_logprobs is None or output.logprobs is None:
             return None
-        is_end = until.finish_reason == "stop" and not self._owners[i].options.ignore_eos
-        n = until.n_tokens
-        if is_end and output.token_ids[n - 1] in self._tokenizer.eog_ids:
-            n -= 1
-        return output.logprobs[after.n_tokens : n]
+        is_hidden = until.finish_reason == "stop" and output.has_end_token
+        return output.logprobs[after.n_tokens : until.n_tokens - is_hidden]
+
+    def _ending(self, i: int, reason: str | None) -> Json:
+        """Return how an answer ended: the reason and, as in vLLM, the stop string or token id of the request."""
+        output, _ = self._call.outputs[i]
+        return {"finish_reason": reason, "stop_reason": output.stop if reason == "stop" else None}
 
     @abstractmethod
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
@@ -284,7 +286,7 @@ class ChatReply(Choices):
             "index": i,
             "message": message,
             "logprobs": self._logprobs(tokens),
-            "finish_reason": progress.finish_reason,
+            **self._ending(i, progress.finish_reason),
         }
 
     def _opening(self, i: int) -> list[Json]:
@@ -296,7 +298,7 @@ class ChatReply(Choices):
     def _closing(self, i: int, reason: str) -> list[Json]:
         rest = self._reasoning[i].finish()
         last = [self._with_delta(i, _fields(rest))] if rest else []
-        return [*last, {**self._with_delta(i, {}), "finish_reason": reason}]
+        return [*last, {**self._with_delta(i, {}), **self._ending(i, reason)}]
 
     def _with_delta(self, i: int, delta: Json) -> Json:
         return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -322,7 +324,7 @@ class CompletionReply(Choices):
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         return {
             **self._text(i, self._echo(i) + text, tokens, len(self._echo(i))),
-            "finish_reason": progress.finish_reason,
+            **self._ending(i, progress.finish_reason),
         }
 
     def _opening(self, i: int) -> list[Json]:
@@ -335,7 +337,7 @@ class CompletionReply(Choices):
         return choice
 
     def _closing(self, i: int, reason: str) -> list[Json]:
-        return [{**self._text(i, "", None, 0), "finish_reason": reason}]
+        return [{**self._text(i, "", None, 0), **self._ending(i, reason)}]
 
     def _echo(self, i: int) -> str:
         return self._echoes[i] if self._echoes else ""

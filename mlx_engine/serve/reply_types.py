@@ -108,6 +108,10 @@ class AnswerMessage(Reply):
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
+# As vLLM names it: the stop string or the stop token id of the request that ended an answer; null if none has.
+StopReason = str | int | None
+
+
 class ChatChoice(Reply):
     """An answer."""
 
@@ -115,6 +119,7 @@ class ChatChoice(Reply):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: StopReason
 
 
 class Head(Reply):
@@ -150,6 +155,7 @@ class ChunkChoice(Reply):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletionChunk(Head):
@@ -177,6 +183,7 @@ class TextChoice(Reply):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextCompletion(Head):
