@@ -183,14 +183,16 @@ async def refuse(response: Response, receive: Receive, send: Send, wait: Callabl
 
 
 async def models(service: Service, body: bytes, respond: Respond) -> None:
-    """List the one model."""
-    await respond(json_response({"object": "list", "data": [service.model_card]}))
+    """List the names of the one model."""
+    names = service.models
+    pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    await respond(json_response({"object": "list", "data": [*map(service.model_card, names)], **pages}))
 
 
 async def model(service: Service, body: bytes, respond: Respond) -> None:
-    """Describe the model, if `body`, which is the name in the path, is its name."""
+    """Describe the model, if `body`, which is the name in the path, is a name of it."""
     service.check_model(body.decode())
-    await respond(json_response(service.model_card))
+    await respond(json_response(service.model_card(body.decode())))
 
 
 async def health(service: Service, body: bytes, respond: Respond) -> None:
