@@ -159,6 +159,12 @@ class Rendered:
         return not self.text.endswith("</think>\n\n")
 
     @property
+    def asked(self) -> str:
+        """The last turn of the user that is no tool's result."""
+        turns = (turn.text for turn in reversed(self.turns) if turn.role == "user")
+        return next((text for text in turns if "<tool_response>" not in text), "")
+
+    @property
     def results(self) -> list[str]:
         """The tools' results since the user's last words."""
         found: list[str] = []
@@ -193,15 +199,23 @@ COMMANDS, TEXTS = ("command", "cmd", "commands", "code", "script", "text"), ("re
 
 
 def agent(prompt: Rendered) -> str:
-    """Call the shell tool with `echo`; then give the final text, with the tool that some agents end with."""
+    """Do what the user says with lines "Call NAME JSON" and "Say TEXT", else call the shell tool with `echo`.
+
+    After a result, call the tool with which some agents end, and give the final text.
+    """
     thought = "<think>\nThe user wants me to go on.\n</think>\n\n" if prompt.thinks and prompt.tools else ""
     by_name = {name.lower(): name for name in prompt.tools}
-    if prompt.results:
-        ending = next((by_name[name] for name in ENDINGS if name in by_name), None)
-        is_over = any("<tool_call>" in turn.text and ending and ending in turn.text for turn in prompt.turns)
+    ending = next((by_name[name] for name in ENDINGS if name in by_name), None)
+    if prompt.results or prompt.asked.startswith("Observation:"):  # smolagents gives results as the user's text
+        is_over = any("<tool_call>" in turn.text and ending and ending in turn.text for turn in prompt.turns[1:])
         if ending is None or is_over:
             return thought + FINAL
         return thought + prompt.call(ending, arguments(prompt.tools[ending], FINAL))
+    calls = re.findall(r"^Call (\w+) (\{.*\})$", prompt.asked, re.MULTILINE)
+    if calls and prompt.tools:
+        return thought + "\n".join(prompt.call(name, json.loads(given)) for name, given in calls)
+    if said := re.search(r"^Say (.*)$", prompt.asked, re.MULTILINE):
+        return thought + said[1]
     shell = next((by_name[name] for name in SHELLS if name in by_name), None)
     if shell is None:
         return thought + FINAL
