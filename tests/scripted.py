@@ -10,12 +10,14 @@ token is replaced by the next id of the script's answer. A script is a function 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +38,7 @@ from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.loop.stream import Progress
 
 CONTEXT = 40_960
+ROOT = Path(__file__).parents[1]
 # Tokens that models with tools have and the vocabularies may lack, with their types in GGUF.
 CONTROL, USER_DEFINED = 3, 4
 ADDED = {
@@ -359,6 +362,28 @@ class ScriptedEngine(Engine):
 def scripted(script: Script, **attributes: Any) -> type[ScriptedEngine]:
     """Return the class of engines with a script."""
     return type("ScriptedEngine", (ScriptedEngine,), {"script": staticmethod(script), **attributes})
+
+
+@contextlib.contextmanager
+def serving(record: Path, *options: str) -> Iterator[str]:
+    """Run `serve` with a scripted model as a process; yield its address."""
+    command = [sys.executable, "-m", "tests.scripted", "--port", "0", "--record", str(record)]
+    process = subprocess.Popen([*command, *options], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.match(r"Listening on (\S+)", line):
+                yield found[1]
+                break
+        else:
+            raise RuntimeError(f"the server: expected an address, found this log:\n{''.join(lines)}")
+    finally:
+        process.terminate()
+        _, rest = process.communicate(timeout=60)
+        if "Traceback" in rest:
+            print(f"the log of the server:\n{rest}")
 
 
 def main(given: Sequence[str]) -> None:

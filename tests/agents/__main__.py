@@ -17,14 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.agents.programs import MODEL, PROGRAMS, SDKS, USUAL, Program, environment, install
 from tests.clients.recorder import Exchange, recording
-from tests.scripted import FINAL, SAID
+from tests.scripted import FINAL, SAID, serving
 
 ROOT = Path(__file__).parents[2]
 # Seconds for one program; most take 5 to 20.
@@ -66,28 +66,6 @@ class Outcome:
 
 
 HEAD = ["program", "version", "API", "requests", "bytes", "tokens", "cached 2nd", "new 2nd", "s", "result"]
-
-
-@contextlib.contextmanager
-def serving(record: Path, *options: str) -> Iterator[str]:
-    """Run `serve` with a scripted model as a process; yield its address."""
-    command = [sys.executable, "-m", "tests.scripted", "--port", "0", "--record", str(record), "--name", MODEL]
-    process = subprocess.Popen([*command, *options], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines: list[str] = []
-    try:
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.match(r"Listening on (\S+)", line):
-                yield found[1]
-                break
-        else:
-            raise RuntimeError(f"the server: expected an address, found this log:\n{''.join(lines)}")
-    finally:
-        process.terminate()
-        _, rest = process.communicate(timeout=60)
-        if "Traceback" in rest:
-            print(f"the log of the server:\n{rest}")
 
 
 def run_program(name: str, folder: Path, url: str, record: Path) -> Outcome:
@@ -230,7 +208,7 @@ def main() -> int:
         record = Path(temporary) / "record.jsonl"
         vocabulary = ["--vocab", str(asked.vocab.resolve())] if asked.vocab else []
         how = [*vocabulary, "--template", asked.template, "--pause", asked.pause, "--explain-cache"]
-        with contextlib.nullcontext(asked.url) if asked.url else serving(record, *how) as url:
+        with contextlib.nullcontext(asked.url) if asked.url else serving(record, *how, "--name", MODEL) as url:
             for name in asked.names or (*USUAL, *SDKS):
                 run_one = run_program if name in PROGRAMS else run_sdk
                 outcomes.append(run_one(name, asked.folder, url, record))
