@@ -14,6 +14,7 @@
     ├── OptionError (ValueError)       an option's value is invalid
     │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
     ├── CacheFullError (RuntimeError)  the KV cache is full
+    ├── ConstraintError (ValueError)   no token of the vocabulary continues a text as its constraint demands
     ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
     ├── ClosedError (RuntimeError)     an engine has been closed
     ├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
@@ -206,6 +207,10 @@ def require(holds: bool, message: str, *, option: str, expected: str | None = No
 
 class ContextLengthError(OptionError):
     """Prompt and requested tokens do not fit the model's context."""
+
+
+class ConstraintError(EngineError, ValueError):
+    """No token of the vocabulary continues the text of an answer as its constraint demands."""
 
 
 class CacheFullError(EngineError, RuntimeError):
