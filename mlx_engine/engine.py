@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mlx_engine.distributed.shard import Shard
+    from mlx_engine.loop.hidden import Tap
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
@@ -81,6 +82,8 @@ Self = TypeVar("Self", bound="Engine")
 
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32
+# The values that `hidden_states` returns by default.
+LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
 
@@ -160,6 +163,7 @@ class Engine:
         self.n_tensors, self.n_parameters = len(planned.tensors), planned.n_parameters
         about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
         self._model: Model | None = model
+        self._taps: list[Tap] | None = None
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
@@ -239,6 +243,43 @@ class Engine:
             check_logits(self.model, logits, checked)
             return mx.array(self.backend.host(logits))
 
+    def tap_names(self) -> list[Tap]:
+        """Return all named values of a forward pass in the order of computation: name, shape and meaning of each.
+
+        Raises:
+            ModelError: several processes share the model.
+        """
+        from mlx_engine.loop.hidden import taps
+
+        if self._taps is None:
+            self._taps = taps(self.model)
+        return list(self._taps)
+
+    def hidden_states(self, prompt: Prompt, names: str | Sequence[str] = LAYER_OUTPUTS) -> dict[str, mx.array]:
+        """Return intermediate values (T, ...) of all tokens of a prompt, float32, by name.
+
+        The bits are those of every other pass. Long prompts are read in chunks: keys and values and the results need
+        memory, nothing else grows. Values that are not finite are returned as they are.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            names: names that `tap_names` lists, or patterns of them such as "blk.*.attn_out"; by default the input
+                of the first layer and the output of every layer.
+
+        Raises:
+            OptionError: a name or pattern matches no value, or the prompt is empty.
+            ContextLengthError, ChatTemplateError: the prompt cannot be run.
+            ModelError: several processes share the model.
+        """
+        import mlx.core as mx
+
+        from mlx_engine.loop.hidden import hidden_states, matching
+
+        ids = self.prompts.ids(prompt)
+        self.prompts.fitting(len(ids) - 1, 1, None)
+        chosen = matching(names, [tap.name for tap in self.tap_names()])
+        return {name: mx.array(values) for name, values in hidden_states(self.model, ids, chosen).items()}
+
     @shows_options
     @names_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
@@ -284,8 +325,8 @@ class Engine:
         Args:
             prompts: the prompts, each as `generate` takes it.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` applies to all
-                prompts; for one value per prompt use `[["a"], None]`.
+            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` and
+                `stop_token_ids=[1, 2]` apply to all prompts; for one value per prompt use `[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.
@@ -462,8 +503,12 @@ class RequestBuilder:
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
+<<<<<<< HEAD
         options.sampling.check_vocabulary(self.config.vocab_size)
         options = constrained(options, is_chat=is_chat(prompt))
+=======
+        options.check_vocabulary(self.config.vocab_size)
+>>>>>>> main
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))

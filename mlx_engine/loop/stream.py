@@ -32,15 +32,16 @@ class Generation:
     """The result of a run.
 
     Attributes:
-        text: the new text, without the end-of-text token and without the stop string.
-        token_ids: the new tokens, including the end-of-text token if there is one.
+        text: the new text, without the end-of-text or stop token and without the stop string.
+        token_ids: the new tokens, including the end-of-text or stop token if there is one.
         metrics: times of the passes.
-        finish_reason: "stop" at an end-of-text token or stop string, "length" at the token limit, "timeout" if the
-            timeout came first, "error" if it failed; None while the run continues.
+        finish_reason: "stop" at an end-of-text token, stop token or stop string, "length" at the token limit, "timeout"
+            if the timeout came first, "error" if it failed; None while the run continues.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token, if they were asked for.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
+        stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
     """
 
     text: str
@@ -51,6 +52,7 @@ class Generation:
     logprobs: list[TokenLogprobs] | None = None
     n_cached: int = 0
     error: NotFiniteError | None = None
+    stop: str | int | None = None
 
     def __repr__(self) -> str:
         is_short = len(self.text) <= SHOWN_CHARACTERS
@@ -140,6 +142,7 @@ class Stream:
             list(request.prompt_ids),
             None if output.logprobs is None else list(output.logprobs),
             request.n_cached,
+            stop=output.stop,
         )
 
     def _step(self, scheduler: Scheduler) -> None:
