@@ -41,7 +41,7 @@ class NoText:
 
 
 class Output:
-"""The tokens and the text of one answer.
+    """The tokens and the text of one answer.
 
     An answer ends at an end-of-text or stop token, a stop string, the limit, or where its constraint allows no more.
 
