@@ -460,6 +460,7 @@ class RequestBuilder:
         self.config, self.phases = config, dict[str, float]()
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
+        self._grammars: Grammars | None = None
         self._lock = kept_over_forks(threading.Lock())
 
     @property
@@ -503,12 +504,8 @@ class RequestBuilder:
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
-<<<<<<< HEAD
-        options.sampling.check_vocabulary(self.config.vocab_size)
-        options = constrained(options, is_chat=is_chat(prompt))
-=======
         options.check_vocabulary(self.config.vocab_size)
->>>>>>> main
+        options = constrained(options, is_chat=is_chat(prompt))
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
@@ -520,10 +517,14 @@ class RequestBuilder:
             matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
         return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher)
 
-    @cached_property
+    @property
     def grammars(self) -> Grammars:
-        """The compiler of constraints, built on first use."""
-        return Grammars(self.tokenizer, self.config.vocab_size)
+        """The compiler of constraints, made on first use."""
+        tokenizer = self.tokenizer
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(tokenizer, self.config.vocab_size)
+        return self._grammars
 
     def matcher(self, constraint: Constraint, prompt_ids: Sequence[int]) -> Matcher:
         """Return the matcher of an answer to a prompt.
