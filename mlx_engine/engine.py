@@ -13,8 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -27,6 +27,7 @@ from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.config.rope import context_notes
+from mlx_engine.constraint import Constraint
 from mlx_engine.errors import (
     ClosedError,
     ContextLengthError,
@@ -36,6 +37,7 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
+from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
 from mlx_engine.loop.finite import check_logits
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.memory import Traffic, pool_for
@@ -550,21 +552,38 @@ class RequestBuilder:
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
         options.check_vocabulary(self.config.vocab_size)
+        options = constrained(options, is_chat=is_chat(prompt))
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
         max_tokens = self.fitting(len(prompt_ids), options.max_tokens, options.context_len)
         end_ids = self.tokenizer.eog_ids
         outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
-        return Request(prompt_ids, options, outputs, metrics=metrics)
+        matcher = None
+        if options.constraint is not None:
+            matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
+        return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The compiler of constraints, built on first use."""
+        return Grammars(self.tokenizer, self.config.vocab_size)
+
+    def matcher(self, constraint: Constraint, prompt_ids: Sequence[int]) -> Matcher:
+        """Return the matcher of an answer to a prompt.
+
+        Raises:
+            OptionError: the constraint is invalid, or allows no text.
+        """
+        free = reasoning_after(self.tokenizer, prompt_ids) if constraint.follows_reasoning else None
+        return self.grammars.matcher(constraint, free)
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
-        is_list = isinstance(prompt, list | tuple)
-        if hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping)):
+        if is_chat(prompt):
             return self.chat_ids(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, str):
-            return self.checked(prompt)
+            return self.checked(prompt)  # type: ignore[arg-type]
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return self.checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
@@ -578,7 +597,8 @@ class RequestBuilder:
 
         `check(text)` runs before each piece is encoded; its exception aborts.
         """
-        from mlx_engine.tokenizer.chat import chat_ids, unchecked
+        from mlx_engine.conversation.template import chat_ids
+        from mlx_engine.tokenizer.chat import unchecked
 
         return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 
@@ -630,6 +650,32 @@ class RequestBuilder:
         if max_tokens is not None and max_tokens != UNTIL_FULL:
             return max_tokens
         return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else room
+
+
+def is_chat(prompt: Prompt) -> bool:
+    """Return whether a prompt is messages, for the chat template."""
+    is_list = isinstance(prompt, list | tuple)
+    return hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping))
+
+
+def constrained(options: Options, *, is_chat: bool) -> Options:
+    """Return the options of a prompt: to messages the model may reason first, and the constraint holds after it."""
+    if options.constraint is None or not is_chat:
+        return options
+    return replace(options, constraint=options.constraint.after_reasoning())
+
+
+def reasoning_after(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Reasoning | None:
+    """Return the reasoning with which the answer to a prompt may begin; None if the model does not reason there."""
+    from mlx_engine.conversation.thinking import TAIL, think_markers
+
+    markers = think_markers(tokenizer.chat_template)
+    tail = tokenizer.decode(prompt_ids[-TAIL:]).rstrip()
+    if markers is None or tail.endswith(markers.closing.rstrip()):  # the template has closed the reasoning
+        return None
+    is_open = tail.endswith(markers.opening.rstrip())
+    opening = () if is_open else tuple(tokenizer.encode(markers.opening, special=True))
+    return Reasoning(opening, markers.closing.encode())
 
 
 def open_source(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, get_type_hints
 
+from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError, is_number, is_whole, shown
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class About:
         gguf: the GGUF key of a suggested value, below "general.sampling."; generation_config.json has our names.
         needs_draw: whether the option does nothing in greedy decoding.
         is_rare: whether only `--help-all` lists the option.
+        has_flag: whether the command line has one flag for the option; else it has several, or none.
     """
 
     help: str
@@ -75,6 +77,7 @@ class About:
     gguf: str | None = None
     needs_draw: bool = False
     is_rare: bool = False
+    has_flag: bool = True
 
     @property
     def rule(self) -> str:
@@ -318,12 +321,23 @@ class Options:
         None, "Compute the log-probability of every new token, and list the N most likely at its place, 0 to 20.",
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
+    constraint: Constraint | None = option(  # noqa: RUF009 - it returns a field
+        None, "Generate only text that a JSON Schema, an expression, a grammar or a choice allows.",
+        unset="none", parameter=None, has_flag=False,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check the values; raise OptionError if one is invalid."""
+        """Check the values; raise OptionError if one is invalid, or if two exclude each other."""
         check(self)
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            expected = "a Constraint, such as Constraint.json_schema({...})"
+            message = f"constraint must be {expected}, not {shown(self.constraint)}"
+            raise OptionError(message, option="constraint", expected=expected, found=self.constraint)
+        if self.constraint is not None and self.ignore_eos:
+            message = "ignore_eos cannot be combined with a constraint, which says where the text ends; leave one out"
+            raise OptionError(message, option="ignore_eos", expected="False", found=True)
 
     def check_vocabulary(self, n_tokens: int) -> None:
         """Check that a vocabulary of `n_tokens` has the ids in all options; raise OptionError if it has not."""
@@ -411,6 +425,7 @@ class OptionValues(TypedDict, total=False):
     timeout: float | None
     context_len: int | None
     logprobs: int | None
+    constraint: Constraint | None
 
 
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

@@ -41,7 +41,9 @@ class NoText:
 
 
 class Output:
-    """The tokens and the text of one answer, which ends at an end-of-text or stop token, a stop string or the limit.
+    """The tokens and the text of one answer.
+
+    An answer ends at an end-of-text or stop token, a stop string, the token limit, or where its constraint allows no more text.
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.
@@ -84,7 +86,7 @@ class Output:
         self.stop = token if token in self._stop_ids else None
         self.has_end_token = ended = self.stop is not None or token in self._end_ids
         piece = self._stops.add("" if ended else self._text.add(token))
-        if ended or self._stops.found:
+        if ended or self._stops.found or sampler.is_complete:
             self.finish_reason = "stop"
         elif len(self.token_ids) == self.max_tokens:
             self.finish_reason = "length"

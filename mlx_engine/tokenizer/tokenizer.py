@@ -262,6 +262,21 @@ class Tokenizer:
         self._vocabulary.check(token_id)
         return self._vocabulary.piece(token_id)
 
+    def pieces(self) -> list[bytes]:
+        """Return the bytes of every token, by id."""
+        return self._vocabulary.pieces()
+
+    @cached_property
+    def delimiter_ids(self) -> frozenset[int]:
+        """Tokens that delimit parts of an answer, so that plain text never has them.
+
+        These are control and unknown tokens, the tokens that end a generation, and the user-defined tokens that the
+        chat template writes, such as "<tool_call>".
+        """
+        vocabulary, template = self._vocabulary, self.chat_template or ""
+        written = {i for text, i in self.user_defined_tokens.items() if text.strip() and text in template}
+        return frozenset({*self.special_tokens.values(), *vocabulary.eog_ids, *written})
+
     def __repr__(self) -> str:
         return f"<Tokenizer {self.kind}, {self.vocab_size:,} tokens, from {self._vocabulary.where}>"
 
