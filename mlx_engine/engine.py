@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mlx_engine.distributed.shard import Shard
+    from mlx_engine.loop.async_stream import AsyncStream
     from mlx_engine.loop.hidden import Tap
     from mlx_engine.research import Session, TextChoice
     from mlx_engine.tokenizer import Tokenizer
@@ -361,6 +362,20 @@ class Engine:
             NotFiniteError: logits are NaN or infinite, which is found while pieces are read.
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
+
+    @shows_options
+    @names_options
+    def astream(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> AsyncStream:
+        """Generate text and yield it in pieces to asyncio: `async for piece in engine.astream(...)`.
+
+        The arguments are those of `stream`. The prompt is read and all passes run in a thread; cancelling the task ends
+        the run within a pass. Wrong options raise here, all other errors while pieces are read. `timeout` starts when
+        the first piece is requested.
+        """
+        from mlx_engine.loop.async_stream import AsyncStream
+
+        _ = self.model  # a closed engine is refused here
+        return AsyncStream(partial(self.run, prompt, Options.of(max_tokens, **options)))
 
     @names_options
     def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:

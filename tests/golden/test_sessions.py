@@ -104,7 +104,9 @@ def test_a_call_that_fails_changes_nothing(builtin: Engine):
         for wrong in ([-1], [builtin.config.vocab_size], ["a"], "abc", [1.5]):
             with pytest.raises(OptionError, match="next_ids must be token ids from 0 to 2047, not"):
                 session.logits(wrong)
-        with pytest.raises(ContextLengthError, match="the session has 2 tokens and gets 1,023 more; the model's context"):
+        with pytest.raises(
+            ContextLengthError, match="the session has 2 tokens and gets 1,023 more; the model's context"
+        ):
             session.logits([1] * 1023)
         with pytest.raises(OptionError, match="slots: this session and its forks are 1, as many as it was made for"):
             session.fork()
