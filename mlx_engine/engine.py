@@ -70,7 +70,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mlx_engine.distributed.shard import Shard
+    from mlx_engine.loop.async_stream import AsyncStream
     from mlx_engine.loop.hidden import Tap
+    from mlx_engine.research import Session, TextChoice
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
@@ -280,6 +282,53 @@ class Engine:
         chosen = matching(names, [tap.name for tap in self.tap_names()])
         return {name: mx.array(values) for name, values in hidden_states(self.model, ids, chosen).items()}
 
+    def session(self, prompt: Prompt, *, slots: int = 4) -> Session:
+        """Return a session that begins with a prompt: `session.logits(next_ids)` runs further tokens step by step.
+
+        The prompt is run with the first call of `logits`.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            slots: the largest number of sessions with shared memory: this one and its forks. Together they may have as
+                many different tokens as the context, or as half of the free memory allows.
+
+        Raises:
+            OptionError: the prompt is empty, or the memory is too small.
+            ContextLengthError, ChatTemplateError: the prompt cannot be run.
+        """
+        from mlx_engine.research import Session
+
+        ids = self.prompts.ids(prompt)
+        self.prompts.fitting(len(ids) - 1, 1, None)
+        return Session.begin(self.model, ids, slots=slots)
+
+    def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
+        """Return texts with their exact probabilities after a prompt, most likely first.
+
+        The log-probability of a text is the sum over its tokens. The tokens of the prompt are those that `generate`
+        reads; each text is encoded on its own and follows them. So " Paris" with its space is usually meant: tokens
+        that would span prompt and text are not considered. The prompt is run once, and the texts share passes.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            texts: the texts, or the token ids of each.
+
+        Raises:
+            OptionError: there is no text, or one is empty, or an id is not in the vocabulary.
+            ContextLengthError, ChatTemplateError: prompt and text cannot be run.
+            NotFiniteError: logits are NaN or infinite.
+        """
+        from mlx_engine.research import choose, ranked
+
+        if isinstance(texts, str) or not len(texts) or not all(len(text) for text in texts):
+            message = f"texts must be several texts or lists of ids, and none of them empty, not {shown(texts)}"
+            raise OptionError(message, option="texts", expected="texts that are not empty", found=texts)
+        ids = self.prompts.ids(prompt)
+        encoded = [self.prompts.checked(self.tokenizer.encode(t) if isinstance(t, str) else t) for t in texts]
+        self.prompts.fitting(len(ids), max(map(len, encoded)), None)
+        known = [t if isinstance(t, str) else None for t in texts]
+        return ranked(known, encoded, choose(self.model, ids, encoded))
+
     @shows_options
     @names_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
@@ -313,6 +362,20 @@ class Engine:
             NotFiniteError: logits are NaN or infinite, which is found while pieces are read.
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
+
+    @shows_options
+    @names_options
+    def astream(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> AsyncStream:
+        """Generate text and yield it in pieces to asyncio: `async for piece in engine.astream(...)`.
+
+        The arguments are those of `stream`. The prompt is read and all passes run in a thread; cancelling the task ends
+        the run within a pass. Wrong options raise here, all other errors while pieces are read. `timeout` starts when
+        the first piece is requested.
+        """
+        from mlx_engine.loop.async_stream import AsyncStream
+
+        _ = self.model  # a closed engine is refused here
+        return AsyncStream(partial(self.run, prompt, Options.of(max_tokens, **options)))
 
     @names_options
     def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:
@@ -460,6 +523,7 @@ class RequestBuilder:
         self.config, self.phases = config, dict[str, float]()
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
+        self._grammars: Grammars | None = None
         self._lock = kept_over_forks(threading.Lock())
 
     @property
@@ -516,10 +580,14 @@ class RequestBuilder:
             matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
         return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher)
 
-    @cached_property
+    @property
     def grammars(self) -> Grammars:
-        """The compiler of constraints, built on first use."""
-        return Grammars(self.tokenizer, self.config.vocab_size)
+        """The compiler of constraints, made on first use."""
+        tokenizer = self.tokenizer
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(tokenizer, self.config.vocab_size)
+        return self._grammars
 
     def matcher(self, constraint: Constraint, prompt_ids: Sequence[int]) -> Matcher:
         """Return the matcher of an answer to a prompt.
