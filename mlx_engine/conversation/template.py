@@ -67,7 +67,7 @@ def chat_ids(
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
     """Return tool calls as the model writes them, for templates that leave them out."""
-    each = (json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False) for call in calls)
+    each = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in each)
 
 
@@ -272,13 +272,13 @@ STEPS: list[Step] = [
     ),
     (_one_of("opening", True, False), [_said((ASSISTANT, ANSWERED), (USER, ASKED))]),
     (_call_forms, [_called(NAMES[0]), _called(NAMES[0]) + ENDED]),
-    (_one_of("several", "one message", "one each", "text"), [_called(*NAMES), _called(*NAMES) + ENDED]),
+    (_one_of("several", "one message", "one each", "text", "plain text"), [_called(*NAMES), _called(*NAMES) + ENDED]),
     (
-        _one_of("beside", "one message", "apart", "text"),
+        _one_of("beside", "one message", "apart", "text", "plain text"),
         [_called(NAMES[0], text=AGAIN), _called(NAMES[0], text=AGAIN) + ENDED],
     ),
     (
-        _one_of("after_results", True, False),
+        _one_of("after_results", "after", "after an answer", "inside"),
         [_called(NAMES[0]) + _said((USER, AGAIN)), _called(NAMES[0]) + _said((USER, AGAIN)) + ENDED],
     ),
     (

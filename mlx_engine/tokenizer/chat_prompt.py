@@ -86,6 +86,36 @@ def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
     return content if isinstance(content, str) else " ".join(part["text"] for part in content)
 
 
+class SpokenCalls(str):
+    """The content of an answer whose tool calls are text, as the model itself writes them.
+
+    Control tokens in it count as written by the template, except in the text before the calls and in their values.
+    """
+
+    def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
+        """Return the content: `text`, and `write(calls)` on the next line."""
+        written = STAND_IN.sub(lambda match: chr(int(match[1], 16)), write(calls))
+        made = super().__new__(cls, f"{text}\n{written}" if text else written)
+        made._given = text, calls, write
+        return made
+
+    _given: tuple[str, Sequence[Mapping[str, Any]], Callable[..., str]]
+
+    def after(self, text: str) -> SpokenCalls:
+        """Return the content with more text before it."""
+        own, calls, write = self._given
+        return SpokenCalls(text + own, calls, write)
+
+    def changed(self, change: Callable[[str], str]) -> SpokenCalls:
+        """Return the content with the text before the calls and all their values changed."""
+        text, calls, write = self._given
+        return SpokenCalls(change(text) if text else "", _map(calls, change), write)
+
+
+# How `repr` writes a lone surrogate, which stands for a character in a text that must not forge a control token.
+STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
+
+
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
     """Return the message with every text changed that its author chose: all but the role and the types."""
     return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
@@ -115,6 +145,8 @@ def map_values(value: Any, change: Callable[[str], str]) -> Any:
 
 def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
     """Change the texts of a value. Keys and types belong to the API's form, except inside the arguments of a call."""
+    if isinstance(value, SpokenCalls):
+        return value.changed(change)
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
