@@ -60,6 +60,7 @@ class Dialect:
         no_content: the content of a message that has calls alone: empty text, None, or no such field.
         json_text: arguments as JSON text; else an object.
         nine: ids of calls are nine letters or digits.
+        reasoning: where the reasoning of an answer is: a field of the message, or a part of its content.
         results: the role tool; else results are user messages in `<tool_response>` tags.
     """
 
@@ -75,6 +76,7 @@ class Dialect:
     no_content: Literal["text", "null", "absent"] = "text"
     json_text: bool = False
     nine: bool = False
+    reasoning: Literal["field", "part"] = "field"
     results: bool = True
 
 
@@ -91,7 +93,8 @@ def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteC
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
     """
     found = _instructions(normal(messages), dialect)
-    return _in_turns(_with_calls(found, dialect, write_calls), dialect)
+    found = _in_turns(_with_calls(found, dialect, write_calls), dialect)
+    return [_with_reasoning(message) for message in found] if dialect.reasoning == "part" else found
 
 
 def normal(messages: Sequence[Message]) -> list[Dict]:
@@ -111,6 +114,8 @@ def normal(messages: Sequence[Message]) -> list[Dict]:
             made["content"] = _clean(made["content"])
             if not made["content"] and message.get("content"):
                 continue
+        if made["role"] == ASSISTANT and not isinstance(made["content"], str):
+            made |= _thoughts(made["content"])
         if "tool_calls" in made:
             at = f"messages[{i}].tool_calls"
             made["tool_calls"] = [
@@ -137,6 +142,23 @@ def _clean(content: Any) -> Any:
         return without_noise(content)
     parts = [{**part, "text": without_noise(part["text"])} for part in content]
     return [part for part, given in zip(parts, content, strict=True) if part["text"] or not given["text"]]
+
+
+def _thoughts(parts: Sequence[Mapping[str, Any]]) -> Dict:
+    """Return the fields of an answer whose content has parts of reasoning."""
+    thoughts = [part["thinking"] for part in parts if "thinking" in part]
+    content = {"content": [part for part in parts if "thinking" not in part] or ""}
+    return {**content, "reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
+
+
+def _with_reasoning(message: Dict) -> Dict:
+    """Return an answer with its reasoning as the first part of its content."""
+    if not message.get("reasoning_content"):
+        return message
+    made = {key: value for key, value in message.items() if key != "reasoning_content"}
+    content = made.get("content") or []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**made, "content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *parts]}
 
 
 def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:

@@ -82,8 +82,8 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a content: its parts joined with spaces, as transformers' server does."""
-    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+    """Return the text of a content: its text parts joined with spaces, as transformers' server does."""
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content if "text" in part)
 
 
 class SpokenCalls(str):
@@ -172,7 +172,8 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
     calls = message.get("tool_calls", [])
     _require(not calls or role == "assistant", f"{at}.role", "assistant, for tool_calls", role)
     is_optional = bool(calls) or role == "tool" or any(key in message for key in ("reasoning_content", "reasoning"))
-    _check_content(message.get("content"), f"{at}.content", is_optional=is_optional)
+    is_answer = role == "assistant"
+    _check_content(message.get("content"), f"{at}.content", is_optional=is_optional, is_answer=is_answer)
     _require(isinstance(calls, list | tuple), f"{at}.tool_calls", "a list", calls)
     for i, call in enumerate(calls):
         _check_call(call, f"{at}.tool_calls[{i}]")
@@ -180,16 +181,18 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
     _require(halves is None, at, "text that UTF-8 can write", halves)
 
 
-def _check_content(content: Any, at: str, *, is_optional: bool) -> None:
+def _check_content(content: Any, at: str, *, is_optional: bool, is_answer: bool) -> None:
     if isinstance(content, str) or (content is None and is_optional):
         return
     is_list = isinstance(content, list | tuple) and len(content) > 0
     _require(is_list, at, 'text, or a list of {"type": "text", "text": ...}', content)
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else part
-        _require(kind == "text", f"{at}[{i}]", "a part of type text (the only type implemented)", kind)
-        is_text = part.keys() == {"type", "text"} and isinstance(part["text"], str)
-        _require(is_text, f"{at}[{i}]", '{"type": "text", "text": ...}', part)
+        kinds = ("text", "thinking") if is_answer else ("text",)
+        expected = f"a part of type {' or '.join(kinds)} (no other type is implemented)"
+        _require(isinstance(kind, str) and kind in kinds, f"{at}[{i}]", expected, kind)
+        is_text = part.keys() == {"type", kind} and isinstance(part[kind], str)
+        _require(is_text, f"{at}[{i}]", f'{{"type": "{kind}", "{kind}": ...}}', part)
 
 
 def _check_call(call: Any, at: str) -> None:
