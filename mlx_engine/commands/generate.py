@@ -332,7 +332,7 @@ def print_failure(
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object, with the keys "logprobs" if they were asked for, and "error" if it failed."""
+    """Return the run as one JSON object, with "logprobs" if asked for, and "stop" or "error" if that ended it."""
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
@@ -341,6 +341,8 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
         "metrics": generation.metrics.summary(),
     }
+    if generation.stop is not None:
+        found["stop"] = generation.stop
     if generation.error is not None:
         found["error"] = str(generation.error)
     if generation.logprobs is None:

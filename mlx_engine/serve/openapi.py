@@ -166,6 +166,7 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
     token = {"type": "integer", "minimum": 0, "maximum": service.engine.config.vocab_size - 1}
     limits = {**LIMITS, "n": {"minimum": 1, "maximum": service.worker.slots}, "model": {"enum": [service.model]}}
+    limits["stop_token_ids"] = {"items": token}
     for schema, known in ((chat, noops.CHAT), (completion, noops.COMPLETIONS)):
         for name, limit in limits.items():
             if name in schema["properties"]:

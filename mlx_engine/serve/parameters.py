@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,8 +30,6 @@ SEEDS = range(-(1 << 63), 1 << 64)
 
 PLACE = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
-
-R = TypeVar("R", bound="Parameters")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,38 +53,69 @@ else:
     )
 
 
-class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
-    """The parameters that both kinds of requests have, with the options of `DECLARED`. None is the default of each."""
+class Reading(NamedTuple):
+    """What a request asks for, in the form that all APIs share.
+
+    Attributes:
+        prompts: the prompts, each with as many answers as the request has choices.
+        ignored: what the request had and the server leaves out.
+        about: keyword arguments of the class of the reply.
+    """
+
+    prompts: Sequence[Any]
+    ignored: Sequence[str] = ()
+    about: Mapping[str, Any] = {}
+
+
+class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
+    """The body of a request of any of the APIs, with the options of `DECLARED`. None is the default of each."""
+
+    # Whether more tokens than fit may be asked for: clients of some APIs always send the same large number.
+    limit_is_bound: ClassVar[bool] = False
 
     model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     @property
     def n_choices(self) -> int:
         """The number of answers to each prompt."""
-        return 1 if self.n is None else self.n
-
-    @property
-    def prompts(self) -> Sequence[Any]:
-        """The prompts, each with `n_choices` answers."""
-        raise NotImplementedError
+        return 1
 
     @property
     def n_answers(self) -> int:
         """The number of answers to all prompts."""
-        return len(self.prompts) * self.n_choices
+        return 1
+
+    @property
+    def n_messages(self) -> int | None:
+        """The number of messages of a conversation; None for prompts that are no conversations."""
+        return None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives to list for each token; None for no log-probabilities."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """The largest number of new tokens; None for as many as fit."""
+        raise NotImplementedError
+
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts for a model with this chat template. This may take time, and is done in a thread."""
+        raise NotImplementedError
 
     def forget_prompt(self) -> None:
         """Drop the prompts when they have become tokens: parsed, they take several times the memory of their JSON."""
         raise NotImplementedError
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk that has the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def check(self, slots: int) -> None:
+        """Check what depends on several parameters or on the server's slots.
+
+        Raises:
+            ApiError: a value is invalid.
+        """
+        raise NotImplementedError
 
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return keyword arguments of `Options.of`, without max_tokens and logprobs.
@@ -103,6 +132,34 @@ class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
             if value is not None:
                 given[name] = READ[name](value) if name in READ else value
         return given
+
+
+class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
+    """The parameters that chat and completions have."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def n_choices(self) -> int:
+        """The number of answers to each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def prompts(self) -> Sequence[Any]:
+        """The prompts, each with `n_choices` answers."""
+        raise NotImplementedError
+
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts, the number of alternatives to list, and whether a stream ends with the usage."""
+        includes_usage = self.stream_options is not None and bool(self.stream_options.include_usage)
+        return Reading(self.prompts, about={"n_logprobs": self.n_logprobs, "includes_usage": includes_usage})
+
+    @property
+    def n_answers(self) -> int:
+        """The number of answers to all prompts."""
+        return len(self.prompts) * self.n_choices
 
     def check(self, slots: int) -> None:
         """Check what depends on several parameters or on the server's slots.
@@ -137,6 +194,11 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     def limit(self) -> int | None:
         """The largest number of new tokens; None for as many as fit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def n_messages(self) -> int:
+        """The number of messages."""
+        return len(self.messages)
 
     @property
     def prompts(self) -> list[ChatPrompt]:
@@ -224,7 +286,7 @@ def completion_request(body: bytes) -> CompletionRequest:
 
 
 # Parameters with data of the client, which templates read.
-AS_IS = ("messages", "chat_template_kwargs")
+AS_IS = ("messages", "chat_template_kwargs", "input", "system", "tools")
 
 S = TypeVar("S", bound=msgspec.Struct)
 

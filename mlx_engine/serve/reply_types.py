@@ -75,6 +75,7 @@ class Receipt(Reply):
     seed: int
     timings: Timings | list[Timings]
     cache: Reuse | list[Reuse]
+    ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Alternative(Reply):
@@ -107,6 +108,10 @@ class AnswerMessage(Reply):
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
+# As vLLM names it: the stop string or the stop token id of the request that ended an answer; null if none has.
+StopReason = str | int | None
+
+
 class ChatChoice(Reply):
     """An answer."""
 
@@ -114,6 +119,7 @@ class ChatChoice(Reply):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: StopReason
 
 
 class Head(Reply):
@@ -149,6 +155,7 @@ class ChunkChoice(Reply):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletionChunk(Head):
@@ -176,6 +183,7 @@ class TextChoice(Reply):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextCompletion(Head):
@@ -188,19 +196,25 @@ class TextCompletion(Head):
 
 
 class Model(Reply):
-    """A model."""
+    """A model, in the forms of both OpenAI's and Anthropic's API."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
 
 
 class ModelList(Reply):
-    """The reply of /v1/models."""
+    """The reply of /v1/models. It has one page."""
 
     object: Literal["list"]
     data: list[Model]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Tokens(Reply):
