@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 from starlette.responses import Response
 
+from mlx_engine.conversation.tools import with_choice
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Call
@@ -117,6 +118,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     reading = params.read(engine.tokenizer.chat_template)
     for prompt in reading.prompts:
         if isinstance(prompt, ChatPrompt):
+            given = with_choice(given, engine.tokenizer, prompt.tools, reading.choice)
             ids = engine.prompts.chat_ids(prompt, check=check)
         else:
             check(prompt if isinstance(prompt, str) else "")
