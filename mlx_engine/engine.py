@@ -554,7 +554,8 @@ class RequestBuilder:
 
         `check(text)` runs before each piece is encoded; its exception aborts.
         """
-        from mlx_engine.tokenizer.chat import chat_ids, unchecked
+        from mlx_engine.conversation.template import chat_ids
+        from mlx_engine.tokenizer.chat import unchecked
 
         return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 

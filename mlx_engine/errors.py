@@ -154,10 +154,15 @@ class TokenizerError(EngineError, ValueError):
 
 
 class ChatTemplateError(EngineError, ValueError):
-    """A model's chat template is missing, refuses the messages, fails, or takes too much time or memory."""
+    """A model's chat template is missing, refuses the messages, fails, or takes too much time or memory.
 
-    def __init__(self, *, where: str, found: str, hint: str) -> None:
-        self.where, self.found, self.hint = where, found, hint
+    Attributes:
+        is_refusal: whether the template may accept the same conversation in another form: it refused or failed, and
+            exceeded no limit.
+    """
+
+    def __init__(self, *, where: str, found: str, hint: str, is_refusal: bool = False) -> None:
+        self.where, self.found, self.hint, self.is_refusal = where, found, hint, is_refusal
         super().__init__(f"{where}: expected a chat template that writes the prompt, found {found}; {hint}")
 
 

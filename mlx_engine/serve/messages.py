@@ -221,7 +221,7 @@ def _choice(request: MessagesRequest) -> Any:
 class MessagesReply(PartsReply):
     """The reply of /v1/messages."""
 
-    prefix = "msg"
+    prefix = "msg_"
 
     def whole(self) -> Json:
         """Return the message."""

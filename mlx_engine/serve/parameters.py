@@ -17,6 +17,7 @@ import msgspec
 from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
+from mlx_engine.serve.constraints import Asked, ConstraintParameters
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
@@ -101,6 +102,14 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         """The largest number of new tokens; None for as many as fit."""
         raise NotImplementedError
 
+    def asked(self) -> Asked:
+        """Return the constraint of the answers.
+
+        Raises:
+            ApiError: it is invalid.
+        """
+        return Asked()
+
     def read(self, template: str | None) -> Reading:
         """Return the prompts for a model with this chat template. This may take time, and is done in a thread."""
         raise NotImplementedError
@@ -134,7 +143,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         return given
 
 
-class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
+class Parameters(ConstraintParameters, Body, forbid_unknown_fields=True, kw_only=True):
     """The parameters that chat and completions have."""
 
     max_tokens: int | None = None
@@ -286,7 +295,7 @@ def completion_request(body: bytes) -> CompletionRequest:
 
 
 # Parameters with data of the client, which templates read.
-AS_IS = ("messages", "chat_template_kwargs", "input", "system", "tools")
+AS_IS = ("messages", "chat_template_kwargs", "response_format", "structured_outputs", "guided_json", "input", "system", "tools")
 
 S = TypeVar("S", bound=msgspec.Struct)
 
