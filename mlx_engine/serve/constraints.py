@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -83,19 +84,17 @@ class ConstraintParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
     def _made(self) -> Iterator[tuple[str, Callable[[], Constraint | Asked] | None]]:
         """Yield the parameters, each with what makes its constraint; None for one that is not given."""
+        form = self.response_format or ResponseFormat(type="text")
+        is_made = form.type != "text" or form.json_schema is not None
+        yield "response_format", partial(_format, form) if is_made else None
         outputs = self.structured_outputs or StructuredOutputs()
-        form, schema = self.response_format, self.response_format and self.response_format.json_schema
-        kind = "text" if form is None else form.type
-        if kind != "json_schema" and schema is not None:
-            raise ApiError(400, "response_format.json_schema needs type: json_schema", param="response_format.type")
-        is_made = kind != "text"
-        yield "response_format", (lambda: _format(kind, schema)) if is_made else None
         yield "structured_outputs.json_object", Constraint.json_object if outputs.json_object else None
-        for prefix, given in (("structured_outputs.", outputs), ("guided_", self)):
-            name = "" if prefix == "structured_outputs." else prefix
-            for kind, how in HOW.items():
-                value = getattr(given, name + kind)
-                yield prefix + kind, None if value is None else _calls(how, value)
+        for name, how in HOW.items():
+            for param, value in (
+                (f"structured_outputs.{name}", getattr(outputs, name)),
+                (f"guided_{name}", getattr(self, f"guided_{name}")),
+            ):
+                yield param, None if value is None else partial(how, value)
 
 
 HOW: Mapping[str, Callable[[Any], Constraint]] = {
@@ -106,18 +105,13 @@ HOW: Mapping[str, Callable[[Any], Constraint]] = {
 }
 
 
-def _calls(how: Callable[[Any], Constraint], value: Any) -> Callable[[], Constraint]:
-    return lambda: how(value)
-
-
-def _format(kind: str, given: JsonSchema | None) -> Constraint | Asked:
+def _format(form: ResponseFormat) -> Constraint | Asked:
     """Return the constraint of a response format that is not text."""
-    if kind == "json_object":
-        return Constraint.json_object()
-    if given is None:
-        message = "response_format.json_schema is missing; it has the name and the schema"
-        raise ApiError(400, message, param="response_format.json_schema", code="missing_required_parameter")
-    if given.schema is None:
+    given = form.json_schema
+    if (form.type == "json_schema") is not (given is not None):
+        message = "response_format: type json_schema has json_schema, with a name and a schema, and no other type has"
+        raise ApiError(400, message, param="response_format.json_schema", code="invalid_value")
+    if given is None or given.schema is None:
         return Constraint.json_object()
     if given.strict:
         return Constraint.json_schema(given.schema)

@@ -294,8 +294,11 @@ def completion_request(body: bytes) -> CompletionRequest:
     return parse(body, CompletionRequest, noops.COMPLETIONS)
 
 
-# Parameters with data of the client, which templates read.
-AS_IS = ("messages", "chat_template_kwargs", "response_format", "structured_outputs", "guided_json", "input", "system", "tools")
+# Parameters with data of the client, which templates or constraints read.
+AS_IS = (
+    *("messages", "chat_template_kwargs", "input", "system", "tools"),
+    *("response_format", "structured_outputs", "guided_json"),
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 
