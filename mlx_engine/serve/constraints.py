@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -54,55 +54,57 @@ class Asked(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-class ConstraintParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The parameters of a request that constrain its answers. At most one may be given."""
-
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-
-    def asked(self) -> Asked:
-        """Return the constraint of the request.
-
-        Raises:
-            ApiError: there are several, or it is invalid.
-        """
-        found = [(param, make) for param, make in self._made() if make is not None]
-        if len(found) > 1:
-            names = " and ".join(param for param, _ in found)
-            message = f"{names} both constrain the answer; give one of them"
-            raise ApiError(400, message, param=found[1][0], code="invalid_value")
-        if not found:
-            return Asked()
-        param, make = found[0]
-        with named(param):
-            made = make()
-        return made._replace(param=param) if isinstance(made, Asked) else Asked(made, param)
-
-    def _made(self) -> Iterator[tuple[str, Callable[[], Constraint | Asked] | None]]:
-        """Yield the parameters, each with what makes its constraint; None for one that is not given."""
-        form = self.response_format or ResponseFormat(type="text")
-        is_made = form.type != "text" or form.json_schema is not None
-        yield "response_format", partial(_format, form) if is_made else None
-        outputs = self.structured_outputs or StructuredOutputs()
-        yield "structured_outputs.json_object", Constraint.json_object if outputs.json_object else None
-        for name, how in HOW.items():
-            for param, value in (
-                (f"structured_outputs.{name}", getattr(outputs, name)),
-                (f"guided_{name}", getattr(self, f"guided_{name}")),
-            ):
-                yield param, None if value is None else partial(how, value)
-
-
 HOW: Mapping[str, Callable[[Any], Constraint]] = {
     "json": Constraint.json_schema,
     "regex": Constraint.regex,
     "choice": Constraint.choice,
     "grammar": Constraint.grammar,
 }
+
+
+class Parameters(Protocol):
+    """The parameters of a request that constrain its answers."""
+
+    response_format: ResponseFormat | None
+    structured_outputs: StructuredOutputs | None
+    guided_json: str | dict[str, Any] | None
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+
+
+def asked(given: Parameters) -> Asked:
+    """Return the constraint of a request.
+
+    Raises:
+        ApiError: there are several, or it is invalid.
+    """
+    found = [(param, make) for param, make in _made(given) if make is not None]
+    if not found:
+        return Asked()
+    if len(found) > 1:
+        names = " and ".join(param for param, _ in found)
+        message = f"{names} both constrain the answer; give one of them"
+        raise ApiError(400, message, param=found[1][0], code="invalid_value")
+    param, make = found[0]
+    with named(param):
+        made = make()
+    return made._replace(param=param) if isinstance(made, Asked) else Asked(made, param)
+
+
+def _made(given: Parameters) -> Iterator[tuple[str, Callable[[], Constraint | Asked] | None]]:
+    """Yield the parameters, each with what makes its constraint; None for one that is not given."""
+    form = given.response_format or ResponseFormat(type="text")
+    is_made = form.type != "text" or form.json_schema is not None
+    yield "response_format", partial(_format, form) if is_made else None
+    outputs = given.structured_outputs or StructuredOutputs()
+    yield "structured_outputs.json_object", Constraint.json_object if outputs.json_object else None
+    for name, how in HOW.items():
+        for param, value in (
+            (f"structured_outputs.{name}", getattr(outputs, name)),
+            (f"guided_{name}", getattr(given, f"guided_{name}")),
+        ):
+            yield param, None if value is None else partial(how, value)
 
 
 def _format(form: ResponseFormat) -> Constraint | Asked:

@@ -17,7 +17,7 @@ import msgspec
 from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
-from mlx_engine.serve.constraints import Asked, ConstraintParameters
+from mlx_engine.serve.constraints import Asked, ResponseFormat, StructuredOutputs, asked
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
@@ -143,17 +143,27 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         return given
 
 
-class Parameters(ConstraintParameters, Body, forbid_unknown_fields=True, kw_only=True):
+class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
     """The parameters that chat and completions have."""
 
     max_tokens: int | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def n_choices(self) -> int:
         """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    def asked(self) -> Asked:
+        """Return the constraint of the answers."""
+        return asked(self)
 
     @property
     def prompts(self) -> Sequence[Any]:

@@ -69,7 +69,7 @@ def failure(response: httpx.Response, status: int, param: str | None, code: str)
         ({"unheard_of": None}, "unheard_of", "unknown_parameter"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"functions": [{}]}, "functions", "unsupported_parameter"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
