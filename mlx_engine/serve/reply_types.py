@@ -67,6 +67,13 @@ class Reuse(CachedTokens):
     expected: ShownTokens | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class ConstraintReceipt(Reply):
+    """The constraint of the answers: its SHA-256, and per answer and token the probability of the allowed tokens."""
+
+    digest: str
+    allowed: list[list[float]]
+
+
 class Receipt(Reply):
     """What no other API has: digests of the answers, the seed that repeats them, the times, and what was reused."""
 
@@ -76,6 +83,7 @@ class Receipt(Reply):
     timings: Timings | list[Timings]
     cache: Reuse | list[Reuse]
     ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
+    constraint: ConstraintReceipt | msgspec.UnsetType = msgspec.UNSET
 
 
 class Alternative(Reply):
