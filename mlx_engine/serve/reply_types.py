@@ -205,6 +205,7 @@ class Model(Reply):
     type: Literal["model"]
     display_name: str
     created_at: str
+    lifecycle: Literal["active"]
 
 
 class ModelList(Reply):
