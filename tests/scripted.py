@@ -10,12 +10,14 @@ token is replaced by the next id of the script's answer. A script is a function 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +38,7 @@ from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.loop.stream import Progress
 
 CONTEXT = 40_960
+ROOT = Path(__file__).parents[1]
 # Tokens that models with tools have and the vocabularies may lack, with their types in GGUF.
 CONTROL, USER_DEFINED = 3, 4
 ADDED = {
@@ -159,6 +162,12 @@ class Rendered:
         return not self.text.endswith("</think>\n\n")
 
     @property
+    def asked(self) -> str:
+        """The last turn of the user that is no tool's result."""
+        turns = (turn.text for turn in reversed(self.turns) if turn.role == "user")
+        return next((text for text in turns if "<tool_response>" not in text), "")
+
+    @property
     def results(self) -> list[str]:
         """The tools' results since the user's last words."""
         found: list[str] = []
@@ -193,15 +202,23 @@ COMMANDS, TEXTS = ("command", "cmd", "commands", "code", "script", "text"), ("re
 
 
 def agent(prompt: Rendered) -> str:
-    """Call the shell tool with `echo`; then give the final text, with the tool that some agents end with."""
+    """Do what the user says with lines "Call NAME JSON" and "Say TEXT", else call the shell tool with `echo`.
+
+    After a result, call the tool with which some agents end, and give the final text.
+    """
     thought = "<think>\nThe user wants me to go on.\n</think>\n\n" if prompt.thinks and prompt.tools else ""
     by_name = {name.lower(): name for name in prompt.tools}
-    if prompt.results:
-        ending = next((by_name[name] for name in ENDINGS if name in by_name), None)
-        is_over = any("<tool_call>" in turn.text and ending and ending in turn.text for turn in prompt.turns)
+    ending = next((by_name[name] for name in ENDINGS if name in by_name), None)
+    if prompt.results or prompt.asked.startswith("Observation:"):  # smolagents gives results as the user's text
+        is_over = any("<tool_call>" in turn.text and ending and ending in turn.text for turn in prompt.turns[1:])
         if ending is None or is_over:
             return thought + FINAL
         return thought + prompt.call(ending, arguments(prompt.tools[ending], FINAL))
+    calls = re.findall(r"^Call (\w+) (\{.*\})$", prompt.asked, re.MULTILINE)
+    if calls and prompt.tools:
+        return thought + "\n".join(prompt.call(name, json.loads(given)) for name, given in calls)
+    if said := re.search(r"^Say (.*)$", prompt.asked, re.MULTILINE):
+        return thought + said[1]
     shell = next((by_name[name] for name in SHELLS if name in by_name), None)
     if shell is None:
         return thought + FINAL
@@ -345,6 +362,28 @@ class ScriptedEngine(Engine):
 def scripted(script: Script, **attributes: Any) -> type[ScriptedEngine]:
     """Return the class of engines with a script."""
     return type("ScriptedEngine", (ScriptedEngine,), {"script": staticmethod(script), **attributes})
+
+
+@contextlib.contextmanager
+def serving(record: Path, *options: str) -> Iterator[str]:
+    """Run `serve` with a scripted model as a process; yield its address."""
+    command = [sys.executable, "-m", "tests.scripted", "--port", "0", "--record", str(record)]
+    process = subprocess.Popen([*command, *options], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.match(r"Listening on (\S+)", line):
+                yield found[1]
+                break
+        else:
+            raise RuntimeError(f"the server: expected an address, found this log:\n{''.join(lines)}")
+    finally:
+        process.terminate()
+        _, rest = process.communicate(timeout=60)
+        if "Traceback" in rest:
+            print(f"the log of the server:\n{rest}")
 
 
 def main(given: Sequence[str]) -> None:

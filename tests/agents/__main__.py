@@ -17,19 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.agents.programs import MODEL, PROGRAMS, USUAL, Program, install
+from tests.agents.programs import MODEL, PROGRAMS, SDKS, USUAL, Program, environment, install
 from tests.clients.recorder import Exchange, recording
-from tests.scripted import FINAL, SAID
+from tests.scripted import FINAL, SAID, serving
 
 ROOT = Path(__file__).parents[2]
 # Seconds for one program; most take 5 to 20.
 LIMIT = 240
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+HERE = Path(__file__).parent
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Outcome:
     @property
     def cells(self) -> list[str]:
         """The cells of its row of the table."""
-        posts = [exchange for exchange in self.exchanges if exchange.path == PATHS[self.api]]
+        posts = [exchange for exchange in self.exchanges if exchange.path in PATHS.get(self.api, PATHS.values())]
         main = [one for one in self.served if one["tools"]] or self.served
         first, second = (main[i] if len(main) > i else {} for i in range(2))
         longest = max((len(exchange.request) for exchange in posts[:2]), default=0)
@@ -65,28 +66,6 @@ class Outcome:
 
 
 HEAD = ["program", "version", "API", "requests", "bytes", "tokens", "cached 2nd", "new 2nd", "s", "result"]
-
-
-@contextlib.contextmanager
-def serving(record: Path, *options: str) -> Iterator[str]:
-    """Run `serve` with a scripted model as a process; yield its address."""
-    command = [sys.executable, "-m", "tests.scripted", "--port", "0", "--record", str(record), "--name", MODEL]
-    process = subprocess.Popen([*command, *options], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines: list[str] = []
-    try:
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.match(r"Listening on (\S+)", line):
-                yield found[1]
-                break
-        else:
-            raise RuntimeError(f"the server: expected an address, found this log:\n{''.join(lines)}")
-    finally:
-        process.terminate()
-        _, rest = process.communicate(timeout=60)
-        if "Traceback" in rest:
-            print(f"the log of the server:\n{rest}")
 
 
 def run_program(name: str, folder: Path, url: str, record: Path) -> Outcome:
@@ -116,6 +95,26 @@ def run_program(name: str, folder: Path, url: str, record: Path) -> Outcome:
     number = re.search(r"\d+\.\d+(\.\d+)?", version)
     seconds = time.monotonic() - start
     return Outcome(name, number[0] if number else "?", program.api, failures, served, exchanges, seconds)
+
+
+def run_sdk(name: str, folder: Path, url: str, record: Path) -> Outcome:
+    """Run the functions of an SDK, in an environment that all SDKs share."""
+    packages = [package for text in SDKS.values() for package in text.split()]
+    program = environment(folder / "sdks", packages)
+    start, before = time.monotonic(), len(_served(record))
+    with recording(url) as recorder:
+        env = environ(folder / "sdks", folder / "sdks", {"BASE_URL": recorder.url, "BUSY_URL": url, "API_KEY": "none"})
+        env |= {"MODEL": MODEL, "PYTHONPATH": str(ROOT / "tests" / "clients" / "python")}
+        command = [program.absolute(), HERE / "sdks" / f"use_{name}.py"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+        exchanges = recorder.exchanges()
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    failures = [f"{one['check']}\n{one['error']}" for one in found if one["error"] is not None]
+    if done.returncode != 0 or not found:
+        failures.append(f"status {done.returncode}\n{done.stderr[-4000:]}")
+    version = found[0]["client"].split()[1] if found else "?"
+    served = _served(record)[before:]
+    return Outcome(name, version, f"{len(found)} checks", failures, served, exchanges, time.monotonic() - start)
 
 
 def environ(home: Path, packages: Path, extra: Mapping[str, str]) -> dict[str, str]:
@@ -176,7 +175,10 @@ def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.agents", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of the installed programs")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; default: the first seven")
+    names = {**PROGRAMS, **SDKS}
+    kinds = f"of the programs {', '.join(PROGRAMS)} and the SDKs {', '.join(SDKS)}"
+    usual = f"{', '.join(USUAL)} and all SDKs"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{kinds}; default: {usual}")
     parser.add_argument("--vocab", type=Path, help="GGUF file whose vocabulary the model gets; default: the built-in")
     parser.add_argument("--template", default="json", help="chat template of the model, see tests/scripted.py")
     parser.add_argument("--pause", default="0", help="seconds that each step of a prompt takes more")
@@ -184,8 +186,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--bodies", type=Path, help="write what was sent and answered to this folder, for a look")
     found = parser.parse_args()
     for name in found.names:
-        if name not in PROGRAMS:
-            parser.error(f"expected names of {', '.join(PROGRAMS)}, found {name}")
+        if name not in names:
+            parser.error(f"expected names of {', '.join(names)}, found {name}")
     return found
 
 
@@ -206,9 +208,10 @@ def main() -> int:
         record = Path(temporary) / "record.jsonl"
         vocabulary = ["--vocab", str(asked.vocab.resolve())] if asked.vocab else []
         how = [*vocabulary, "--template", asked.template, "--pause", asked.pause, "--explain-cache"]
-        with contextlib.nullcontext(asked.url) if asked.url else serving(record, *how) as url:
-            for name in asked.names or USUAL:
-                outcomes.append(run_program(name, asked.folder, url, record))
+        with contextlib.nullcontext(asked.url) if asked.url else serving(record, *how, "--name", MODEL) as url:
+            for name in asked.names or (*USUAL, *SDKS):
+                run_one = run_program if name in PROGRAMS else run_sdk
+                outcomes.append(run_one(name, asked.folder, url, record))
                 print(f"{name}: {'failed' if outcomes[-1].failures else 'ok'}", flush=True)
                 if asked.bodies:
                     write_bodies(asked.bodies, outcomes[-1])

@@ -13,6 +13,8 @@ from pathlib import Path
 
 MODEL = "test-model"
 PROMPT = "Run the echo tool and say what it said."
+# A tool for programs that have none.
+ECHO = 'def echo(command: str) -> str:\n    "Run the command echo."\n    return command.removeprefix("echo ")'
 CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 
 
@@ -84,7 +86,7 @@ def _vibe(url: str) -> Mapping[str, str]:
 
 
 def _llm(url: str) -> Mapping[str, str]:
-    model = f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {url}/v1\n  api_key_name: none\n"
+    model = f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {url}/v1\n"
     return {"llm/extra-openai-models.yaml": f"{model}  supports_tools: true\n"}
 
 
@@ -161,9 +163,9 @@ PROGRAMS = {
     "llm": Program(
         ("llm",),
         "bin/llm",
-        lambda url: ["-m", MODEL, "-T", "llm_time", "What time is it?"],
+        lambda url: ["-m", MODEL, "--functions", ECHO, PROMPT],
         files=_llm,
-        env=lambda url: {"LLM_USER_PATH": "llm"},
+        env=lambda url: {"LLM_USER_PATH": "llm", "OPENAI_API_KEY": "none"},
         python=(3, 10),
     ),
     "gptme": Program(
@@ -179,6 +181,16 @@ PROGRAMS = {
         lambda url: ["--auth-type", "openai", "-y", "-p", PROMPT],
         env=_openai,
     ),
+}
+# The packages of Python that `sdks/use_NAME.py` uses, by their names here; they share an environment.
+SDKS = {
+    "openai": "openai",
+    "anthropic": "anthropic",
+    "agents": "openai-agents",
+    "pydantic_ai": "pydantic-ai-slim[openai,anthropic]",
+    "smolagents": "smolagents[openai]",
+    "langchain": "langchain langchain-openai langchain-anthropic",
+    "instructor": "instructor",
 }
 # What is run if no names are given; the others are small, slow, or did not end every time.
 USUAL = ("claude-code", "codex", "opencode", "pi", "cline", "continue", "vibe")
