@@ -1,4 +1,4 @@
-"""/v1/responses over HTTP, with OpenAI's client in strict validation, and against OpenAI's document where it is there."""
+"""/v1/responses over HTTP: OpenAI's client in strict validation, and OpenAI's document where it is there."""
 
 from __future__ import annotations
 
