@@ -523,6 +523,7 @@ class RequestBuilder:
         self.config, self.phases = config, dict[str, float]()
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
+        self._grammars: Grammars | None = None
         self._lock = kept_over_forks(threading.Lock())
 
     @property
@@ -579,10 +580,14 @@ class RequestBuilder:
             matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
         return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher)
 
-    @cached_property
+    @property
     def grammars(self) -> Grammars:
-        """The compiler of constraints, built on first use."""
-        return Grammars(self.tokenizer, self.config.vocab_size)
+        """The compiler of constraints, made on first use."""
+        tokenizer = self.tokenizer
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(tokenizer, self.config.vocab_size)
+        return self._grammars
 
     def matcher(self, constraint: Constraint, prompt_ids: Sequence[int]) -> Matcher:
         """Return the matcher of an answer to a prompt.

@@ -71,6 +71,7 @@ class Vocabulary:
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
     pad_id: int | None = None
+    response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes of what is searched in this process, outside of the sandbox.
