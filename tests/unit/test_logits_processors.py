@@ -119,8 +119,10 @@ RUN = {"temperature": 1.0, "seed": 5, "processors": [second_best], "ignore_eos":
 
 
 def test_parallel_samples_and_preemption_do_not_matter(simd):
-    requests = [simd.request(prompt, Options.of(70, **RUN), n=n) for prompt, n in ((PROMPT, 2), ("The", 1), ([7] * 9, 1))]
-    scheduler = simd.scheduler(slots=4, kv_memory=5 << 18)
+    requests = [
+        simd.request(prompt, Options.of(70, **RUN), n=n) for prompt, n in ((PROMPT, 2), ("The", 1), ([7] * 9, 1))
+    ]
+    scheduler = simd.scheduler(slots=4, kv_memory=6 << 18)
     for request in requests:
         scheduler.submit(request)
     while scheduler.has_work:

@@ -91,7 +91,10 @@ def test_an_unknown_keyword_is_a_type_error_that_names_the_function_and_the_opti
 def test_names_of_options_on_the_command_line_are_known_in_python():
     known = {*FIELDS, *inspect.signature(load).parameters}
     groups = (*parameters_of(Options), *parameters_of(ComputeOptions))
-    assert {p.name for p in groups} >= FIELDS.keys() - {"sampling", *(f.name for f, about in declared() if not about.has_flag)}
+    assert {p.name for p in groups} >= FIELDS.keys() - {
+        "sampling",
+        *(f.name for f, about in declared() if not about.has_flag),
+    }
     for parameter in groups:
         option = parameter.annotation.__metadata__[0]
         flags = [flag for given in (option.default, *option.param_decls) for flag in given.split("/")]
