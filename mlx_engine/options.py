@@ -471,6 +471,30 @@ class OptionValues(TypedDict, total=False):
     sampler: Processor | None
 
 
+class BatchOptionValues(TypedDict, total=False):
+    """The keywords of `Engine.generate_batch`: one value for all prompts, or a list with a value for each."""
+
+    temperature: float | Sequence[float]
+    top_k: int | Sequence[int | None] | None
+    top_p: float | Sequence[float]
+    min_p: float | Sequence[float]
+    repetition_penalty: float | Sequence[float]
+    presence_penalty: float | Sequence[float]
+    frequency_penalty: float | Sequence[float]
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | Sequence[tuple[int, float]]]
+    seed: int | Sequence[int | None] | None
+    kv: bool
+    stop: str | Sequence[str] | Sequence[str | Sequence[str] | None] | None
+    stop_token_ids: int | Sequence[int] | Sequence[int | Sequence[int] | None] | None
+    ignore_eos: bool | Sequence[bool]
+    timeout: float | Sequence[float | None] | None
+    context_len: int | Sequence[int | None] | None
+    logprobs: int | Sequence[int | None] | None
+    constraint: Constraint | Sequence[Constraint | None] | None
+    processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
+    sampler: Processor | Sequence[Processor | None] | None
+
+
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Return the options of each of n prompts: a list has one value per prompt, any other value is for all.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
@@ -161,6 +161,16 @@ class Stream:
         from mlx_engine.loop.async_stream import AsyncStream
 
         return AsyncStream(lambda: self)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The new tokens so far, without a copy: `generation` copies everything."""
+        return self.request.output.token_ids
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """The log-probabilities of the tokens so far, without a copy; none if they were not asked for."""
+        return self.request.output.logprobs or ()
 
     @property
     def n_prompt(self) -> int:

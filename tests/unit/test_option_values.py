@@ -16,7 +16,7 @@ from mlx_engine.commands.options.model import ComputeOptions
 from mlx_engine.conversation import Conversation
 from mlx_engine.engine import Engine, load
 from mlx_engine.errors import OptionError
-from mlx_engine.options import Options, OptionValues, Sampling, aliases, declared
+from mlx_engine.options import BatchOptionValues, Options, OptionValues, Sampling, aliases, declared
 from mlx_engine.serve.parameters import ChatRequest
 from tests.unit.test_command_generate import cli
 
@@ -26,6 +26,7 @@ FIELDS = {f.name: f.default for kind in (Sampling, Options) for f in fields(kind
 
 def test_there_is_a_keyword_for_every_option():
     assert {"max_tokens", "sampling", *OptionValues.__annotations__} == set(FIELDS)
+    assert list(BatchOptionValues.__annotations__) == list(OptionValues.__annotations__)
 
 
 @pytest.mark.parametrize(("method", "own"), [("generate", []), ("stream", ["progress"])])
