@@ -6,7 +6,7 @@ import copy
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ REPLIES = {
     "/v1/chat/completions": "CreateChatCompletionResponse",
     "/v1/completions": "CreateCompletionResponse",
     "/v1/models": "ListModelsResponse",
+    "/v1/responses": "Response",
 }
 CHUNKS = {
     "/v1/chat/completions": "CreateChatCompletionStreamResponse",
     "/v1/completions": "CreateCompletionResponse",
+    "/v1/responses": "ResponseStreamEvent",
 }
+# The last events of a stream of responses, which has no [DONE].
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 ERROR, MODEL = "ErrorResponse", "Model"
 
 VARIABLE = "OPENAI_DOCUMENT"
@@ -78,9 +82,9 @@ def documents(exchange: Exchange) -> Iterator[tuple[str, Any, bool]]:
     if exchange.media_type == "text/event-stream":
         events = exchange.events
         if exchange.is_whole:
-            assert "[DONE]" in events[-1:] or "error" in json.loads(events[-1]), f"expected [DONE], found {events[-1:]}"
+            assert _has_end(events), f"expected [DONE] or the last event, found {events[-1:]}"
         for value in (json.loads(event) for event in events if event != "[DONE]"):
-            yield (ERROR, value, False) if "error" in value else (CHUNKS[exchange.path], value, True)
+            yield (ERROR, value, False) if _is_error(value) else (CHUNKS[exchange.path], value, True)
     elif exchange.is_whole:
         assert exchange.media_type == "application/json", f"expected JSON, found {exchange.media_type}"
         if exchange.status >= 400:
@@ -88,6 +92,17 @@ def documents(exchange: Exchange) -> Iterator[tuple[str, Any, bool]]:
         else:
             assert exchange.status == 200, "expected the status 200"
             yield REPLIES.get(exchange.path, MODEL), exchange.value, False
+
+
+def _has_end(events: Sequence[str]) -> bool:
+    if "[DONE]" in events[-1:]:
+        return True
+    last = json.loads(events[-1])
+    return _is_error(last) or last.get("type") in ENDS
+
+
+def _is_error(value: Any) -> bool:
+    return "error" in value and "type" not in value
 
 
 def with_null(value: Any) -> Any:
