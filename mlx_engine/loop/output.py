@@ -19,7 +19,14 @@ FinishReason = Literal["stop", "length", "timeout"]
 
 
 class TextDecoder(Protocol):
-    """Decodes ids to text; returns complete characters only."""
+    """Decodes ids to text; returns complete characters only.
+
+    `marks` are the indices of the characters at which the texts of control tokens begin.
+    """
+
+    @property
+    def marks(self) -> Sequence[int]:
+        """Return the marks of the text so far."""
 
     def add(self, token_id: int) -> str:
         """Return the text that is complete after this token."""
@@ -31,6 +38,8 @@ class TextDecoder(Protocol):
 class NoText:
     """A decoder that returns no text, for benchmarks."""
 
+    marks: Sequence[int] = ()
+
     def add(self, token_id: int) -> str:
         """Return no text."""
         return ""
@@ -41,7 +50,10 @@ class NoText:
 
 
 class Output:
-    """The tokens and the text of one answer, which ends at an end-of-text or stop token, a stop string or the limit.
+    """The tokens and the text of one answer.
+
+    An answer ends at an end-of-text or stop token, a stop string, the token limit, or where its constraint allows no
+    more text.
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.
@@ -70,6 +82,11 @@ class Output:
         """The text so far."""
         return "".join(self.pieces)
 
+    @property
+    def marks(self) -> Sequence[int]:
+        """Where the texts of control tokens begin: indices of characters in the text, and beyond it while text is held."""
+        return self._text.marks
+
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
         """Append a token that a sampler has chosen, and the log-probabilities of `n_logprobs` alternatives.
 
@@ -84,7 +101,7 @@ class Output:
         self.stop = token if token in self._stop_ids else None
         self.has_end_token = ended = self.stop is not None or token in self._end_ids
         piece = self._stops.add("" if ended else self._text.add(token))
-        if ended or self._stops.found:
+        if ended or self._stops.found or sampler.is_complete:
             self.finish_reason = "stop"
         elif len(self.token_ids) == self.max_tokens:
             self.finish_reason = "length"

@@ -11,17 +11,19 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from mlx_engine.errors import NotCopyableError, NotFiniteError
-from mlx_engine.loop.logprobs import TokenLogprobs
+from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import FinishReason
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
 
-Progress = Callable[[int, int], None]
+if TYPE_CHECKING:
+    from mlx_engine.loop.async_stream import AsyncStream
 
+Progress = Callable[[int, int], None]
 
 # Characters of the text in the repr of a generation.
 SHOWN_CHARACTERS = 60
@@ -54,15 +56,34 @@ class Generation:
     error: NotFiniteError | None = None
     stop: str | int | None = None
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first one per second of their passes; None without a second token."""
+        return self.metrics.decode_tokens_per_second
+
+    @property
+    def digest(self) -> str | None:
+        """The SHA-256 of all token ids and their log-probabilities, as the server reports it; None without these."""
+        if self.logprobs is None:
+            return None
+        return digest(self.token_ids, [token.logprob for token in self.logprobs])
+
+    def _repr_markdown_(self) -> str:
+        """Return the text, and a line about the run, for notebooks."""
+        quoted = "\n".join(f"> {line}" for line in self.text.split("\n"))
+        return f"{quoted}\n\n*{self._about}*"
+
     def __repr__(self) -> str:
         is_short = len(self.text) <= SHOWN_CHARACTERS
         text = self.text if is_short else self.text[: SHOWN_CHARACTERS - 1] + "…"
+        return f"<Generation {text!r}: {self._about}>"
+
+    @property
+    def _about(self) -> str:
         ended = "not ended" if self.finish_reason is None else f"ended by {self.finish_reason}"
-        rate = self.metrics.decode_tokens_per_second
-        rates = [] if rate is None else [f"{rate:,.1f} tokens/s"]
+        rates = [] if self.tokens_per_second is None else [f"{self.tokens_per_second:,.1f} tokens/s"]
         n = len(self.token_ids)
-        about = ", ".join([f"{n:,} {'token' if n == 1 else 'tokens'}", ended, *rates])
-        return f"<Generation {text!r}: {about}>"
+        return ", ".join([f"{n:,} {'token' if n == 1 else 'tokens'}", ended, *rates])
 
 
 class Stream:
@@ -76,7 +97,7 @@ class Stream:
     def __init__(self, scheduler: Scheduler, request: Request, *, progress: Progress | None = None) -> None:
         self.progress, self.request = progress, request
         self._n_yielded, self._deadline = 0, math.inf
-        self._is_started, self._n_reported = False, 0
+        self._is_started, self._is_cancelled, self._n_reported = False, False, 0
         scheduler.submit(request)
         self._scheduler: Scheduler | None = scheduler
         # A stream that is dropped leaves the scheduler, and frees its memory at once.
@@ -103,6 +124,9 @@ class Stream:
         output = self.request.output
         try:
             while self._n_yielded == len(output.pieces) and output.finish_reason is None and self._scheduler:
+                if self._is_cancelled:
+                    self.close()
+                    break
                 self._step(self._scheduler)
         except BaseException:
             self.close()
@@ -119,6 +143,16 @@ class Stream:
         if self._scheduler is not None:
             self._leave()
             self._scheduler = None
+
+    def cancel(self) -> None:
+        """End the iteration before its next forward pass. Unlike `close`, another thread may call it meanwhile."""
+        self._is_cancelled = True
+
+    def __aiter__(self) -> AsyncStream:
+        """Return an asynchronous iterator, whose forward passes run in a thread; see `Engine.astream`."""
+        from mlx_engine.loop.async_stream import AsyncStream
+
+        return AsyncStream(lambda: self)
 
     @property
     def n_prompt(self) -> int:

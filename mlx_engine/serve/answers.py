@@ -74,7 +74,7 @@ class PartsReply(Reply):
     @property
     def stop(self) -> str | None:
         """The stop string of the request that has ended the answer."""
-        stop = getattr(self._call.outputs[0][0], "stop", None)
+        stop = self._call.outputs[0][0].stop
         return stop if isinstance(stop, str) else None
 
     def news(self) -> bytes:

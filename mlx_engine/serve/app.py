@@ -32,7 +32,7 @@ from mlx_engine.serve.errors import (
     new_request_id,
     request_id,
 )
-from mlx_engine.serve.generation import CHAT, COMPLETION, MESSAGES, Respond, count_tokens, generate
+from mlx_engine.serve.generation import CHAT, COMPLETION, MESSAGES, RESPONSES, Respond, count_tokens, generate
 from mlx_engine.serve.limits import LARGE, check_key, note_client_id, read_body
 from mlx_engine.serve.openapi import document
 from mlx_engine.serve.origins import OriginGuard
@@ -69,6 +69,7 @@ def create_app(service: Service) -> Starlette:
     posts: dict[str, Handler] = {
         "/v1/chat/completions": partial(generate, form=CHAT),
         "/v1/completions": partial(generate, form=COMPLETION),
+        "/v1/responses": partial(generate, form=RESPONSES),
         "/v1/messages": partial(generate, form=MESSAGES),
         "/v1/messages/count_tokens": count_tokens,
         "/tokenize": partial(converted, convert=_tokens),
@@ -182,14 +183,16 @@ async def refuse(response: Response, receive: Receive, send: Send, wait: Callabl
 
 
 async def models(service: Service, body: bytes, respond: Respond) -> None:
-    """List the one model."""
-    await respond(json_response({"object": "list", "data": [service.model_card]}))
+    """List the names of the one model."""
+    names = service.models
+    pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    await respond(json_response({"object": "list", "data": [*map(service.model_card, names)], **pages}))
 
 
 async def model(service: Service, body: bytes, respond: Respond) -> None:
-    """Describe the model, if `body`, which is the name in the path, is its name."""
+    """Describe the model, if `body`, which is the name in the path, is a name of it."""
     service.check_model(body.decode())
-    await respond(json_response(service.model_card))
+    await respond(json_response(service.model_card(body.decode())))
 
 
 async def health(service: Service, body: bytes, respond: Respond) -> None:

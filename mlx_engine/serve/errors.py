@@ -29,6 +29,7 @@ MESSAGES_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
+    413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
 }
@@ -136,7 +137,9 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, TOO_LONG + text, param=prompt, code="context_length_exceeded")
     if isinstance(error, OptionError):
         place = PLACE.match(error.expected or "")
-        param = place[1] if place else prompt if error.option == "prompt" else error.option
+        param = (
+            place[1] if place and prompt != "input" else prompt if place or error.option == "prompt" else error.option
+        )
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")

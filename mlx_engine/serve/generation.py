@@ -19,6 +19,7 @@ from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
 from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
+from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import EventStream
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
@@ -45,6 +46,7 @@ class Form(NamedTuple):
 CHAT = Form(chat_request, ChatReply, "messages")
 COMPLETION = Form(completion_request, CompletionReply, "prompt")
 MESSAGES = Form(messages_request, MessagesReply, "messages")
+RESPONSES = Form(responses_request, ResponsesReply, "input")
 COUNT = Form(count_request, MessagesReply, "messages")
 
 

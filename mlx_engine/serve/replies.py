@@ -268,7 +268,7 @@ class Choices(Reply):
 class ChatReply(Choices):
     """The reply of /v1/chat/completions."""
 
-    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
         super().__init__(call, tokenizer, **about)
@@ -314,7 +314,7 @@ class CompletionReply(Choices):
         echoes: the text before each choice: its prompt; nothing without them.
     """
 
-    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, call: Call, tokenizer: Tokenizer, *, echoes: Sequence[str] = (), **about: Any) -> None:
         super().__init__(call, tokenizer, **about)
@@ -349,7 +349,7 @@ class CompletionReply(Choices):
 
 def new_id(prefix: str) -> str:
     """Return a new id that begins with a prefix."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return prefix + secrets.token_hex(12)
 
 
 def _fields(pieces: Sequence[Piece]) -> Json:

@@ -196,19 +196,25 @@ class TextCompletion(Head):
 
 
 class Model(Reply):
-    """A model."""
+    """A model, in the forms of both OpenAI's and Anthropic's API."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
 
 
 class ModelList(Reply):
-    """The reply of /v1/models."""
+    """The reply of /v1/models. It has one page."""
 
     object: Literal["list"]
     data: list[Model]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Tokens(Reply):
