@@ -41,7 +41,6 @@ CHAT: Mapping[str, Schema] = {
     "moderation": _one_of(),
     "prediction": _one_of(),
     "reasoning_effort": _one_of("medium"),
-    "response_format": _one_of({"type": "text"}),
     "verbosity": _one_of("medium"),
     "web_search_options": _one_of(),
 }

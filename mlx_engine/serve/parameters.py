@@ -18,6 +18,7 @@ from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
+from mlx_engine.serve.constraints import Asked, ResponseFormat, StructuredOutputs, asked
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
@@ -143,6 +144,14 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         """The largest number of new tokens; None for as many as fit."""
         raise NotImplementedError
 
+    def asked(self) -> Asked:
+        """Return the constraint of the answers.
+
+        Raises:
+            ApiError: it is invalid.
+        """
+        return Asked()
+
     def read(self, template: str | None) -> Reading:
         """Return the prompts for a model with this chat template. This may take time, and is done in a thread."""
         raise NotImplementedError
@@ -182,11 +191,21 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
     max_tokens: int | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def n_choices(self) -> int:
         """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    def asked(self) -> Asked:
+        """Return the constraint of the answers."""
+        return asked(self)
 
     @property
     def prompts(self) -> Sequence[Any]:
@@ -359,8 +378,11 @@ def completion_request(body: bytes) -> CompletionRequest:
     return parse(body, CompletionRequest, noops.COMPLETIONS)
 
 
-# Parameters with data of the client, which templates read.
-AS_IS = ("messages", "chat_template_kwargs", "input", "system", "tools")
+# Parameters with data of the client, which templates or constraints read.
+AS_IS = (
+    *("messages", "chat_template_kwargs", "input", "system", "tools"),
+    *("response_format", "structured_outputs", "guided_json"),
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 

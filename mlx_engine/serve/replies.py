@@ -103,7 +103,7 @@ class Reply(ABC):
 
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts. `ignored`
-        names what the request had and the server left out.
+        names what the request had and the server left out. `constraint` is there if the request has one.
         """
         digests = [
             digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
@@ -132,7 +132,16 @@ class Reply(ABC):
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,
             **({"ignored": list(self._ignored)} if self._ignored else {}),
+            **self._constraint(),
         }
+
+    def _constraint(self) -> Json:
+        """Return the digest of the constraint, and the probability that it left at each token of each answer."""
+        constraint = self._call.requests[0].options.constraint
+        if constraint is None:
+            return {}
+        allowed = [[token.allowed for token in output.logprobs or ()] for output, _ in self._call.outputs]
+        return {"constraint": {"digest": constraint.digest, "allowed": allowed}}
 
 
 class Choices(Reply):

@@ -78,7 +78,7 @@ def failure(response: httpx.Response, status: int, param: str | None, code: str)
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"functions": [{}]}, "functions", "unsupported_parameter"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
