@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mlx_engine.constraint import Constraint, check_schema
 from mlx_engine.conversation.formats import Format, required_format
 from mlx_engine.conversation.schemas import STRINGS, resolved, types_in
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, shown
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.tokenizer import Tokenizer
@@ -38,30 +38,48 @@ class ToolChoice(NamedTuple):
     name: str | None = None
     is_parallel: bool = True
 
+    @classmethod
+    def of(cls, given: str | Mapping[str, Any] | None, *, is_parallel: bool = True) -> ToolChoice:
+        """Return a choice in the form of OpenAI's API: "auto", "none", "required", or an object with a name."""
+        name = None if given is None or isinstance(given, str) else str(given["function"]["name"])
+        return cls(name is not None or given == "required", name, is_parallel)
+
 
 def with_choice(
-    options: Mapping[str, Any], tokenizer: Tokenizer, tools: Sequence[Tool], choice: ToolChoice
-) -> dict[str, Any]:
-    """Return the options of an answer to a prompt with tools: as they are, or with the constraint that is needed.
+    content: Constraint | None, tokenizer: Tokenizer, tools: Sequence[Tool], choice: ToolChoice
+) -> Constraint | None:
+    """Return the constraint of an answer to a prompt with tools; None if none is needed.
+
+    Args:
+        content: the constraint of an answer without calls, if it has one.
+        tokenizer: the model's tokenizer.
+        tools: the tools of the prompt.
+        choice: which of them are called.
 
     Raises:
         OptionError: the model's calls cannot be read or written, the schema of a strict tool has a keyword that is not
-            supported, or the options have another constraint.
+            supported, or both the answer and its calls would be constrained.
     """
+    if choice.is_required and choice.name not in (None, *map(_name, tools)):
+        message = f"tool_choice must name one of the tools, not {shown(choice.name)}"
+        raise OptionError(message, option="tool_choice", expected="the name of a tool", found=choice.name)
     if not tools:
-        return dict(options)
-    form, content = required_format(tokenizer), options.get("constraint")
+        if choice.is_required:
+            raise OptionError("tool_choice needs tools", option="tool_choice", expected="tools", found="required")
+        return content
+    form = required_format(tokenizer)
     is_strict = any(tool["function"].get("strict") for tool in tools)
     if not (choice.is_required or is_strict or not choice.is_parallel or content is not None):
-        return dict(options)
-    if content is not None and (choice.is_required or content.kind != "json_schema"):
+        return None
+    if content is not None and choice.is_required:
         message = "tool_choice: an answer that must be a call cannot have a constraint of its own; leave one out"
-        if not choice.is_required:
-            message = f"tools: a constraint on the answer must be a JSON Schema beside tools, not {content.kind}"
-        raise OptionError(message, option="tool_choice" if choice.is_required else "tools", found=content.kind)
+        raise OptionError(message, option="tool_choice", expected="auto or none", found="required")
+    if content is not None and content.kind != "json_schema":
+        message = f"tools: the constraint of an answer with tools must be a JSON Schema, not a {content.kind}"
+        raise OptionError(message, option="tools", expected="a JSON Schema", found=content.kind)
     made = Constraint.grammar(grammar(tokenizer, form, tools, choice, None if content is None else content.text))
     # The channels of gpt-oss are part of the grammar.
-    return {**options, "constraint": made if form.name == "harmony" else made.after_reasoning()}
+    return made if form.name == "harmony" else made.after_reasoning()
 
 
 def grammar(
@@ -259,13 +277,14 @@ class _Grammar:
         if values and all(isinstance(value, str) for value in values):
             return f"({' | '.join(self._text(value) for value in values)}) {self._text(after)}"
         if types and types <= STRINGS:
-            (text, first), *rest = self._elements(after)
+            (text, _), *rest = self._elements(after)
             if text in self._tokens:
                 return f"{self._rule('string', TEXT)} {self._text(after)}"
             end = self._rule("string[lazy]", f"{TEXT[:-1]}{_regex(text)}/")
             return " ".join([end, *(element for _, element in rest)])
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return f"{self._rule('json', f'%json {json.dumps({**schema, **definitions}, ensure_ascii=False)}')} {self._text(after)}"
+        value = self._rule("json", f"%json {json.dumps({**schema, **definitions}, ensure_ascii=False)}")
+        return f"{value} {self._text(after)}"
 
     def _python(self, schema: Any, types: frozenset[str]) -> str:
         """Return a value in Python's syntax; lists and objects are those of JSON."""
