@@ -47,6 +47,7 @@ class Dialect:
     """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
 
     Attributes:
+        parts: contents that are lists of text parts, if the template has a loop over them; else one text.
         head: a system message at the beginning; else its text precedes that of the first user message.
         late: a system message later on, at its place; else it is a user message in `<system-reminder>` tags.
         developer: the role developer; else it is system.
@@ -64,6 +65,7 @@ class Dialect:
         results: the role tool; else results are user messages in `<tool_response>` tags.
     """
 
+    parts: bool = True
     head: bool = True
     late: bool = True
     developer: bool = True
@@ -81,7 +83,7 @@ class Dialect:
 
 
 PLAINEST = Dialect(
-    head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
+    parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
 )  # fmt: skip
 """User messages and answers in turns, and nothing else: every chat template can write these."""
 
@@ -92,7 +94,10 @@ def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteC
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
     """
-    found = _instructions(normal(messages), dialect)
+    found = normal(messages)
+    if not dialect.parts:
+        found = [{**message, "content": joined_parts(message["content"])} for message in found]
+    found = _instructions(found, dialect)
     found = _in_turns(_with_calls(found, dialect, write_calls), dialect)
     return [_with_reasoning(message) for message in found] if dialect.reasoning == "part" else found
 
