@@ -191,13 +191,17 @@ def _ordered(messages: list[Dict]) -> list[Dict]:
     """Return the messages with each run of results in the order of the calls before it: many templates write no ids."""
     found: list[Dict] = []
     places: dict[str, int] = {}
+
+    def place(result: Dict) -> int:
+        return places.get(result.get("tool_call_id", ""), len(places))
+
     for message in messages:
         if message["role"] != TOOL:
             places = {call["id"]: i for i, call in enumerate(message.get("tool_calls", ()))}
             found.append(message)
             continue
-        place, at = places.get(message.get("tool_call_id", ""), len(places)), len(found)
-        while at and found[at - 1]["role"] == TOOL and places.get(found[at - 1].get("tool_call_id", ""), -1) > place:
+        at = len(found)
+        while at and found[at - 1]["role"] == TOOL and place(found[at - 1]) > place(message):
             at -= 1
         found.insert(at, message)
     return found
