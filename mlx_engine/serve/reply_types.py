@@ -67,6 +67,13 @@ class Reuse(CachedTokens):
     expected: ShownTokens | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class ConstraintReceipt(Reply):
+    """The constraint of the answers: its SHA-256, and per answer and token the probability of the allowed tokens."""
+
+    digest: str
+    allowed: list[list[float]]
+
+
 class Receipt(Reply):
     """What no other API has: digests of the answers, the seed that repeats them, the times, and what was reused."""
 
@@ -76,6 +83,7 @@ class Receipt(Reply):
     timings: Timings | list[Timings]
     cache: Reuse | list[Reuse]
     ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
+    constraint: ConstraintReceipt | msgspec.UnsetType = msgspec.UNSET
 
 
 class Alternative(Reply):
@@ -99,13 +107,32 @@ class ChatLogprobs(Reply):
     refusal: None
 
 
+class CalledFunction(Reply):
+    """The function of a call, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Reply):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(Reply):
-    """The message of an answer. Models with think markers have their reasoning in a field of its own."""
+    """The message of an answer. Models with think markers have their reasoning in a field of its own.
+
+    The content is null if the answer has calls alone.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 # As vLLM names it: the stop string or the stop token id of the request that ended an answer; null if none has.
@@ -118,7 +145,7 @@ class ChatChoice(Reply):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: StopReason
 
 
@@ -140,12 +167,29 @@ class ChatCompletion(Head):
     mlx_engine: Receipt
 
 
+class FunctionDelta(Reply, omit_defaults=True):
+    """What is new of a function of a call."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CallDelta(Reply, omit_defaults=True):
+    """What is new of a call; the first one of a call has its id and its name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Delta(Reply, omit_defaults=True):
     """What is new of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(Reply):
@@ -154,7 +198,7 @@ class ChunkChoice(Reply):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 

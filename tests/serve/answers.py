@@ -51,7 +51,7 @@ class Script:
     def __init__(self, script: Sequence[Event]) -> None:
         self._rest: Iterator[Event] = iter(script)
 
-    def add(self, text: str) -> list[Event]:
+    def add(self, text: str, marks: Sequence[Any] = ()) -> list[Event]:
         return [event for event in (next(self._rest, None),) if event is not None]
 
     def finish(self) -> list[Event]:
