@@ -382,7 +382,7 @@ class Engine:
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        max_tokens: int | None | Sequence[int | None] = None,
+        max_tokens: int | Sequence[int | None] | None = None,
         **options: Unpack[BatchOptionValues],
     ) -> list[Generation]:
         """Generate text from several prompts, which share forward passes.

@@ -196,7 +196,7 @@ class Sampling:
         unset="off", metavar="P", gguf="top_p", needs_draw=True,
     )  # fmt: skip
     min_p: float = option(
-        0.0, "Drop tokens less than P times as likely as the most likely one.", float, least=0, most=1,
+        0.0, "Drop tokens below P times the top probability.", float, least=0, most=1,
         unset="off", metavar="P", gguf="min_p", needs_draw=True,
     )  # fmt: skip
     repetition_penalty: float = option(

@@ -70,7 +70,9 @@ def _pi(url: str) -> Mapping[str, str]:
 
 def _codex(url: str) -> Mapping[str, str]:
     text = f'model = "{MODEL}"\nmodel_provider = "local"\n[model_providers.local]\nname = "local"\n'
-    return {".codex/config.toml": f'{text}base_url = "{url}/v1"\nwire_api = "responses"\n'}
+    # A stream must have an event every 8 seconds, however long the prompt is.
+    waits = "stream_idle_timeout_ms = 8000\nstream_max_retries = 0\nrequest_max_retries = 0\n"
+    return {".codex/config.toml": f'{text}base_url = "{url}/v1"\nwire_api = "responses"\n{waits}'}
 
 
 def _continue(url: str) -> Mapping[str, str]:
