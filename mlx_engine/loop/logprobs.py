@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.sampling import largest
+from mlx_engine.backends.sampling import largest, masked
 
 _LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
 # Terms of the series of the logarithm; the first omitted term is below 2**-53 of the sum.
@@ -29,15 +30,22 @@ class TokenLogprobs:
         token_id: the token.
         logprob: the natural logarithm of its probability, a float32 value.
         top: pairs (token id, log-probability), most likely first, and of equally likely tokens the lower id first.
+        allowed: the sum of the probabilities of the tokens that the constraint allowed; None without a constraint.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    allowed: float | None = None
 
 
-def token_logprobs(backend: Backend, logits: np.ndarray, token_id: int, n_top: int = 0) -> TokenLogprobs:
-    """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,)."""
+def token_logprobs(
+    backend: Backend, logits: np.ndarray, token_id: int, n_top: int = 0, mask: NDArray[np.bool_] | None = None
+) -> TokenLogprobs:
+    """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,).
+
+    With the mask (V,) of a constraint, also return the sum of the probabilities that it left.
+    """
     top = float(logits.max())
     log_sum = natural_log(backend.sum_exp(logits, top))
 
@@ -45,7 +53,13 @@ def token_logprobs(backend: Backend, logits: np.ndarray, token_id: int, n_top: i
         return float(np.float32(float(logits[i]) - top - log_sum))
 
     alternatives = largest(logits, n_top).tolist() if n_top else []
-    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives))
+    allowed = None
+    if mask is not None:
+        # The divisor of softmax without the other tokens: relative to its own largest, so that nothing is lost.
+        left = masked(logits, mask)
+        largest_left = float(left.max())
+        allowed = min(1.0, math.exp(largest_left - top + natural_log(backend.sum_exp(left, largest_left)) - log_sum))
+    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives), allowed)
 
 
 def natural_log(x: float) -> float:

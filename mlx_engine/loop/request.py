@@ -13,8 +13,11 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Token
 from mlx_engine.cache import KVPool, KVSequence
 from mlx_engine.cache.prefix import Match
+from mlx_engine.errors import EngineError
+from mlx_engine.loop.constraint import Matcher
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
+from mlx_engine.loop.processors import Processors
 from mlx_engine.loop.sampler import Choice, Sampler
 from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
@@ -42,6 +45,7 @@ class Request:
         prompt_array: the same (T,) int64.
         options: the options of the run.
         outputs: the output of each answer. The answers share one prefill.
+        matcher: the constraint of the answers, at their start; None without one.
         output: that of the first answer.
         metrics: the times of the passes that computed tokens of the first answer.
         times: when the request reached each stage.
@@ -65,10 +69,12 @@ class Request:
         outputs: abc.Sequence[Output],
         *,
         metrics: Metrics | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
         self.prompt_ids, self.options, self.outputs = list(prompt_ids), options, tuple(outputs)
+        self.matcher = matcher
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
@@ -131,7 +137,11 @@ class Sequence:
         logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(
             INFO
         )  # the log of tokens has probabilities
-        sampler = Sampler(backend, request.options.sampling, prompt, logprobs=logprobs)
+        matcher = None if request.matcher is None else request.matcher.copy()
+        sampler = Sampler(
+            backend, request.options.sampling, prompt, logprobs=logprobs, matcher=matcher,
+            processors=Processors.of(request.options),
+        )  # fmt: skip
         parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
         kv = pool.sequence(request.longest)
         return cls(request, request.output, kv, sampler, list(prompt), parallel=parallel)
@@ -176,7 +186,8 @@ class ScheduledChunk:
         samplers: each chooses a token from the logits of the last of these tokens. The first one is the sequence's own.
             Empty if other unread tokens follow.
         row: the row of these logits in the pass, if there are samplers.
-        choices: the chosen tokens, one per sampler; empty until the pass has been submitted.
+        choices: the chosen tokens, one per sampler; empty until they have been chosen.
+        error: why no token could be chosen, or None.
     """
 
     sequence: Sequence
@@ -184,3 +195,4 @@ class ScheduledChunk:
     samplers: tuple[Sampler, ...] = ()
     row: int = -1
     choices: list[Choice] = field(default_factory=list)
+    error: EngineError | None = None

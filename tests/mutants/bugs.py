@@ -332,7 +332,13 @@ MUTANTS = [
         "max(inside, min(whole, self._waited_for))",
         "whole",
     ),
-    Mutant("eos ignored", "Output.append", "ended = token in self._end_ids", "ended = False"),
+    Mutant("eos ignored", "Output.append", "token in self._end_ids", "False"),
+    Mutant(
+        "the text of a stop token is given out",
+        "Output.append",
+        '"" if ended else self._text.add(token)',
+        "self._text.add(token)",
+    ),
     Mutant(
         "a run that has ended keeps its scheduler",
         "Stream.__next__",
@@ -350,7 +356,9 @@ MUTANTS = [
         'yield b"".join(map(event, chunks)) + DONE',
         'yield b"".join(map(event, chunks))',
     ),
-    Mutant("the end-of-text token has a log-probability", "Reply._tokens", "n -= 1", "pass"),
+    Mutant(
+        "the end-of-text token has a log-probability", "Reply._tokens", "until.n_tokens - is_hidden", "until.n_tokens"
+    ),
     Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", call)', "pass"),
     Mutant("a body without a bound", "read_body", "len(body) > limit", "False"),
     Mutant("the document has another number of choices than the server", "_limit", "service.worker.slots", "100"),

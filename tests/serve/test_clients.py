@@ -22,7 +22,10 @@ COMPLETION = {
         "usage": {"type": "object"},
     }
 }
-NAMES = ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse", "ErrorResponse", "Model")
+NAMES = (
+    *("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse", "ErrorResponse", "Model"),
+    *("Response", "ResponseStreamEvent"),
+)
 
 
 @pytest.fixture
@@ -83,6 +86,9 @@ def test_a_response_that_is_cut_off_is_not_whole():
         (exchange(b'data: {"a": 1, "error": 1}\n\n'), None),
         (exchange(b'data: {"error": 1}\n\n'), "ErrorResponse"),
         (exchange({"b": 1}, path="/tokenize"), None),
+        (exchange({"a": "1"}, path="/v1/responses"), "Response.a"),
+        (exchange(b'event: x\ndata: {"a": 1, "type": "error"}\n\n', path="/v1/responses"), None),
+        (exchange(b'data: {"a": 1, "type": "response.created"}\n\n', path="/v1/responses"), "the last event"),
     ],
     ids=str,
 )
