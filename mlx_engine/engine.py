@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
@@ -53,6 +53,7 @@ from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
     UNTIL_FULL,
+    BatchOptionValues,
     Options,
     OptionValues,
     names_options,
@@ -61,7 +62,7 @@ from mlx_engine.options import (
 )
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.weights.model import Loaded, Model, Planned, plan_model
+from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
 from mlx_engine.weights.need import expansions, need_of
 from mlx_engine.weights.outline import outlined
 
@@ -204,9 +205,9 @@ class Engine:
         return self._prompts
 
     @property
-    def config(self) -> Any:
+    def config(self) -> ModelConfig:
         """The model's config, see the model file."""
-        return self.model.config
+        return cast("ModelConfig", self.model.config)
 
     @property
     def backend(self) -> Backend:
@@ -378,7 +379,12 @@ class Engine:
         return AsyncStream(partial(self.run, prompt, Options.of(max_tokens, **options)))
 
     @names_options
-    def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        max_tokens: int | Sequence[int | None] | None = None,
+        **options: Unpack[BatchOptionValues],
+    ) -> list[Generation]:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
@@ -388,8 +394,9 @@ class Engine:
         Args:
             prompts: the prompts, each as `generate` takes it.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` and
-                `stop_token_ids=[1, 2]` apply to all prompts; for one value per prompt use `[["a"], None]`.
+            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]`,
+                `stop_token_ids=[1, 2]` and `processors=[f, g]` apply to all prompts; for one value per prompt use
+                `[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.

@@ -187,7 +187,7 @@ def _read_user(chat: Chat, content: Any, at: str) -> None:
         if text_in(block, "type", f"{at}[{i}]") != "tool_result":
             others.append(block)
             continue
-        text = chat.text(block.get("content"), f"{at}[{i}].content")
+        text = "" if block.get("content") is None else chat.text(block["content"], f"{at}[{i}].content")
         prefix = "Error: " if block.get("is_error") is True else ""
         chat.give_result(text_in(block, "tool_use_id", f"{at}[{i}]"), prefix + text)
     if others or not blocks:

@@ -266,7 +266,7 @@ def _read_item(chat: Chat, tools: Tools, item: Json, at: str) -> None:
 
 def _reasoning(chat: Chat, item: Json, at: str) -> str:
     """Return the text of a reasoning item; "" if only another server can read it."""
-    if item.get("content"):
+    if item.get("content") not in (None, []):
         return chat.text(item["content"], f"{at}.content", "")
     own = item.get("encrypted_content")
     if isinstance(own, str) and own.startswith(OWN_REASONING):
