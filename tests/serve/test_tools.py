@@ -18,7 +18,6 @@ from tests.scripted import Rendered, ScriptedEngine, write_model
 from tests.serve.served import Served, events, served
 from tests.serve.shapes import checked
 
-
 CHAT = "/v1/chat/completions"
 MODEL = "micro"
 # Without it a random model thinks for ever.

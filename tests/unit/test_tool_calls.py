@@ -5,14 +5,13 @@ import json
 import random
 import re
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.conversation.answer import AnswerReader, message_of
-from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, marked, partial_of
+from mlx_engine.conversation.delimiters import Delimiter
 from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, ReasoningDelta, TextDelta
 from mlx_engine.conversation.formats import (
     TABLE,
@@ -20,13 +19,8 @@ from mlx_engine.conversation.formats import (
     Format,
     Region,
     compiled,
-    format_of,
-    required_format,
 )
-from mlx_engine.errors import OptionError
-from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 from mlx_engine.tokenizer.vocabulary import TokenType
-from tests.golden.test_chat_templates import GOLDEN
 from tests.unit.test_tokenizer import build, byte_level
 
 
