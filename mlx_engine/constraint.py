@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mlx_engine.errors import OptionError, shown
 
@@ -129,8 +129,11 @@ class Constraint:
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema for llguidance, with white space bounded and without keywords that change nothing."""
-    cleaned: dict[str, Any] = _without_noops(schema)
-    return {**cleaned, "x-guidance": WHITESPACE}
+    copied: dict[str, Any] = json.loads(_text(schema))
+    for part in _parts(copied):
+        for name in [name for name, value in part.schema.items() if _is_noop(name, value)]:
+            del part.schema[name]
+    return {**copied, "x-guidance": WHITESPACE}
 
 
 def check_schema(schema: object) -> None:
@@ -140,78 +143,101 @@ def check_schema(schema: object) -> None:
         OptionError: the schema is no mapping, or has a keyword, a format or a reference that is not supported; the
             message has the path, such as "$.properties.name.format".
     """
-    if not isinstance(schema, Mapping):
-        raise _wrong("a JSON Schema, which is an object", schema)
-    found, seen = [("$", schema)], {id(schema)}
+    for part in _parts(schema):
+        for name in part.schema:
+            why = _why_not(name, part.schema[name], part.root)
+            if why is not None:
+                raise _unsupported(f"{part.path}.{name}", why)
+
+
+def without_unsupported(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a schema without the keywords that masks do not implement, and the paths of these keywords."""
+    copied: dict[str, Any] = json.loads(_text(schema))
+    left_out = []
+    for part in _parts(copied):
+        for name in [name for name, value in part.schema.items() if _why_not(name, value, part.root) is not None]:
+            del part.schema[name]
+            left_out.append(f"{part.path}.{name}")
+    return copied, left_out
+
+
+class _Part(NamedTuple):
+    """A schema inside a schema, and its path in the root."""
+
+    path: str
+    schema: Any
+    root: Any
+
+
+def _parts(root: object) -> Iterator[_Part]:
+    """Yield a schema, and then all schemas inside it that may apply, also those that it refers to.
+
+    Raises:
+        OptionError: one is no schema.
+    """
+    if not isinstance(root, Mapping):
+        raise _wrong("a JSON Schema, which is an object", root)
+    found, seen = [_Part("$", root, root)], {id(root)}
     while found:
-        path, part = found.pop()
-        _check_keywords(path, part)
-        for at, inner in _inner(path, part, schema):
+        part = found.pop()
+        yield part
+        for path, inner in _inner(part):
             if isinstance(inner, Mapping) and id(inner) not in seen:
                 seen.add(id(inner))
-                found.append((at, inner))
+                found.append(_Part(path, inner, root))
             elif not isinstance(inner, Mapping | bool):
-                raise _unsupported(at, f"expected a schema, found {shown(inner)}")
+                raise _unsupported(path, f"expected a schema, found {shown(inner)}")
 
 
-def _check_keywords(path: str, schema: Mapping[str, Any]) -> None:
-    """Check the keywords of one schema, without those inside."""
-    for name, value in schema.items():
-        if not isinstance(name, str):
-            raise _unsupported(path, f"expected keywords that are texts, found {shown(name)}")
-        if name in UNSUPPORTED and not _is_noop(name, value):
-            raise _unsupported(f"{path}.{name}", "the keyword is not supported; leave it out, and check the answer")
-    form = schema.get("format")
-    if form is not None and form not in FORMATS:
-        raise _unsupported(f"{path}.format", f"{shown(form)} is not supported; use one of {', '.join(FORMATS)}")
-    reference = schema.get("$ref")
-    if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
-        why = f"{shown(reference)} is outside of this schema; copy what it names into $defs, and write #/$defs/NAME"
-        raise _unsupported(f"{path}.$ref", why)
-
-
-def _inner(path: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas inside a schema, with their paths; also those that it refers to."""
+def _inner(part: _Part) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas directly inside a schema, or named by it, with their paths."""
+    path, schema = part.path, part.schema
     for name in SCHEMAS:
         if name in schema and not isinstance(schema[name], list):
             yield f"{path}.{name}", schema[name]
     for name in SCHEMA_LISTS:
         if isinstance(schema.get(name), list):
-            yield from ((f"{path}.{name}[{i}]", part) for i, part in enumerate(schema[name]))
+            yield from ((f"{path}.{name}[{i}]", one) for i, one in enumerate(schema[name]))
     for name in SCHEMA_MAPS:
         if isinstance(schema.get(name), Mapping):
-            yield from ((f"{path}.{name}.{key}", part) for key, part in schema[name].items())
+            yield from ((f"{path}.{name}.{key}", one) for key, one in schema[name].items())
     reference = schema.get("$ref")
-    if isinstance(reference, str):
-        yield reference, _target(f"{path}.$ref", reference, root)
+    if reference is not None and _why_not("$ref", reference, part.root) is None:
+        yield reference.replace("/", ".").replace("#", "$"), _target(reference, part.root)
 
 
-def _target(path: str, reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what a reference such as "#/$defs/name" names."""
-    found: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
+def _why_not(name: object, value: Any, root: Any) -> str | None:
+    """Return why a keyword with this value is not supported; None if it is."""
+    if not isinstance(name, str):
+        return "the keyword is no text"
+    if name in UNSUPPORTED and not _is_noop(name, value):
+        return "the keyword is not supported; leave it out, and check the answer yourself"
+    if name == "format" and value not in FORMATS:
+        return f"{shown(value)} is not supported; use one of {', '.join(FORMATS)}"
+    if name != "$ref":
+        return None
+    if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
+        return f"{shown(value)} is no path in this schema; copy what it names into $defs, and write #/$defs/NAME"
+    return None if _target(value, root) is not None else f"{value!r} names nothing in this schema"
+
+
+def _target(reference: str, root: Any) -> Any:
+    """Return what a reference such as "#/$defs/name" names; None if it names nothing."""
+    from urllib.parse import unquote
+
+    found = root
+    for part in unquote(reference.removeprefix("#")).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         try:
             found = found[int(key)] if isinstance(found, list) else found[key]
         except (KeyError, IndexError, ValueError, TypeError):
-            raise _unsupported(path, f"{shown(reference)} names nothing in this schema") from None
-    if reference != "#" and not reference.startswith("#/"):
-        raise _unsupported(path, f"{shown(reference)} is an anchor; write a path, such as #/$defs/NAME")
+            return None
     return found
 
 
 def _is_noop(name: str, value: object) -> bool:
     """Return whether a keyword that is not supported has a value that changes nothing."""
     return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
-
-
-def _without_noops(part: Any) -> Any:
-    """Return a schema without keywords that change nothing, which llguidance refuses."""
-    if isinstance(part, list):
-        return [_without_noops(one) for one in part]
-    if not isinstance(part, Mapping):
-        return part
-    return {name: _without_noops(value) for name, value in part.items() if not _is_noop(name, value)}
 
 
 def _with_bounded_json(lark: str) -> str:

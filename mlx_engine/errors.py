@@ -15,6 +15,7 @@
     │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
     ├── CacheFullError (RuntimeError)  the KV cache is full
     ├── ConstraintError (ValueError)   no token of the vocabulary continues a text as its constraint demands
+    ├── ProcessorError (RuntimeError)  a function of the user that edits logits or chooses tokens has failed
     ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
     ├── ClosedError (RuntimeError)     an engine or a session has been closed
     ├── NotCopyableError (TypeError)   an engine, stream or session cannot be pickled or copied
@@ -211,6 +212,13 @@ class ContextLengthError(OptionError):
 
 class ConstraintError(EngineError, ValueError):
     """No token of the vocabulary continues the text of an answer as its constraint demands."""
+
+
+class ProcessorError(EngineError, RuntimeError):
+    """A logits processor or sampler of the user has failed, or returned something else than it must.
+
+    An exception that the function raised is the `__cause__`, with its traceback.
+    """
 
 
 class CacheFullError(EngineError, RuntimeError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_engine.conversation.calls import CallReader, Cursor
 from mlx_engine.conversation.delimiters import MARK, Delimiter
-from mlx_engine.conversation.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta
+from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, Event, ReasoningDelta, TextDelta
 from mlx_engine.conversation.formats import AnswerFormat, Region, answer_format
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ class AnswerReader:
         self._cursor.is_end, self._cursor.is_cut = True, is_cut
         return found + self._resumed()
 
+    @property
+    def n_calls(self) -> int:
+        """The number of calls so far."""
+        return self._calls.n_calls if self._reading else 0
+
     def _marked(self, text: str, marks: Sequence[int]) -> str:
         first, last = bisect_left(marks, self._n_read), bisect_left(marks, self._n_read + len(text))
         cuts = [mark - self._n_read for mark in marks[first:last]]
@@ -109,10 +114,10 @@ class AnswerReader:
         elif form.first:
             region = yield from self._first(form.first)
         while True:
-            if calls and calls.is_bare and self._may_be_bare and not self._is_reasoning:
-                if (yield from self._bare_call()):
-                    self._turn(is_reasoning=False)
-                    continue
+            may_be_bare = calls is not None and calls.is_bare and self._may_be_bare and not self._is_reasoning
+            if may_be_bare and (yield from self._bare_call()):
+                self._turn(is_reasoning=False)
+                continue
             close = region.close if region else None
             match = yield from self._until([close, calls and calls.open, *(each.open for each in form.regions)])
             if match is None:
@@ -204,3 +209,22 @@ def _joined(events: Sequence[Event]) -> list[Event]:
         else:
             found += some
     return found
+
+
+def message_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the content, the reasoning and the calls of a whole answer, as keys of a message of OpenAI's API.
+
+    The content is None if there are calls alone. Absent reasoning and calls are left out.
+    """
+    texts: dict[str, str] = {"content": ""}
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, CallBegin):
+            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
+        elif isinstance(event, ArgumentsDelta):
+            calls[event.call]["function"]["arguments"] += event.text
+        elif isinstance(event, TextDelta | ReasoningDelta):
+            name = "content" if isinstance(event, TextDelta) else "reasoning_content"
+            texts[name] = texts.get(name, "") + event.text
+    found: dict[str, Any] = {**texts, "tool_calls": calls} if calls else {**texts}
+    return {**found, "content": None} if calls and not texts["content"] else found

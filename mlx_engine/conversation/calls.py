@@ -429,6 +429,7 @@ class CallReader:
         parts: list[str] = []
         yield from self._cursor.find([self._form.close] if self._form.close else [], parts.append)
         text = "".join(parts).replace(MARK, "")
+        found: Sequence[tuple[str | None, str]]
         if self._form.content == "kv-lines":
             found = [(name, _lines(text, self._form.settings, types_of(self.tools.get(name or "", {}))))]
         else:
@@ -531,5 +532,8 @@ def _python_value(value: ast.expr) -> Any:
     if isinstance(value, ast.List | ast.Tuple):
         return [_python_value(item) for item in value.elts]
     if isinstance(value, ast.Dict):
-        return {ast.literal_eval(key or value): _python_value(item) for key, item in zip(value.keys, value.values, strict=True)}
+        return {
+            ast.literal_eval(key or value): _python_value(item)
+            for key, item in zip(value.keys, value.values, strict=True)
+        }
     return ast.literal_eval(value)

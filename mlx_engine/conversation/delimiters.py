@@ -46,7 +46,7 @@ def partial_of(pattern: str) -> str:
     parts, at = [], 0
     while at < len(pattern):
         match = PART.match(pattern, at)
-        if match is None or pattern.startswith("(?", at) and match.lastgroup != "open":
+        if match is None or (pattern.startswith("(?", at) and match.lastgroup != "open"):
             raise UnsupportedPatternError(f"{pattern!r} has {pattern[at : at + 4]!r}")
         if match[0] in ANCHORS or re.fullmatch(r"\\[1-9]", match[0]):
             raise UnsupportedPatternError(f"{pattern!r} has {match[0]!r}")
@@ -84,10 +84,12 @@ def _sequence(items: Iterable[_Item]) -> str:
     """Return the partial expression of elements that follow each other."""
     rest: str | None = None
     for source, partial, quantifier in reversed(list(items)):
-        again = source + ("{0,%s}" % quantifier.rstrip("?}").split(",")[-1].lstrip("{") if "{" in quantifier else "*")
-        ways = [partial or r"\Z"] if quantifier in ("", "?", "??") else [f"{again}(?:{partial or ''}\\Z)"]
-        if quantifier not in ("", "?", "??") and partial:
-            ways = [f"{again}(?:{partial})"]
+        most = quantifier.rstrip("?}").split(",")[-1].lstrip("{")  # of {2}, {2,} or {2,5}
+        again = source + ("{0," + most + "}" if "{" in quantifier else "*")
+        if quantifier in ("", "?", "??"):
+            ways = [partial or r"\Z"]
+        else:
+            ways = [f"{again}(?:{partial})" if partial else rf"{again}\Z"]
         if rest is not None:
             ways.append(f"{source}{quantifier}(?:{rest})")
         rest = "|".join(ways)

@@ -19,16 +19,17 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, literal, marked, partial_of
-from mlx_engine.conversation.thinking import think_markers
-from mlx_engine.errors import ChatTemplateError, EngineError, OptionError, shown
+from mlx_engine.conversation.thinking import ThinkMarkers, think_markers
+from mlx_engine.errors import EngineError, OptionError, shown
 from mlx_engine.tokenizer.chat_prompt import reads
+from mlx_engine.tokenizer.vocabulary import is_marked
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.tokenizer import Tokenizer
@@ -42,7 +43,8 @@ class Written:
     """The text of calls as the model generates them, from which `Format.write` and the grammar are made.
 
     Attributes:
-        call: a call, with {name}, {quoted} (the name as JSON), {arguments} (JSON), {values} (one `value` after the other) and {id}.
+        call: a call, with {name}, {quoted} (the name as JSON), {arguments} (JSON), {values} (one `value` after the
+            other), {id} and {index}.
         value: an argument, with {key} and {value}.
         before: the text before the first call.
         between: the text between two calls.
@@ -360,7 +362,9 @@ def _call_form(about: Template, special: Sequence[str]) -> CallForm:
         arguments_key=keys[1],
         is_list=bool(about.get("transform_each")),
         tag=tag,
-        quotes=tuple((Delimiter(marked(literal(a), special)), Delimiter(marked(literal(b), special))) for a, b in quotes),
+        quotes=tuple(
+            (Delimiter(marked(literal(a), special)), Delimiter(marked(literal(b), special))) for a, b in quotes
+        ),
     )
 
 
@@ -386,8 +390,8 @@ class AnswerFormat:
         has_letter_ids: whether the ids of calls are nine letters and digits, as Mistral's templates demand.
     """
 
-    plain: Form = Form()
-    marked: Form = Form()
+    plain: Form
+    marked: Form
     opening: str = ""
     has_letter_ids: bool = False
 
@@ -427,8 +431,8 @@ class Format:
         """Return calls as the model generates them.
 
         Args:
-            calls: calls in OpenAI's form (`{"id": ..., "function": {"name": ..., "arguments": ...}}`); the arguments
-                are an object or its JSON text.
+            calls: calls in OpenAI's form (`{"id": ..., "function": {"name": ..., "arguments": ...}}`), or the functions
+                of such calls; the arguments are an object or its JSON text.
 
         Raises:
             OptionError: the arguments of a call are no JSON object, or the format is not known well enough.
@@ -437,14 +441,15 @@ class Format:
             raise OptionError(f"tools: calls cannot be written in the format {self.name}", option="tools")
         form, texts = self.written, []
         for i, call in enumerate(calls):
-            name, arguments = call["function"]["name"], _object_of(call["function"]["arguments"])
+            function = call.get("function", call)
+            name, arguments = function["name"], _object_of(function["arguments"])
             values = [form.value.format(key=key, value=self._value(value)) for key, value in arguments.items()]
             separator = ", " if self._content == "python-calls" else ""
             texts.append(
                 form.call.format(
                     name=name,
                     quoted=json.dumps(name, ensure_ascii=False),
-                    arguments=self._arguments(arguments),
+                    arguments=self.shown(arguments),
                     values=separator.join(values),
                     id=call.get("id", ""),
                     index=i,
@@ -458,12 +463,12 @@ class Format:
 
     def _value(self, value: Any) -> str:
         """Return an argument between tags, or after its name in Python."""
-        if self._content == "python-calls":
+        if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-    def _arguments(self, value: Any) -> str:
-        """Return arguments as JSON, or in the format's variant of it."""
+    def shown(self, value: Any) -> str:
+        """Return a value as JSON, or in the format's variant of it."""
         settings = self.template["fields"]["tool_calls"].get("content_args", {})
         quotes = (settings.get("string_delims") or [None])[0]
         if quotes is None:
@@ -471,9 +476,9 @@ class Format:
         if isinstance(value, str):
             return f"{quotes[0]}{value}{quotes[1]}"
         if isinstance(value, Mapping):
-            return "{" + ",".join(f"{key}:{self._arguments(item)}" for key, item in value.items()) + "}"
+            return "{" + ",".join(f"{key}:{self.shown(item)}" for key, item in value.items()) + "}"
         if isinstance(value, list | tuple):
-            return "[" + ",".join(map(self._arguments, value)) + "]"
+            return "[" + ",".join(map(self.shown, value)) + "]"
         return json.dumps(value)
 
 
@@ -507,32 +512,41 @@ PROBE: Json = {
     },
 }
 
-_FORMATS: WeakKeyDictionary[Tokenizer, Format | None] = WeakKeyDictionary()
-_ANSWERS: WeakKeyDictionary[Tokenizer, dict[bool, AnswerFormat]] = WeakKeyDictionary()
+# By tokenizer: formats by chat template, and what is compiled from them.
+_FORMATS: WeakKeyDictionary[Tokenizer, dict[str | None, Format | None]] = WeakKeyDictionary()
+_ANSWERS: WeakKeyDictionary[Tokenizer, dict[Hashable, AnswerFormat]] = WeakKeyDictionary()
 
 
 def format_of(tokenizer: Tokenizer) -> Format | None:
     """Return how the model of a tokenizer writes calls; None if no format is known. The first call renders a probe."""
-    if tokenizer not in _FORMATS:
-        _FORMATS[tokenizer] = _chosen(tokenizer)
-    return _FORMATS[tokenizer]
+    known = _FORMATS.setdefault(tokenizer, {})
+    if tokenizer.chat_template not in known:
+        known[tokenizer.chat_template] = _chosen(tokenizer)
+    return known[tokenizer.chat_template]
 
 
 def required_format(tokenizer: Tokenizer) -> Format:
     """Return how the model writes calls.
 
     Raises:
-        ChatTemplateError: there is no chat template, it has no tools, or no format reads the calls that it renders.
+        OptionError: the chat template has no tools, or no format reads the calls that it renders.
     """
-    found = format_of(tokenizer)
+    found, template = format_of(tokenizer), tokenizer.chat_template
     if found is None:
-        template = tokenizer.chat_template
-        what = "none" if template is None else "one that writes calls in no format that is known"
-        if template is not None and not reads(template, "tools"):
-            what = "one that has no tools"
-        hint = "leave out the tools, or use a model that is made for them"
-        raise ChatTemplateError(where=tokenizer.where, found=what, hint=hint)
+        why = (
+            "has no tools" if template is None or not reads(template, "tools") else "writes calls in an unknown format"
+        )
+        message = f"tools: this model's chat template {why}; leave the tools out, or use a model that is made for them"
+        raise OptionError(message, option="tools", expected="a model whose calls can be read", found=tokenizer.where)
     return found
+
+
+def writing_format(tokenizer: Tokenizer) -> Format:
+    """Return the format in which calls of earlier turns are written; the most common one if none is known."""
+    found = format_of(tokenizer)
+    if found is not None and found.written is not None:
+        return found
+    return Format("hermes-json", TABLE["hermes-json"], TABLE["hermes-json"]["written"][0])
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:
@@ -634,7 +648,8 @@ def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
     """Return the variant of a format that a chat template writes; the first if it has another one."""
     variants = TABLE[name]["written"]
     found = (form for form in variants if Format(name, TABLE[name], form).write(calls[:1]).strip() in text)
-    return next(found, variants[0])
+    written: Written = next(found, variants[0])
+    return written
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:
@@ -648,16 +663,17 @@ def _spelled(tokenizer: Tokenizer) -> Format | None:
 
 def answer_format(tokenizer: Tokenizer, *, reads_calls: bool) -> AnswerFormat:
     """Return how the answers of a model are read."""
-    known = _ANSWERS.setdefault(tokenizer, {})
-    if reads_calls not in known:
-        known[reads_calls] = _answer_format(tokenizer, format_of(tokenizer) if reads_calls else None)
-    return known[reads_calls]
-
-
-def _answer_format(tokenizer: Tokenizer, calls: Format | None) -> AnswerFormat:
     markers = think_markers(tokenizer.chat_template)
-    forms = []
-    for special in ((), tuple(tokenizer.special_tokens)):
+    known, key = _ANSWERS.setdefault(tokenizer, {}), (tokenizer.chat_template, markers, reads_calls)
+    if key not in known:
+        known[key] = _answer_format(tokenizer, markers, format_of(tokenizer) if reads_calls else None)
+    return known[key]
+
+
+def _answer_format(tokenizer: Tokenizer, markers: ThinkMarkers | None, calls: Format | None) -> AnswerFormat:
+    forms, literals = [], tokenizer.special_tokens | tokenizer.user_defined_tokens
+    delimiters = [text for text, i in literals.items() if i in tokenizer.delimiter_ids and is_marked(text)]
+    for special in ((), delimiters):
         form = compiled(calls.template, special) if calls else Form()
         if not any(each.is_reasoning for each in form.regions) and markers is not None:
             if markers.opening.startswith("<|channel|>"):
@@ -667,4 +683,4 @@ def _answer_format(tokenizer: Tokenizer, calls: Format | None) -> AnswerFormat:
                 form = form._replace(first=(Region(True, *ends),))
         forms.append(form)
     opening = "" if markers is None else markers.opening
-    return AnswerFormat(*forms, opening, calls is not None and calls.has_letter_ids)
+    return AnswerFormat(forms[0], forms[1], opening, calls is not None and calls.has_letter_ids)

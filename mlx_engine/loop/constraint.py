@@ -11,6 +11,7 @@ vocabulary; where it is allowed, all end tokens of the model are.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
@@ -293,6 +294,6 @@ class _Words:
 
 def _reason(error: str) -> str:
     """Return what an error of llguidance says, on one line, without the place in our Lark text."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    said = " ".join(line for line in lines if not line[0].isdigit() or "|" not in line)
+    lines = [line for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|$)", line)]
+    said = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))
     return f"{said or 'llguidance gives no reason':.500}"

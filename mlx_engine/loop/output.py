@@ -84,7 +84,7 @@ class Output:
 
     @property
     def marks(self) -> Sequence[int]:
-        """Where the texts of control tokens begin: indices of characters in the text, and beyond it while text is held."""
+        """Where the texts of control tokens begin: indices of characters in the text, and in text that is held back."""
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:

@@ -9,21 +9,26 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
-from mlx_engine.errors import NotCopyableError, NotFiniteError
+from mlx_engine.errors import ConstraintError, NotCopyableError, NotFiniteError, ProcessorError
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import FinishReason
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import name_of
 
 if TYPE_CHECKING:
     from mlx_engine.loop.async_stream import AsyncStream
 
 Progress = Callable[[int, int], None]
+
+# The errors of one run of a batch, after which the others go on.
+RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
+RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
 # Characters of the text in the repr of a generation.
 SHOWN_CHARACTERS = 60
@@ -44,6 +49,8 @@ class Generation:
         n_cached: tokens of the prompt that were taken from the prefix cache.
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
         stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
+        processors: the names of the run's processors and of its own sampler. They are code: with them the tokens are a
+            function of the prompt, the options, the seed and these functions.
     """
 
     text: str
@@ -53,8 +60,9 @@ class Generation:
     prompt_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     n_cached: int = 0
-    error: NotFiniteError | None = None
+    error: RunError | None = None
     stop: str | int | None = None
+    processors: tuple[str, ...] = ()
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -155,6 +163,16 @@ class Stream:
         return AsyncStream(lambda: self)
 
     @property
+    def token_ids(self) -> Sequence[int]:
+        """The new tokens so far, without a copy: `generation` copies everything."""
+        return self.request.output.token_ids
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """The log-probabilities of the tokens so far, without a copy; none if they were not asked for."""
+        return self.request.output.logprobs or ()
+
+    @property
     def n_prompt(self) -> int:
         """Number of tokens of the prompt."""
         return len(self.request.prompt_ids)
@@ -167,7 +185,7 @@ class Stream:
     @property
     def generation(self) -> Generation:
         """The result so far."""
-        request, output = self.request, self.request.output
+        request, output, options = self.request, self.request.output, self.request.options
         return Generation(
             output.text,
             list(output.token_ids),
@@ -177,6 +195,9 @@ class Stream:
             None if output.logprobs is None else list(output.logprobs),
             request.n_cached,
             stop=output.stop,
+            processors=tuple(
+                map(name_of, [*options.processors, *([] if options.sampler is None else [options.sampler])])
+            ),
         )
 
     def _step(self, scheduler: Scheduler) -> None:
@@ -206,13 +227,13 @@ def drained(stream: Stream) -> Generation:
 
 
 def outcome(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result; if its logits are not finite, the result so far with the error."""
+    """Run a stream to its end and return the result; if this run alone failed, the result so far with the error."""
     try:
         return drained(stream)
-    except NotFiniteError as error:
+    except RUN_ERRORS as error:
         return failed(stream, error)
 
 
-def failed(stream: Stream, error: NotFiniteError) -> Generation:
+def failed(stream: Stream, error: RunError) -> Generation:
     """Return the result so far of a stream that has raised an error, with the error."""
     return replace(stream.generation, finish_reason="error", error=error.with_traceback(None))

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from anyio import to_thread
 from starlette.responses import Response
 
+from mlx_engine.conversation.formats import required_format
+from mlx_engine.conversation.tools import with_choice
+from mlx_engine.engine import constrained
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Call
+from mlx_engine.serve.constraints import named
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
@@ -114,21 +119,29 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
         ClientGoneError: no client waits for the answers any more.
     """
     engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
-    reading = params.read(engine.tokenizer.chat_template)
+    asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
+    given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
     for prompt in reading.prompts:
         if isinstance(prompt, ChatPrompt):
+            if prompt.tools:
+                required_format(engine.tokenizer)
             ids = engine.prompts.chat_ids(prompt, check=check)
         else:
             check(prompt if isinstance(prompt, str) else "")
             ids = engine.prompt_ids(prompt)
         most, limit = service.most_tokens(ids, params.n_choices), params.limit
         limit = most if limit is None else min(limit, most) if params.limit_is_bound else limit
-        options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
-        requests.append(engine.request(ids, options, n=params.n_choices))
+        options = Options.of(limit, logprobs=params.n_logprobs or 0, **given)
+        with named(asked.param):
+            options = constrained(options, is_chat=isinstance(prompt, ChatPrompt))
+            if isinstance(prompt, ChatPrompt):
+                chosen = with_choice(options.constraint, engine.tokenizer, prompt.tools, reading.choice)
+                options = replace(options, constraint=chosen)
+            requests.append(engine.request(ids, options, n=params.n_choices))
     if isinstance(params, CompletionRequest) and params.echo:
         echoes = echoes_of(requests, reading.prompts, engine.tokenizer)
         reading = reading._replace(about={**reading.about, "echoes": echoes})
-    return requests, reading
+    return requests, reading._replace(ignored=(*reading.ignored, *asked.ignored))
 
 
 async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from mlx_engine.conversation.tools import ToolChoice as Choice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.errors import ApiError, messages_error
 from mlx_engine.serve.parameters import Body, Reading, parse
@@ -115,7 +116,9 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             _read_message(chat, message, f"messages[{i}]")
         tools = [] if _choice(self) == "none" else _tools(chat, self.tools or ())
         prompt = ChatPrompt(chat.messages, tools, variables=self._variables(template))
-        return Reading([prompt], chat.ignored, {"tools": tools})
+        is_parallel = self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+        choice = Choice.of(_choice(self), is_parallel=is_parallel)
+        return Reading([prompt], chat.ignored, {"tools": tools}, choice)
 
     def forget_prompt(self) -> None:
         """Drop the messages."""
@@ -187,7 +190,7 @@ def _read_user(chat: Chat, content: Any, at: str) -> None:
         if text_in(block, "type", f"{at}[{i}]") != "tool_result":
             others.append(block)
             continue
-        text = chat.text(block.get("content"), f"{at}[{i}].content")
+        text = "" if block.get("content") is None else chat.text(block["content"], f"{at}[{i}].content")
         prefix = "Error: " if block.get("is_error") is True else ""
         chat.give_result(text_in(block, "tool_use_id", f"{at}[{i}]"), prefix + text)
     if others or not blocks:

@@ -82,15 +82,15 @@ class Chat:
         """Return the text of a content: a text, or a list of parts, joined by `between`.
 
         Args:
-            content: the content; None is "".
+            content: the content.
             at: its place in the request, for errors.
             between: what stands between two parts.
 
         Raises:
             ApiError: the content has another form, or has an image, a document or sound.
         """
-        if content is None or isinstance(content, str):
-            return content or ""
+        if isinstance(content, str):
+            return content
         texts = []
         for i, part in enumerate(objects(content, at)):
             kind = text_in(part, "type", f"{at}[{i}]")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError
@@ -124,7 +125,8 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         effort = None if self.reasoning is None else self.reasoning.effort
         prompt = ChatPrompt(chat.messages, given, variables=thinking_variables(template, None, effort))
         about = {"tools": given, "names": tools.names, "echo": self._echo(tools.shown)}
-        return Reading([prompt], chat.ignored, {**about, "encrypts": ENCRYPTED in (self.include or ())})
+        choice = ToolChoice.of(_choice(self), is_parallel=self.parallel_tool_calls is not False)
+        return Reading([prompt], chat.ignored, {**about, "encrypts": ENCRYPTED in (self.include or ())}, choice)
 
     def forget_prompt(self) -> None:
         """Drop the items."""
@@ -266,7 +268,7 @@ def _read_item(chat: Chat, tools: Tools, item: Json, at: str) -> None:
 
 def _reasoning(chat: Chat, item: Json, at: str) -> str:
     """Return the text of a reasoning item; "" if only another server can read it."""
-    if item.get("content"):
+    if item.get("content") not in (None, []):
         return chat.text(item["content"], f"{at}.content", "")
     own = item.get("encrypted_content")
     if isinstance(own, str) and own.startswith(OWN_REASONING):

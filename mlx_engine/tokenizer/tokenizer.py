@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, SpacePrefix, TokenType, Vocabulary
+from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, SpacePrefix, TokenType, Vocabulary, is_marked
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
@@ -328,7 +328,7 @@ class StreamDecoder:
 
     @property
     def marks(self) -> Sequence[int]:
-        """Where the texts of control tokens begin in the text so far: indices of characters, ascending."""
+        """Where the texts of control and user-defined tokens begin: indices of characters, ascending."""
         return self._marks
 
     def add(self, token_id: int) -> str:
@@ -349,8 +349,8 @@ class StreamDecoder:
             piece = piece.removeprefix(b" ")
         text = self._utf8.decode(piece)
         self._n += len(text)
-        if piece and token_id in vocabulary.control_ids:
-            self._marks.append(self._n - len(piece.decode()))
+        if token_id in vocabulary.literal_ids and is_marked(literal := piece.decode()):
+            self._marks.append(self._n - len(literal))
         return text
 
     def finish(self) -> str:

@@ -161,6 +161,11 @@ def _as_bytes(text: str) -> bytes:
         return text.encode()
 
 
+def is_marked(text: str) -> bool:
+    """Return whether a control or user-defined token may be a delimiter: runs of white space are none."""
+    return len(text.strip()) > 2
+
+
 def type_array(values: Any) -> NDArray[np.int8]:
     """Return token types as int8; numbers that GGUF does not define become UNDEFINED."""
     types = np.asarray(values)
