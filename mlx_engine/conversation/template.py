@@ -303,6 +303,10 @@ STEPS: list[Step] = [
             _said((SYSTEM, HEAD)) + _called(NAMES[0]) + _said((SYSTEM, LATE)),
         ],
     ),
+    (
+        _one_of("reminders", "message", "result"),
+        [_called(NAMES[0], reasoning_content=THOUGHT) + _said((SYSTEM, LATE))],
+    ),
 ]
 
 
