@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
@@ -53,6 +53,7 @@ from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
     UNTIL_FULL,
+    BatchOptionValues,
     Options,
     OptionValues,
     names_options,
@@ -61,7 +62,7 @@ from mlx_engine.options import (
 )
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.weights.model import Loaded, Model, Planned, plan_model
+from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
 from mlx_engine.weights.need import expansions, need_of
 from mlx_engine.weights.outline import outlined
 
@@ -69,8 +70,12 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from typing_extensions import Unpack
 
+    from mlx_engine.chat import Answer
+    from mlx_engine.conversation.functions import Tool
     from mlx_engine.distributed.shard import Shard
+    from mlx_engine.loop.async_stream import AsyncStream
     from mlx_engine.loop.hidden import Tap
+    from mlx_engine.research import Session, TextChoice
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
@@ -202,9 +207,9 @@ class Engine:
         return self._prompts
 
     @property
-    def config(self) -> Any:
+    def config(self) -> ModelConfig:
         """The model's config, see the model file."""
-        return self.model.config
+        return cast("ModelConfig", self.model.config)
 
     @property
     def backend(self) -> Backend:
@@ -280,6 +285,98 @@ class Engine:
         chosen = matching(names, [tap.name for tap in self.tap_names()])
         return {name: mx.array(values) for name, values in hidden_states(self.model, ids, chosen).items()}
 
+    def session(self, prompt: Prompt, *, slots: int = 4) -> Session:
+        """Return a session that begins with a prompt: `session.logits(next_ids)` runs further tokens step by step.
+
+        The prompt is run with the first call of `logits`.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            slots: the largest number of sessions with shared memory: this one and its forks. Together they may have as
+                many different tokens as the context, or as half of the free memory allows.
+
+        Raises:
+            OptionError: the prompt is empty, or the memory is too small.
+            ContextLengthError, ChatTemplateError: the prompt cannot be run.
+        """
+        from mlx_engine.research import Session
+
+        ids = self.prompts.ids(prompt)
+        self.prompts.fitting(len(ids) - 1, 1, None)
+        return Session.begin(self.model, ids, slots=slots)
+
+    def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
+        """Return texts with their exact probabilities after a prompt, most likely first.
+
+        The log-probability of a text is the sum over its tokens. The tokens of the prompt are those that `generate`
+        reads; each text is encoded on its own and follows them. So " Paris" with its space is usually meant: tokens
+        that would span prompt and text are not considered. The prompt is run once, and the texts share passes.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            texts: the texts, or the token ids of each.
+
+        Raises:
+            OptionError: there is no text, or one is empty, or an id is not in the vocabulary.
+            ContextLengthError, ChatTemplateError: prompt and text cannot be run.
+            NotFiniteError: logits are NaN or infinite.
+        """
+        from mlx_engine.research import choose, ranked
+
+        if isinstance(texts, str) or not len(texts) or not all(len(text) for text in texts):
+            message = f"texts must be several texts or lists of ids, and none of them empty, not {shown(texts)}"
+            raise OptionError(message, option="texts", expected="texts that are not empty", found=texts)
+        ids = self.prompts.ids(prompt)
+        encoded = [self.prompts.checked(self.tokenizer.encode(t) if isinstance(t, str) else t) for t in texts]
+        self.prompts.fitting(len(ids), max(map(len, encoded)), None)
+        known = [t if isinstance(t, str) else None for t in texts]
+        return ranked(known, encoded, choose(self.model, ids, encoded))
+
+    @shows_options
+    @names_options
+    def chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[OptionValues],
+    ) -> Answer:
+        """Answer a conversation, and return the text, the reasoning and the tool calls of the answer.
+
+        To go on after a call, append `message` of the result to the messages, and for each call a message such as
+        `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
+
+        Args:
+            messages: such as `{"role": "user", "content": "Hello"}`.
+            max_tokens: the largest number of new tokens, as for `stream`.
+            tools: what the model may call: Python functions, whose schema comes from their annotations and docstring,
+                or descriptions in the form of OpenAI's API.
+            tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+            parallel_tool_calls: whether one answer may have several calls.
+            variables: variables of the chat template, such as `enable_thinking`.
+            options: the options of a run, as for `stream`.
+
+        Raises:
+            OptionError: an option is invalid, or there are tools and the model's calls cannot be read.
+            ContextLengthError, ChatTemplateError, NotFiniteError: as for `stream`.
+        """
+        from mlx_engine.chat import answer_of, tool_choice_of
+        from mlx_engine.conversation.functions import tools_of
+        from mlx_engine.conversation.tools import with_choice
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+
+        described = tools_of(tools)
+        choice = tool_choice_of(tool_choice, described, is_parallel=parallel_tool_calls)
+        described = [] if tool_choice == "none" else described
+        run = constrained(Options.of(max_tokens, **options), is_chat=True)
+        run = replace(run, constraint=with_choice(run.constraint, self.tokenizer, described, choice))
+        ids = self.prompts.chat_ids(ChatPrompt(messages, described, variables=variables or {}))
+        return answer_of(self.run(ids, run), self.tokenizer, described)
+
     @shows_options
     @names_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
@@ -314,8 +411,27 @@ class Engine:
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
+    @shows_options
     @names_options
-    def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:
+    def astream(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> AsyncStream:
+        """Generate text and yield it in pieces to asyncio: `async for piece in engine.astream(...)`.
+
+        The arguments are those of `stream`. The prompt is read and all passes run in a thread; cancelling the task ends
+        the run within a pass. Wrong options raise here, all other errors while pieces are read. `timeout` starts when
+        the first piece is requested.
+        """
+        from mlx_engine.loop.async_stream import AsyncStream
+
+        _ = self.model  # a closed engine is refused here
+        return AsyncStream(partial(self.run, prompt, Options.of(max_tokens, **options)))
+
+    @names_options
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        max_tokens: int | Sequence[int | None] | None = None,
+        **options: Unpack[BatchOptionValues],
+    ) -> list[Generation]:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
@@ -325,8 +441,9 @@ class Engine:
         Args:
             prompts: the prompts, each as `generate` takes it.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` and
-                `stop_token_ids=[1, 2]` apply to all prompts; for one value per prompt use `[["a"], None]`.
+            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]`,
+                `stop_token_ids=[1, 2]` and `processors=[f, g]` apply to all prompts; for one value per prompt use
+                `[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.

@@ -15,9 +15,10 @@
     │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
     ├── CacheFullError (RuntimeError)  the KV cache is full
     ├── ConstraintError (ValueError)   no token of the vocabulary continues a text as its constraint demands
+    ├── ProcessorError (RuntimeError)  a function of the user that edits logits or chooses tokens has failed
     ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
-    ├── ClosedError (RuntimeError)     an engine has been closed
-    ├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
+    ├── ClosedError (RuntimeError)     an engine or a session has been closed
+    ├── NotCopyableError (TypeError)   an engine, stream or session cannot be pickled or copied
     ├── AddressInUseError (OSError)    another program listens at the address of a server
     ├── DistributedError (RuntimeError)   the ranks of a run do not agree, or one of them is gone
     ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
@@ -213,6 +214,13 @@ class ConstraintError(EngineError, ValueError):
     """No token of the vocabulary continues the text of an answer as its constraint demands."""
 
 
+class ProcessorError(EngineError, RuntimeError):
+    """A logits processor or sampler of the user has failed, or returned something else than it must.
+
+    An exception that the function raised is the `__cause__`, with its traceback.
+    """
+
+
 class CacheFullError(EngineError, RuntimeError):
     """The KV cache has too few free pages for the new tokens of a pass."""
 
@@ -286,10 +294,10 @@ class NotFiniteError(EngineError, ArithmeticError):
 
 
 class ClosedError(EngineError, RuntimeError):
-    """The engine has been closed."""
+    """The engine, or a session, has been closed."""
 
-    def __init__(self) -> None:
-        super().__init__("the engine has been closed; load the model again")
+    def __init__(self, message: str = "the engine has been closed; load the model again") -> None:
+        super().__init__(message)
 
 
 class NotCopyableError(EngineError, TypeError):

@@ -37,6 +37,10 @@ MOST_ALTERNATIVES = 20
 # Names of arguments of `load` on the command line. `About.aliases` has the other names of the options of a run.
 LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
 
+# A function of (ids, logits): all ids before a token, and its logits, a NumPy array (V,) float32. A processor returns
+# logits, a sampler the id of the token.
+Processor = Callable[[list[int], Any], Any]
+
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -326,9 +330,22 @@ class Options:
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
 
+    # In Python, one function or several.
+    processors: tuple[Processor, ...] = option(
+        (), "Functions of (ids, logits) that return the logits to draw from, before all sampling options.",
+        unset="none", aliases=("logits_processor", "logits_processors"), parameter=None, has_flag=False,
+    )  # fmt: skip
+    sampler: Processor | None = option(  # noqa: RUF009 - it returns a field
+        None, "A function of (ids, logits) that returns the id of the token, in place of the sampling options.",
+        unset="none", parameter=None, has_flag=False,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid, or if two exclude each other."""
         check(self)
+        object.__setattr__(self, "processors", _functions(self.processors))
+        if self.sampler is not None and not callable(self.sampler):
+            raise _wrong_function("sampler", self.sampler)
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
@@ -379,6 +396,30 @@ def _stops(given: object) -> tuple[str, ...]:
     return stops
 
 
+def _functions(given: object) -> tuple[Processor, ...]:
+    """Return one function, several or None as a tuple.
+
+    Raises:
+        OptionError: one is no function.
+    """
+    functions = given if isinstance(given, list | tuple) else () if given is None else (given,)
+    for i, function in enumerate(functions):
+        if not callable(function):
+            raise _wrong_function(f"processors[{i}]", function)
+    return tuple(functions)
+
+
+def _wrong_function(name: str, found: object) -> OptionError:
+    expected = "a function of (ids, logits)"
+    message = f"{name} must be {expected}, not {shown(found)}"
+    return OptionError(message, option=name.partition("[")[0], expected=expected, found=found)
+
+
+def name_of(function: Processor) -> str:
+    """Return the name of a processor or sampler, with which messages and results refer to it."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
 def _stop_ids(given: object) -> tuple[int, ...]:
     """Return one id, several, texts such as "17", or None as a tuple without repetitions.
 
@@ -426,12 +467,38 @@ class OptionValues(TypedDict, total=False):
     context_len: int | None
     logprobs: int | None
     constraint: Constraint | None
+    processors: Processor | Sequence[Processor] | None
+    sampler: Processor | None
+
+
+class BatchOptionValues(TypedDict, total=False):
+    """The keywords of `Engine.generate_batch`: one value for all prompts, or a list with a value for each."""
+
+    temperature: float | Sequence[float]
+    top_k: int | Sequence[int | None] | None
+    top_p: float | Sequence[float]
+    min_p: float | Sequence[float]
+    repetition_penalty: float | Sequence[float]
+    presence_penalty: float | Sequence[float]
+    frequency_penalty: float | Sequence[float]
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | Sequence[tuple[int, float]]]
+    seed: int | Sequence[int | None] | None
+    kv: bool
+    stop: str | Sequence[str] | Sequence[str | Sequence[str] | None] | None
+    stop_token_ids: int | Sequence[int] | Sequence[int | Sequence[int] | None] | None
+    ignore_eos: bool | Sequence[bool]
+    timeout: float | Sequence[float | None] | None
+    context_len: int | Sequence[int | None] | None
+    logprobs: int | Sequence[int | None] | None
+    constraint: Constraint | Sequence[Constraint | None] | None
+    processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
+    sampler: Processor | Sequence[Processor | None] | None
 
 
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Return the options of each of n prompts: a list has one value per prompt, any other value is for all.
 
-    A list of strings as `stop` is one value, and so is a list of ids as `stop_token_ids`.
+    A list of strings as `stop`, of ids as `stop_token_ids` and of functions as `processors` is one value.
 
     Raises:
         OptionError: a list has another length.
@@ -441,6 +508,8 @@ def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
         del lists["stop"]
     if "stop_token_ids" in lists and all(map(is_whole, lists["stop_token_ids"])):
         del lists["stop_token_ids"]
+    if "processors" in lists and all(map(callable, lists["processors"])):
+        del lists["processors"]
     for name, values in lists.items():
         if len(values) != n:
             message = f"{name} must be one value for all {n} prompts, or {n} values, not {len(values)}"

@@ -1,10 +1,11 @@
 """Sampling of the next token: the definition that every backend implements.
 
-The order is that of Hugging Face transformers and vLLM: logit bias, repetition penalty, frequency penalty, presence
-penalty, mask, temperature, top-k, top-p, min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit
-before any option scales it, and no bias or penalty gives a token back that the mask of a constraint forbids; top-k and
-top-p keep tokens among those that the mask allows. The caller passes the random number u in [0, 1) for the draw, so
-that one seed gives the same text on every backend.
+The order is that of Hugging Face transformers and vLLM: logits processors of the user (`loop/processors.py`, before the
+functions here), logit bias, repetition penalty, frequency penalty, presence penalty, mask, temperature, top-k, top-p,
+min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before any option scales it, and no bias or
+penalty gives a token back that the mask of a constraint forbids; top-k and top-p keep tokens among those that the mask
+allows. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every
+backend.
 """
 
 from __future__ import annotations

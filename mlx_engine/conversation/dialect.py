@@ -13,16 +13,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from mlx_engine.errors import OptionError, shown
-from mlx_engine.tokenizer.chat_prompt import MAX_DEPTH, Message, checked_messages, is_json, joined_parts
+from mlx_engine.tokenizer.chat_prompt import (
+    MAX_DEPTH,
+    Message,
+    SpokenCalls,
+    checked_messages,
+    is_json,
+    joined_parts,
+)
 
 Dict: TypeAlias = dict[str, Any]
 WriteCalls: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], str]
-"""Returns the text of tool calls as the model itself writes them; each call has `name` and `arguments`."""
+"""Returns the text of tool calls, in the form of OpenAI's API, as the model itself writes them."""
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 INSTRUCTIONS = (SYSTEM, "developer")
@@ -40,39 +47,43 @@ class Dialect:
     """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
 
     Attributes:
+        parts: contents that are lists of text parts, if the template has a loop over them; else one text.
         head: a system message at the beginning; else its text precedes that of the first user message.
         late: a system message later on, at its place; else it is a user message in `<system-reminder>` tags.
         developer: the role developer; else it is system.
         runs: roles of which two turns may follow each other; of others, they become one turn.
         opening: an answer as the first message; else an empty user message precedes it.
-        after_results: a user message after tool results; else an empty answer is put between them.
+        after_results: where a user message after tool results is: after them, after an empty answer, or in the last.
         calls: tool calls as a field; else as text in the content, in the model's own form.
-        several: several calls in one message; else one message per call, each followed by its result, or as text.
-        beside: text and calls in one message; else a message each, or calls as text.
+        several: where several calls of one answer are: in one message, in one each (followed by its result), in the
+            text of a message, or in text with results that are user messages.
+        beside: where calls of an answer with text are: in one message, apart from the text, or as for `several`.
         no_content: the content of a message that has calls alone: empty text, None, or no such field.
         json_text: arguments as JSON text; else an object.
         nine: ids of calls are nine letters or digits.
+        reasoning: where the reasoning of an answer is: a field of the message, or a part of its content.
         results: the role tool; else results are user messages in `<tool_response>` tags.
     """
 
+    parts: bool = True
     head: bool = True
     late: bool = True
     developer: bool = True
     runs: frozenset[str] = frozenset({USER, ASSISTANT})
     opening: bool = True
-    after_results: bool = True
+    after_results: Literal["after", "after an answer", "inside"] = "after"
     calls: bool = True
-    several: Literal["one message", "one each", "text"] = "one message"
-    beside: Literal["one message", "apart", "text"] = "one message"
+    several: Literal["one message", "one each", "text", "plain text"] = "one message"
+    beside: Literal["one message", "apart", "text", "plain text"] = "one message"
     no_content: Literal["text", "null", "absent"] = "text"
     json_text: bool = False
     nine: bool = False
+    reasoning: Literal["field", "part"] = "field"
     results: bool = True
 
 
 PLAINEST = Dialect(
-    head=False, late=False, developer=False, runs=frozenset(), opening=False, after_results=False, calls=False,
-    results=False,
+    parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
 )  # fmt: skip
 """User messages and answers in turns, and nothing else: every chat template can write these."""
 
@@ -83,9 +94,12 @@ def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteC
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
     """
-    found = _instructions(normal(messages), dialect)
-    found = _with_calls(found, dialect, write_calls)
-    return _in_turns(_with_results(found, dialect), dialect)
+    found = normal(messages)
+    if not dialect.parts:
+        found = [{**message, "content": joined_parts(message["content"])} for message in found]
+    found = _instructions(found, dialect)
+    found = _in_turns(_with_calls(found, dialect, write_calls), dialect)
+    return [_with_reasoning(message) for message in found] if dialect.reasoning == "part" else found
 
 
 def normal(messages: Sequence[Message]) -> list[Dict]:
@@ -105,6 +119,8 @@ def normal(messages: Sequence[Message]) -> list[Dict]:
             made["content"] = _clean(made["content"])
             if not made["content"] and message.get("content"):
                 continue
+        if made["role"] == ASSISTANT and not isinstance(made["content"], str):
+            made |= _thoughts(made["content"])
         if "tool_calls" in made:
             at = f"messages[{i}].tool_calls"
             made["tool_calls"] = [
@@ -133,6 +149,23 @@ def _clean(content: Any) -> Any:
     return [part for part, given in zip(parts, content, strict=True) if part["text"] or not given["text"]]
 
 
+def _thoughts(parts: Sequence[Mapping[str, Any]]) -> Dict:
+    """Return the fields of an answer whose content has parts of reasoning."""
+    thoughts = [part["thinking"] for part in parts if "thinking" in part]
+    content = {"content": [part for part in parts if "thinking" not in part] or ""}
+    return {**content, "reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
+
+
+def _with_reasoning(message: Dict) -> Dict:
+    """Return an answer with its reasoning as the first part of its content."""
+    if not message.get("reasoning_content"):
+        return message
+    made = {key: value for key, value in message.items() if key != "reasoning_content"}
+    content = made.get("content") or []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**made, "content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *parts]}
+
+
 def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
     name, given = call["function"]["name"], call["function"]["arguments"]
     arguments = _decoded(given) if isinstance(given, str) else given
@@ -158,13 +191,17 @@ def _ordered(messages: list[Dict]) -> list[Dict]:
     """Return the messages with each run of results in the order of the calls before it: many templates write no ids."""
     found: list[Dict] = []
     places: dict[str, int] = {}
+
+    def place(result: Dict) -> int:
+        return places.get(result.get("tool_call_id", ""), len(places))
+
     for message in messages:
         if message["role"] != TOOL:
             places = {call["id"]: i for i, call in enumerate(message.get("tool_calls", ()))}
             found.append(message)
             continue
-        place, at = places.get(message.get("tool_call_id", ""), len(places)), len(found)
-        while at and found[at - 1]["role"] == TOOL and places.get(found[at - 1].get("tool_call_id", ""), -1) > place:
+        at = len(found)
+        while at and found[at - 1]["role"] == TOOL and place(found[at - 1]) > place(message):
             at -= 1
         found.insert(at, message)
     return found
@@ -198,53 +235,67 @@ def _one(messages: Sequence[Dict]) -> Dict:
     """Return one message in place of several of one role."""
     if len(messages) == 1:
         return messages[0]
-    found = {"role": messages[0]["role"]}
-    for key, between in (("content", "\n\n"), ("reasoning_content", "\n\n")):
-        texts = [joined_parts(message[key]) for message in messages if message.get(key)]
-        found |= {key: between.join(texts)} if texts or key == "content" else {}
+    found = {"role": messages[0]["role"], "content": ""}
+    for message in messages:
+        content = joined_parts(message.get("content") or "")
+        before = f"{found['content']}\n\n" if found["content"] and content else found["content"]
+        found["content"] = content.after(before) if isinstance(content, SpokenCalls) else before + content
+    thoughts = [message["reasoning_content"] for message in messages if message.get("reasoning_content")]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
-    return {**found, "tool_calls": calls} if calls else found
+    more = {"reasoning_content": "\n\n".join(thoughts), "tool_calls": calls}
+    return found | {key: value for key, value in more.items() if value}
 
 
 # ---- calls and their results ----
 
 
 def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
-    """Return the messages with tool calls in the form that the dialect has."""
+    """Return the messages with tool calls, and results of calls, in the form that the dialect has."""
     found: list[Dict] = []
-    at = 0
-    while at < len(messages):
-        message, at = messages[at], at + 1
-        if "tool_calls" not in message:
-            found.append(_with_id(message, dialect))
-            continue
-        if _as_text(message, dialect):
-            found.append(_spoken(message, write_calls))
-            continue
-        if joined_parts(message["content"]) and dialect.beside == "apart":
+    for message, results in _rounds(messages):
+        how = _how_called(message, dialect)
+        is_spoken = how in ("text", "plain text")
+        if is_spoken:
+            message = _spoken(message, write_calls)
+        elif "tool_calls" in message and joined_parts(message["content"]) and dialect.beside == "apart":
             found.append({"role": ASSISTANT, "content": message["content"]})
             message = {**message, "content": ""}
-        if dialect.several == "one message" or len(message["tool_calls"]) == 1:
-            found.append(_with_call_forms(message, dialect))
+        if how == "one each":
+            found += _one_each(message, results, dialect)
             continue
-        n = next((i for i, m in enumerate(messages[at:]) if m["role"] != TOOL), len(messages) - at)
-        found += _one_each(message, messages[at : at + n], dialect)
-        at += n
+        found += [] if not message else [message if "tool_calls" not in message else _with_call_forms(message, dialect)]
+        is_said = how == "plain text" or not dialect.results
+        found += _said_results(results) if is_said else [_with_id(result, dialect) for result in results]
     return found
 
 
-def _as_text(message: Dict, dialect: Dialect) -> bool:
-    is_beside = bool(joined_parts(message["content"])) and dialect.beside == "text"
-    is_several = len(message["tool_calls"]) > 1 and dialect.several == "text"
-    return not dialect.calls or is_beside or is_several
+def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
+    """Yield each message with the results that follow it; results without a message before them follow an empty one."""
+    at = 0
+    while at < len(messages):
+        message = messages[at] if messages[at]["role"] != TOOL else {}
+        at += bool(message)
+        n = next((i for i, each in enumerate(messages[at:]) if each["role"] != TOOL), len(messages) - at)
+        yield message, messages[at : at + n]
+        at += n
+
+
+def _how_called(message: Dict, dialect: Dialect) -> str:
+    """Return how the calls of a message are written, by the names of `Dialect.several`."""
+    calls = message.get("tool_calls", ())
+    if not calls:
+        return "one message"
+    if not dialect.calls:
+        return "text"
+    if joined_parts(message["content"]) and dialect.beside in ("text", "plain text"):
+        return dialect.beside
+    return dialect.several if len(calls) > 1 else "one message"
 
 
 def _spoken(message: Dict, write_calls: WriteCalls) -> Dict:
     """Return a message with its calls in its text, as the model writes them."""
-    calls = write_calls([call["function"] for call in message["tool_calls"]])
-    text = joined_parts(message["content"])
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": f"{text}\n{calls}" if text else calls}
+    return {**rest, "content": SpokenCalls(joined_parts(message["content"]), message["tool_calls"], write_calls)}
 
 
 def _one_each(message: Dict, results: list[Dict], dialect: Dialect) -> list[Dict]:
@@ -286,24 +337,10 @@ def _id_form(given: str, dialect: Dialect) -> str:
     return hashlib.sha256(given.encode()).hexdigest()[:9]
 
 
-def _with_results(messages: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Return the messages with results in the form that the dialect has; results in a row become one user message."""
-    if dialect.results:
-        return messages
-    found: list[Dict] = []
-    is_run = False
-    for message in messages:
-        if message["role"] != TOOL:
-            found.append(message)
-            is_run = False
-            continue
-        text = f"<tool_response>\n{joined_parts(message['content'])}\n</tool_response>"
-        if is_run:
-            found[-1] = {"role": USER, "content": f"{found[-1]['content']}\n{text}"}
-        else:
-            found.append({"role": USER, "content": text})
-        is_run = True
-    return found
+def _said_results(results: list[Dict]) -> list[Dict]:
+    """Return results as one message of the user; none for none."""
+    texts = (f"<tool_response>\n{joined_parts(result['content'])}\n</tool_response>" for result in results)
+    return [{"role": USER, "content": "\n".join(texts)}] if results else []
 
 
 # ---- turns ----
@@ -316,8 +353,11 @@ def _in_turns(messages: list[Dict], dialect: Dialect) -> list[Dict]:
         role, before = message["role"], found[-1] if found else {"role": None}
         if not found and role == ASSISTANT and not dialect.opening:
             found.append({"role": USER, "content": ""})
-        elif role == USER and before["role"] == TOOL and not dialect.after_results:
+        elif role == USER and before["role"] == TOOL and dialect.after_results == "after an answer":
             found.append({"role": ASSISTANT, "content": ""})
+        elif role == USER and before["role"] == TOOL and dialect.after_results == "inside":
+            found[-1] = {**before, "content": _one([before, message])["content"]}
+            continue
         is_run = role == before["role"] and role in (USER, ASSISTANT) and role not in dialect.runs
         is_beside = "tool_calls" in message and dialect.beside != "one message"
         if is_run and "tool_calls" not in before and not is_beside:

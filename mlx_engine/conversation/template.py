@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from mlx_engine.conversation.dialect import ASSISTANT, INSTRUCTIONS, PLAINEST, SYSTEM, TOOL, USER, Dialect, rewritten
+from mlx_engine.conversation.formats import writing_format
 from mlx_engine.conversation.thinking import MARKERS
 from mlx_engine.errors import ChatTemplateError, shown
 from mlx_engine.machine.forks import kept_over_forks
@@ -49,7 +50,7 @@ def chat_ids(
     problem: ChatTemplateError | None = None
     tried: list[list[dict[str, Any]]] = []
     for dialect in _dialects(tokenizer, prompt.messages):
-        messages = rewritten(prompt.messages, dialect, lambda calls: written_calls(tokenizer, calls))
+        messages = rewritten(prompt.messages, dialect, partial(written_calls, tokenizer))
         if messages in tried:
             continue
         tried.append(messages)
@@ -67,8 +68,7 @@ def chat_ids(
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
     """Return tool calls as the model writes them, for templates that leave them out."""
-    each = (json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False) for call in calls)
-    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in each)
+    return writing_format(tokenizer).write(calls)
 
 
 def _dialects(tokenizer: Tokenizer, messages: Sequence[Message]) -> Iterator[Dialect]:
@@ -86,11 +86,15 @@ def _is_common(messages: Sequence[Message]) -> bool:
     """Return whether there are texts of a user and answers in turns alone, and a system message at the beginning."""
     try:
         roles = [message["role"] for message in messages]
-        has_calls = any(message.get("tool_calls") for message in messages)
+        are_texts = all(isinstance(message.get("content"), str) for message in messages)
+        has_more = any(message.get(key) for message in messages for key in ("tool_calls", *REASONING))
     except (AttributeError, KeyError, TypeError):
         return True  # to be refused by name
     turns = roles[1:] if roles[:1] == [SYSTEM] else roles
-    return not has_calls and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
+    return are_texts and not has_more and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
+
+
+REASONING = ("reasoning_content", "reasoning")
 
 
 # ---- the check ----
@@ -139,7 +143,7 @@ def _parts(message: Message) -> Iterator[tuple[str, Any]]:
         yield "content", _without_reasoning(content) if message["role"] == ASSISTANT else content
     else:
         for i, part in enumerate(content):
-            yield f"content[{i}]", part["text"]
+            yield f"content[{i}]", part.get("text", "")
     for i, call in enumerate(message.get("tool_calls") or ()):
         function, place = call["function"], f"tool_calls[{i}].function"
         yield f"{place}.name", function["name"]
@@ -206,8 +210,8 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
 
 
 # Words that no template has.
-HEAD, ASKED, LATE, ANSWERED, NEXT, AGAIN, RESULT, OTHER = (
-    f"probe{word}" for word in ("head", "asked", "late", "answered", "next", "again", "result", "other")
+HEAD, ASKED, LATE, ANSWERED, NEXT, AGAIN, RESULT, OTHER, THOUGHT = (
+    f"probe{word}" for word in ("head", "asked", "late", "answered", "next", "again", "result", "other", "thought")
 )
 NAMES = ("probe_tool", "probe_other_tool")
 ARGUMENTS = {"probecity": "probeparis", "probeflag": True, "probedeep": {"probedays": [70911, 2.5]}}
@@ -225,7 +229,7 @@ def _said(*roles_and_texts: tuple[str, str]) -> list[dict[str, Any]]:
     return [{"role": role, "content": text} for role, text in roles_and_texts]
 
 
-def _called(*names: str, text: str = "") -> list[dict[str, Any]]:
+def _called(*names: str, text: str = "", **more: str) -> list[dict[str, Any]]:
     """Return a question, an answer with calls, and their results."""
     made = [
         {"id": f"probe_call_{i}", "type": "function", "function": {"name": name, "arguments": ARGUMENTS}}
@@ -235,7 +239,11 @@ def _called(*names: str, text: str = "") -> list[dict[str, Any]]:
         {"role": TOOL, "content": content, "tool_call_id": call["id"]}
         for call, content in zip(made, (RESULT, OTHER), strict=False)
     ]
-    return [*_said((USER, ASKED)), {"role": ASSISTANT, "content": text, "tool_calls": made}, *results]
+    return [*_said((USER, ASKED)), {"role": ASSISTANT, "content": text, "tool_calls": made, **more}, *results]
+
+
+def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
@@ -272,13 +280,18 @@ STEPS: list[Step] = [
     ),
     (_one_of("opening", True, False), [_said((ASSISTANT, ANSWERED), (USER, ASKED))]),
     (_call_forms, [_called(NAMES[0]), _called(NAMES[0]) + ENDED]),
-    (_one_of("several", "one message", "one each", "text"), [_called(*NAMES), _called(*NAMES) + ENDED]),
+    (_one_of("several", "one message", "one each", "text", "plain text"), [_called(*NAMES), _called(*NAMES) + ENDED]),
     (
-        _one_of("beside", "one message", "apart", "text"),
+        _one_of("beside", "one message", "apart", "text", "plain text"),
         [_called(NAMES[0], text=AGAIN), _called(NAMES[0], text=AGAIN) + ENDED],
     ),
     (
-        _one_of("after_results", True, False),
+        _one_of("parts", True, False),
+        [_in_parts(_said((USER, ASKED)) + ENDED), _in_parts(_called(NAMES[0], text=AGAIN))],
+    ),
+    (_one_of("reasoning", "field", "part"), [_called(NAMES[0], reasoning_content=THOUGHT)]),
+    (
+        _one_of("after_results", "after", "after an answer", "inside"),
         [_called(NAMES[0]) + _said((USER, AGAIN)), _called(NAMES[0]) + _said((USER, AGAIN)) + ENDED],
     ),
     (
@@ -312,9 +325,8 @@ class _Probe:
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
         """Return the first candidate that writes all conversations, in sound JSON if one does; else the last one."""
         candidates = [each for each in candidates if self._has_calls or not each.calls]
-        write = partial(written_calls, self._tokenizer)
         prompts = [
-            ChatPrompt(rewritten(messages, candidate, write), tools=self._tools)
+            ChatPrompt(rewritten(messages, candidate, _in_tags), tools=self._tools)
             for candidate in candidates
             for messages in conversations
         ]
@@ -328,9 +340,11 @@ class _Probe:
     def _mark(self, prompt: ChatPrompt, text: str | None) -> int:
         if text is None or lost(prompt, text) is not None:
             return FAILED
+        is_shown = any(f"'type': '{kind}'" in text for kind in ("text", "thinking"))  # parts as Python writes them
         is_moved = 0 <= text.find(LATE) < text.find(ASKED)
         is_odd = "{'probecity'" in text or r"\"probecity" in text  # Python's form of an object; JSON in JSON
-        return FAILED if is_moved else ODD if is_odd else SOUND
+        is_thoughtless = THOUGHT not in text and THOUGHT in str(prompt.messages)
+        return FAILED if is_moved or is_shown else ODD if is_odd or is_thoughtless else SOUND
 
 
 SOUND, ODD, FAILED = range(3)

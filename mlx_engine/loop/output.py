@@ -19,7 +19,14 @@ FinishReason = Literal["stop", "length", "timeout"]
 
 
 class TextDecoder(Protocol):
-    """Decodes ids to text; returns complete characters only."""
+    """Decodes ids to text; returns complete characters only.
+
+    `marks` are the indices of the characters at which the texts of control tokens begin.
+    """
+
+    @property
+    def marks(self) -> Sequence[int]:
+        """Return the marks of the text so far."""
 
     def add(self, token_id: int) -> str:
         """Return the text that is complete after this token."""
@@ -30,6 +37,8 @@ class TextDecoder(Protocol):
 
 class NoText:
     """A decoder that returns no text, for benchmarks."""
+
+    marks: Sequence[int] = ()
 
     def add(self, token_id: int) -> str:
         """Return no text."""
@@ -72,6 +81,11 @@ class Output:
     def text(self) -> str:
         """The text so far."""
         return "".join(self.pieces)
+
+    @property
+    def marks(self) -> Sequence[int]:
+        """Where the texts of control tokens begin: indices of characters in the text, and in text that is held back."""
+        return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
         """Append a token that a sampler has chosen, and the log-probabilities of `n_logprobs` alternatives.

@@ -17,6 +17,7 @@ from mlx_engine.errors import EngineError
 from mlx_engine.loop.constraint import Matcher
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
+from mlx_engine.loop.processors import Processors
 from mlx_engine.loop.sampler import Choice, Sampler
 from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
@@ -137,7 +138,10 @@ class Sequence:
             INFO
         )  # the log of tokens has probabilities
         matcher = None if request.matcher is None else request.matcher.copy()
-        sampler = Sampler(backend, request.options.sampling, prompt, logprobs=logprobs, matcher=matcher)
+        sampler = Sampler(
+            backend, request.options.sampling, prompt, logprobs=logprobs, matcher=matcher,
+            processors=Processors.of(request.options),
+        )  # fmt: skip
         parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
         kv = pool.sequence(request.longest)
         return cls(request, request.output, kv, sampler, list(prompt), parallel=parallel)

@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput, begin
-from mlx_engine.errors import ConstraintError, EngineError
+from mlx_engine.errors import ConstraintError, EngineError, ProcessorError
 from mlx_engine.loop.finite import FiniteCheck, not_finite
 from mlx_engine.loop.metrics import PassTimer
 from mlx_engine.loop.request import ScheduledChunk, Sequence
@@ -249,7 +250,8 @@ class ModelRunner:
         if not be.lazy and check.bad_rows():
             # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
-        tokens = be.choose(logits, [_draw(chunk, sampler) for chunk, sampler in pairs])
+        draws = [_draw(chunk, sampler) for chunk, sampler in pairs]
+        tokens = be.choose(_edited(be, logits, pairs, draws), draws)
         (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
         whole = submitted.batch.best is None
         for row, ((chunk, sampler), token) in enumerate(zip(pairs, tokens, strict=True)):
@@ -307,6 +309,29 @@ def _draw(chunk: ScheduledChunk, sampler: Sampler) -> Draw:
     except ConstraintError as error:
         chunk.error = error
         return Draw(Sampling(), (), 0.0)
+
+
+def _edited(
+    be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], draws: abc.Sequence[Draw]
+) -> Array:
+    """Return logits (R, V), with the rows of samplers with processors as these return them.
+
+    If a processor fails, its row is left as it is, and the chunk fails alone. A row that is not finite is left, too:
+    its chunk fails when the pass is settled.
+    """
+    rows = [row for row, (_, sampler) in enumerate(pairs) if sampler.processors is not None]
+    if not rows:
+        return logits
+    edited = np.array(be.host(logits))
+    for row in rows:
+        chunk, sampler = pairs[row]
+        if chunk.error is not None or not np.isfinite(edited[row]).all():
+            continue
+        try:
+            edited[row] = sampler.edited(edited[row], draws[row])
+        except ProcessorError as error:
+            chunk.error = error
+    return be.array(edited)
 
 
 def _as_it_is(logits: Array) -> Array:

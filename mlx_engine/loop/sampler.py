@@ -17,6 +17,7 @@ from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.loop.constraint import Mask, Matcher
 from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
+from mlx_engine.loop.processors import Processors
 from mlx_engine.options import Sampling
 
 
@@ -50,6 +51,7 @@ class Sampler:
 
     Attributes:
         choice: the number of the sampler among those of its prompt.
+        processors: the functions of the user that edit logits; None if there are none.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Sampler:
         choice: int = 0,
         logprobs: bool = True,
         matcher: Matcher | None = None,
+        processors: Processors | None = None,
     ) -> None:
         self._backend, self._sampling, self._logprobs, self.choice = backend, sampling, logprobs, choice
         self._recent: list[Token] = list(prompt)
         self._n_prompt = len(prompt)
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
+        self.processors = processors
         # The mask of the next token, or a thread's promise of it.
         self._matcher = matcher
         self._mask: Mask | None = None
@@ -104,13 +108,23 @@ class Sampler:
 
     def __call__(self, logits: Array) -> int:
         """Choose from logits (1, V), wait until the id is on the host, and return it."""
-        (token,) = self._backend.choose(logits, [self.draw()])
+        draw = self.draw()
+        edited = self.edited(self._backend.host(logits)[0], draw) if self.processors else None
+        (token,) = self._backend.choose(logits if edited is None else self._backend.array(edited[None]), [draw])
         return self.settle(self.add(token, logits))
 
     def draw(self) -> Draw:
         """Return the inputs for choosing the next token. The choice before it need not be settled."""
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self.choice)
         return Draw(self._sampling, self._recent, u, self._n_prompt, self.mask())
+
+    def edited(self, row: np.ndarray, draw: Draw) -> np.ndarray:
+        """Return logits (V,) as the processors return them. All tokens before must be settled.
+
+        Raises:
+            ProcessorError: a processor has failed.
+        """
+        return row if self.processors is None else self.processors(self.ids, row, draw.mask)
 
     def prepare(self, executor: Executor) -> None:
         """Begin to compute the mask of the next token in a thread, when all tokens before it are settled."""
@@ -138,7 +152,7 @@ class Sampler:
         sampling = self._sampling
         if self._logprobs or sampling.repetition_penalty != 1 or sampling.has_penalties or sampling.logit_bias:
             return None
-        if self._matcher is not None:  # the largest may all be forbidden
+        if self._matcher is not None or self.processors is not None:  # the largest may all be forbidden
             return None
         return 1 if sampling.is_greedy else sampling.top_k
 

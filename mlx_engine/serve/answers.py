@@ -81,10 +81,10 @@ class PartsReply(Reply):
         """Return the events with what is new since the last call."""
         output, progress = self._call.outputs[0]
         before, self._read = self._read, progress
-        found = self._reader.add("".join(output.pieces[before.n_pieces : progress.n_pieces]))
+        found = self._reader.add("".join(output.pieces[before.n_pieces : progress.n_pieces]), output.marks)
         data = b"".join(map(self._take, found))
         if progress.finish_reason is not None and before.finish_reason is None:
-            data += b"".join(map(self._take, self._reader.finish()))
+            data += b"".join(map(self._take, self._reader.finish(is_cut=self.is_cut)))
             data += self._close(is_complete=not self.is_cut)
         return data
 

@@ -8,10 +8,11 @@ fits. The reply names what was left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from mlx_engine.conversation.tools import ToolChoice as Choice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.errors import ApiError, messages_error
 from mlx_engine.serve.parameters import Body, Reading, parse
@@ -45,6 +46,27 @@ IGNORED = (
 )
 
 
+class ToolChoice(msgspec.Struct):
+    """Whether tools are called: `any` of them, or the one with a name."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model thinks before it answers, where its template has a switch for that."""
+
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+
+
+class OutputConfig(msgspec.Struct):
+    """How long the model thinks, where its template has efforts, and the form of the answer."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/messages."""
 
@@ -54,9 +76,9 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     max_tokens: int
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     metadata: dict[str, Any] | None = None
     cache_control: Any = None  # the cache needs no marks
@@ -94,7 +116,9 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             _read_message(chat, message, f"messages[{i}]")
         tools = [] if _choice(self) == "none" else _tools(chat, self.tools or ())
         prompt = ChatPrompt(chat.messages, tools, variables=self._variables(template))
-        return Reading([prompt], chat.ignored, {"tools": tools})
+        is_parallel = self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+        choice = Choice.of(_choice(self), is_parallel=is_parallel)
+        return Reading([prompt], chat.ignored, {"tools": tools}, choice)
 
     def forget_prompt(self) -> None:
         """Drop the messages."""
@@ -116,11 +140,9 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         _choice(self)
 
     def _variables(self, template: str | None) -> Json:
-        kind = (self.thinking or {"type": "disabled"}).get("type")
-        if kind not in ("enabled", "adaptive", "disabled", "between_tools"):
-            raise wrong("thinking.type", "must be enabled, adaptive or disabled", kind)
-        effort = (self.output_config or {}).get("effort")
-        return thinking_variables(template, kind != "disabled", effort)
+        is_on = self.thinking is not None and self.thinking.type != "disabled"
+        effort = None if self.output_config is None else self.output_config.effort
+        return thinking_variables(template, is_on, effort)
 
 
 class CountRequest(MessagesRequest, forbid_unknown_fields=True, kw_only=True):
@@ -165,10 +187,10 @@ def _read_user(chat: Chat, content: Any, at: str) -> None:
         return
     blocks, others = objects(content, at), []
     for i, block in enumerate(blocks):
-        if block.get("type") != "tool_result":
+        if text_in(block, "type", f"{at}[{i}]") != "tool_result":
             others.append(block)
             continue
-        text = chat.text(block.get("content"), f"{at}[{i}].content")
+        text = "" if block.get("content") is None else chat.text(block["content"], f"{at}[{i}].content")
         prefix = "Error: " if block.get("is_error") is True else ""
         chat.give_result(text_in(block, "tool_use_id", f"{at}[{i}]"), prefix + text)
     if others or not blocks:
@@ -181,7 +203,8 @@ def _read_answer(chat: Chat, content: Any, at: str) -> None:
         chat.answer(chat.text(content, at))
         return
     for i, block in enumerate(objects(content, at)):
-        where, kind = f"{at}[{i}]", block.get("type")
+        where = f"{at}[{i}]"
+        kind = text_in(block, "type", where)
         if kind == "thinking":
             chat.think(text_in(block, "thinking", where))
         elif kind == "tool_use":
@@ -197,8 +220,8 @@ def _tools(chat: Chat, tools: Sequence[Json]) -> list[Json]:
     """Return the tools in the form of chat, without those that the API's own servers run."""
     found = []
     for i, tool in enumerate(tools):
-        if tool.get("type") not in (None, "custom"):
-            chat.ignore(f"tool {tool.get('type')!s:.80}")
+        if tool.get("type") is not None and text_in(tool, "type", f"tools[{i}]") != "custom":
+            chat.ignore(f"tool {tool['type']:.80}")
         else:
             found.append(
                 function_tool(tool, f"tools[{i}]", name=text_in(tool, "name", f"tools[{i}]"), schema="input_schema")
@@ -208,14 +231,12 @@ def _tools(chat: Chat, tools: Sequence[Json]) -> list[Json]:
 
 def _choice(request: MessagesRequest) -> Any:
     """Return the choice of a tool in the form of chat."""
-    given = request.tool_choice or {"type": "auto"}
-    kind = given.get("type")
-    if kind == "tool":
-        return {"type": "function", "function": {"name": text_in(given, "name", "tool_choice")}}
-    names = {"auto": "auto", "any": "required", "none": "none"}
-    if kind not in names:
-        raise wrong("tool_choice.type", "must be auto, any, tool or none", kind)
-    return names[kind]
+    given = request.tool_choice or ToolChoice("auto")
+    if given.type != "tool":
+        return {"auto": "auto", "any": "required", "none": "none"}[given.type]
+    if given.name is None:
+        raise wrong("tool_choice.name", "must be the name of a tool", given.name)
+    return {"type": "function", "function": {"name": given.name}}
 
 
 class MessagesReply(PartsReply):

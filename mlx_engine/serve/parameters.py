@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
@@ -54,6 +55,45 @@ else:
     )
 
 
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call, with a JSON Schema of its arguments."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: Function
+
+    def shown(self) -> dict[str, Any]:
+        """Return the tool as chat templates read it: with all keys but `strict`, some templates read absent ones."""
+        about = self.function
+        schema = about.parameters or {"type": "object", "properties": {}}
+        function = {"name": about.name, "description": about.description or "", "parameters": schema}
+        return {"type": "function", "function": function | ({"strict": True} if about.strict else {})}
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+    """The choice of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+TOOL_CHOICES = ("none", "auto", "required")
+
+
 class Reading(NamedTuple):
     """What a request asks for, in the form that all APIs share.
 
@@ -61,11 +101,13 @@ class Reading(NamedTuple):
         prompts: the prompts, each with as many answers as the request has choices.
         ignored: what the request had and the server leaves out.
         about: keyword arguments of the class of the reply.
+        choice: which tools of the prompt an answer must or may call.
     """
 
     prompts: Sequence[Any]
     ignored: Sequence[str] = ()
     about: Mapping[str, Any] = {}
+    choice: ToolChoice = ToolChoice()
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
@@ -203,6 +245,9 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -222,11 +267,25 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     @property
     def prompts(self) -> list[ChatPrompt]:
         """The conversation, as the only prompt."""
-        return [ChatPrompt(self.messages, variables=self.chat_template_kwargs or {})]
+        return [ChatPrompt(self.messages, self._tools(), variables=self.chat_template_kwargs or {})]
+
+    def read(self, template: str | None) -> Reading:
+        """Return the conversation, and what its answers may call."""
+        found = super().read(template)
+        return found._replace(about={**found.about, "tools": self._tools()}, choice=self._tool_choice())
 
     def forget_prompt(self) -> None:
-        """Drop the messages."""
-        self.messages, self.chat_template_kwargs = [], None
+        """Drop the messages and the tools."""
+        self.messages, self.chat_template_kwargs, self.tools = [], None, None
+
+    def _tools(self) -> list[dict[str, Any]]:
+        """Return the tools of the prompt. Without a choice of tools there are none, so that no model can call one."""
+        return [] if self.tool_choice == "none" else [tool.shown() for tool in self.tools or ()]
+
+    def _tool_choice(self) -> ToolChoice:
+        given = self.tool_choice
+        form = msgspec.to_builtins(given) if isinstance(given, NamedTool) else given
+        return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
         """Check the parameters. The engine checks the messages, except their roles, which it would accept as given."""
@@ -238,9 +297,21 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         alone = bool(self.top_logprobs) and not self.logprobs
         _require(not alone, "top_logprobs", "needs logprobs: true")
         _require(len(self.messages) > 0, "messages", "must have at least one message")
+        self._check_tools()
         for i, message in enumerate(self.messages):
             role = message.get("role")
             _require(role in ROLES, f"messages[{i}].role", f"must be {listed(ROLES)}", role)
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        given = self.tool_choice
+        _require(len(set(names)) == len(names), "tools", "must have different names")
+        if isinstance(given, str):
+            _require(given in TOOL_CHOICES, "tool_choice", f"must be {listed(TOOL_CHOICES)}, or name a function", given)
+        name = given.function.name if isinstance(given, NamedTool) else None
+        _require(name is None or name in names, "tool_choice", "must name one of the tools", name)
+        needs = given is None or given in ("none", "auto") or bool(names)
+        _require(needs, "tool_choice", "needs tools")
 
 
 class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):

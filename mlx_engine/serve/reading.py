@@ -82,23 +82,23 @@ class Chat:
         """Return the text of a content: a text, or a list of parts, joined by `between`.
 
         Args:
-            content: the content; None is "".
+            content: the content.
             at: its place in the request, for errors.
             between: what stands between two parts.
 
         Raises:
             ApiError: the content has another form, or has an image, a document or sound.
         """
-        if content is None or isinstance(content, str):
-            return content or ""
+        if isinstance(content, str):
+            return content
         texts = []
         for i, part in enumerate(objects(content, at)):
-            kind = part.get("type")
+            kind = text_in(part, "type", f"{at}[{i}]")
             if kind in MEDIA:
                 message = f"{at}[{i}] is of type {kind}; this server reads text alone: leave this part out"
                 raise ApiError(400, message, param=f"{at}[{i}]", code="unsupported_content")
             if kind not in TEXTS:
-                self.ignore(f"content of type {shown_type(kind)}")
+                self.ignore(f"content of type {kind:.80}")
                 continue
             texts.append(text_in(part, TEXTS[kind], f"{at}[{i}]"))
         return between.join(texts)
@@ -131,11 +131,6 @@ def text_in(value: Mapping[str, Any], key: str, at: str) -> str:
 def wrong(at: str, rule: str, found: object) -> ApiError:
     """Return the error for a value: its place, what it must be, and what was found."""
     return ApiError(400, f"{at} {rule}, not {found!r:.80}", param=at, code="invalid_value")
-
-
-def shown_type(kind: object) -> str:
-    """Return the type of a part or an item for `ignored`."""
-    return kind[:80] if isinstance(kind, str) else "unknown"
 
 
 def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -> Json:

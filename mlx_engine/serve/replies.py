@@ -9,11 +9,12 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlx_engine.cache.prefix import SHOWN
-from mlx_engine.conversation.thinking import Piece, Reasoning, split
+from mlx_engine.conversation.answer import AnswerReader, message_of
+from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, ReasoningDelta
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
@@ -221,7 +222,8 @@ class Choices(Reply):
             text = "".join(output.pieces[sent.n_pieces : progress.n_pieces])
             tokens = self._tokens(i, output, sent, progress)
             if text or tokens:
-                found.append(self._chunk(self._delta(i, text, tokens)))
+                delta = self._delta(i, text, tokens)
+                found += [] if delta is None else [self._chunk(delta)]
             if progress.finish_reason is not None:
                 found += map(self._chunk, self._closing(i, progress.finish_reason))
         return found
@@ -266,8 +268,8 @@ class Choices(Reply):
         """Return what begins the stream of a choice."""
 
     @abstractmethod
-    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
-        """Return a choice of a chunk, with new text."""
+    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
+        """Return a choice of a chunk, with new text; None while the text is held back."""
 
     @abstractmethod
     def _closing(self, i: int, reason: str) -> list[Json]:
@@ -275,25 +277,30 @@ class Choices(Reply):
 
 
 class ChatReply(Choices):
-    """The reply of /v1/chat/completions."""
+    """The reply of /v1/chat/completions.
+
+    Args:
+        tools: the tools that the answers may call.
+    """
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+    def __init__(
+        self, call: Call, tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] = (), **about: Any
+    ) -> None:
         super().__init__(call, tokenizer, **about)
-        self._reasoning = [self._reader(i) for i in range(len(call.outputs))]
+        self._tools = tools
+        self._readers = [self._reader(i) for i in range(len(call.outputs))]
 
-    def _reader(self, i: int) -> Reasoning:
-        return Reasoning.after(self._tokenizer, self._owners[i].prompt_ids)
+    def _reader(self, i: int) -> AnswerReader:
+        return AnswerReader.after(self._tokenizer, self._owners[i].prompt_ids, self._tools)
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
-        thought, said = split([text], self._reader(i))
-        message = {"role": "assistant", "content": said, "refusal": None}
-        if thought:
-            message["reasoning_content"] = thought
+        self._readers[i] = self._reader(i)
+        found = message_of([*self._read(i, text), *self._finish(i)])
         return {
             "index": i,
-            "message": message,
+            "message": {"role": "assistant", "content": None, "refusal": None, **found},
             "logprobs": self._logprobs(tokens),
             **self._ending(i, progress.finish_reason),
         }
@@ -301,13 +308,26 @@ class ChatReply(Choices):
     def _opening(self, i: int) -> list[Json]:
         return [self._with_delta(i, {"role": "assistant", "content": ""})]
 
-    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
-        return {**self._with_delta(i, _fields(self._reasoning[i].add(text))), "logprobs": self._logprobs(tokens)}
+    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
+        events = self._read(i, text)
+        if not events and tokens is None:
+            return None
+        return {**self._with_delta(i, _delta_of(events)), "logprobs": self._logprobs(tokens)}
 
     def _closing(self, i: int, reason: str) -> list[Json]:
-        rest = self._reasoning[i].finish()
-        last = [self._with_delta(i, _fields(rest))] if rest else []
+        rest = self._finish(i)
+        last = [self._with_delta(i, _delta_of(rest))] if rest else []
         return [*last, {**self._with_delta(i, {}), **self._ending(i, reason)}]
+
+    def _read(self, i: int, text: str) -> list[Event]:
+        return self._readers[i].add(text, self._call.outputs[i][0].marks)
+
+    def _finish(self, i: int) -> list[Event]:
+        return self._readers[i].finish(is_cut=self._call.outputs[i][1].finish_reason != "stop")
+
+    def _ending(self, i: int, reason: str | None) -> Json:
+        found = super()._ending(i, reason)
+        return {**found, "finish_reason": "tool_calls"} if reason == "stop" and self._readers[i].n_calls else found
 
     def _with_delta(self, i: int, delta: Json) -> Json:
         return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -361,13 +381,22 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-def _fields(pieces: Sequence[Piece]) -> Json:
-    """Return the new text of a message: of its reasoning, of its content, or of both."""
+def _delta_of(events: Sequence[Event]) -> Json:
+    """Return the new parts of a message: of its reasoning, of its content and of its calls."""
     found: dict[str, str] = {}
-    for text, is_reasoning in pieces:
-        name = "reasoning_content" if is_reasoning else "content"
-        found[name] = found.get(name, "") + text
-    return {**found} if found else {"content": ""}
+    calls: dict[int, Json] = {}
+    for each in events:
+        if isinstance(each, CallBegin):
+            function = {"name": each.name, "arguments": ""}
+            calls[each.call] = {"index": each.call, "id": each.id, "type": "function", "function": function}
+        elif isinstance(each, ArgumentsDelta):
+            call: Any = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
+            call["function"]["arguments"] += each.text
+        elif not isinstance(each, CallEnd):
+            name = "reasoning_content" if isinstance(each, ReasoningDelta) else "content"
+            found[name] = found.get(name, "") + each.text
+    delta: Json = {**found, **({"tool_calls": list(calls.values())} if calls else {})}
+    return delta or {"content": ""}
 
 
 def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer: Tokenizer) -> list[str]:

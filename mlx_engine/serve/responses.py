@@ -13,11 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
+from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.parameters import Body, Reading, parse
-from mlx_engine.serve.reading import Chat, Json, function_tool, objects, shown_type, text_in, thinking_variables, wrong
+from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
 from mlx_engine.serve.replies import new_id
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
@@ -41,6 +44,20 @@ REFUSED = {
 }
 
 
+class TextOptions(msgspec.Struct):
+    """The form of the answer."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(msgspec.Struct):
+    """How long the model thinks, where its template has efforts. There are no summaries."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
 class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/responses."""
 
@@ -52,8 +69,8 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
@@ -105,10 +122,11 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         if not chat.messages:
             raise wrong("input", "must have at least one message", self.input)
         given = [] if _choice(self) == "none" else tools.of_chat
-        effort = (self.reasoning or {}).get("effort")
+        effort = None if self.reasoning is None else self.reasoning.effort
         prompt = ChatPrompt(chat.messages, given, variables=thinking_variables(template, None, effort))
         about = {"tools": given, "names": tools.names, "echo": self._echo(tools.shown)}
-        return Reading([prompt], chat.ignored, {**about, "encrypts": ENCRYPTED in (self.include or ())})
+        choice = ToolChoice.of(_choice(self), is_parallel=self.parallel_tool_calls is not False)
+        return Reading([prompt], chat.ignored, {**about, "encrypts": ENCRYPTED in (self.include or ())}, choice)
 
     def forget_prompt(self) -> None:
         """Drop the items."""
@@ -126,22 +144,21 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             raise wrong("max_output_tokens", "must be at least 0", self.max_output_tokens)
         if self.truncation not in (None, "auto", "disabled"):
             raise wrong("truncation", "must be auto or disabled", self.truncation)
-        effort = (self.reasoning or {}).get("effort")
-        if not isinstance(effort, str | None):
-            raise wrong("reasoning.effort", "must be a text", effort)
         _choice(self)
 
     def _echo(self, tools: Sequence[Json]) -> Json:
         """Return what a reply repeats of its request."""
         labels = {name: getattr(self, name) for name in ("prompt_cache_key", "safety_identifier", "user")}
+        reasoning, text = self.reasoning or Reasoning(), self.text or TextOptions()
+        verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "reasoning": {"effort": None, "summary": None, **(self.reasoning or {})},
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
             "store": False,
-            "text": {"format": {"type": "text"}, **(self.text or {})},
+            "text": {"format": text.format or {"type": "text"}, **verbosity},
             "tool_choice": self.tool_choice or "auto",
             "tools": tools,
             "truncation": "disabled",
@@ -176,7 +193,8 @@ class Tools:
             ApiError: a tool has another form.
         """
         for i, tool in enumerate(tools):
-            at, kind = f"tools[{i}]", tool.get("type")
+            at = f"tools[{i}]"
+            kind = text_in(tool, "type", at)
             if kind == "function":
                 found = self._add(tool, at, None, "")
                 shown = {"strict": None, **found["function"], "type": "function"}
@@ -184,17 +202,19 @@ class Tools:
             elif kind == "namespace":
                 self._read_namespace(chat, tool, at)
             else:
-                chat.ignore(f"tool {shown_type(kind)}")
+                chat.ignore(f"tool {kind:.80}")
 
     def flat_name(self, namespace: str | None, name: str) -> str:
         """Return the name in the chat of a tool, also of one that the request does not have any more."""
         return self._flat.get((namespace, name)) or _flat(namespace, name)
 
     def _read_namespace(self, chat: Chat, namespace: Json, at: str) -> None:
-        name, about = text_in(namespace, "name", at), namespace.get("description") or ""
+        name = text_in(namespace, "name", at)
+        about = text_in(namespace, "description", at) if namespace.get("description") else ""
         for i, tool in enumerate(objects(namespace.get("tools"), f"{at}.tools")):
-            if tool.get("type") != "function":
-                chat.ignore(f"tool {shown_type(tool.get('type'))} of {name:.80}")
+            kind = text_in(tool, "type", f"{at}.tools[{i}]")
+            if kind != "function":
+                chat.ignore(f"tool {kind:.80} of {name:.80}")
                 continue
             # The first tool has the description of all of them.
             self._add(tool, f"{at}.tools[{i}]", name, "" if i or not about else f"{name}: {about}\n\n")
@@ -219,7 +239,7 @@ def _flat(namespace: str | None, name: str) -> str:
 
 
 def _read_item(chat: Chat, tools: Tools, item: Json, at: str) -> None:
-    kind = item.get("type", "message")
+    kind = text_in(item, "type", at) if "type" in item else "message"
     if kind == "message":
         role = item.get("role")
         if role not in ROLES:
@@ -243,12 +263,12 @@ def _read_item(chat: Chat, tools: Tools, item: Json, at: str) -> None:
         message = f"{at} refers to a stored item; this server stores nothing: send the item itself"
         raise ApiError(400, message, param=at, code="unsupported_content")
     else:
-        chat.ignore(f"item {shown_type(kind)}")
+        chat.ignore(f"item {kind:.80}")
 
 
 def _reasoning(chat: Chat, item: Json, at: str) -> str:
     """Return the text of a reasoning item; "" if only another server can read it."""
-    if item.get("content"):
+    if item.get("content") not in (None, []):
         return chat.text(item["content"], f"{at}.content", "")
     own = item.get("encrypted_content")
     if isinstance(own, str) and own.startswith(OWN_REASONING):

@@ -84,7 +84,8 @@ class Service:
         """Return the entry of a name of the model in /v1/models, in the forms of both OpenAI's and Anthropic's API."""
         made = datetime.fromtimestamp(self.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         openai = {"object": "model", "created": self.created, "owned_by": "mlx_engine"}
-        return {"id": name, **openai, "type": "model", "display_name": name, "created_at": made}
+        anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
+        return {"id": name, **openai, **anthropic}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.

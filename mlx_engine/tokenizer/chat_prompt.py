@@ -82,8 +82,38 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a content: its parts joined with spaces, as transformers' server does."""
-    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+    """Return the text of a content: its text parts joined with spaces, as transformers' server does."""
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content if "text" in part)
+
+
+class SpokenCalls(str):
+    """The content of an answer whose tool calls are text, as the model itself writes them.
+
+    Control tokens in it count as written by the template, except in the text before the calls and in their values.
+    """
+
+    def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
+        """Return the content: `text`, and `write(calls)` on the next line."""
+        written = STAND_IN.sub(lambda match: chr(int(match[1], 16)), write(calls))
+        made = super().__new__(cls, f"{text}\n{written}" if text else written)
+        made._given = text, calls, write
+        return made
+
+    _given: tuple[str, Sequence[Mapping[str, Any]], Callable[..., str]]
+
+    def after(self, text: str) -> SpokenCalls:
+        """Return the content with more text before it."""
+        own, calls, write = self._given
+        return SpokenCalls(text + own, calls, write)
+
+    def changed(self, change: Callable[[str], str]) -> SpokenCalls:
+        """Return the content with the text before the calls and all their values changed."""
+        text, calls, write = self._given
+        return SpokenCalls(change(text) if text else "", _map(calls, change), write)
+
+
+# How `repr` writes a lone surrogate, which stands for a character in a text that must not forge a control token.
+STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
@@ -115,6 +145,8 @@ def map_values(value: Any, change: Callable[[str], str]) -> Any:
 
 def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
     """Change the texts of a value. Keys and types belong to the API's form, except inside the arguments of a call."""
+    if isinstance(value, SpokenCalls):
+        return value.changed(change)
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
@@ -140,7 +172,8 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
     calls = message.get("tool_calls", [])
     _require(not calls or role == "assistant", f"{at}.role", "assistant, for tool_calls", role)
     is_optional = bool(calls) or role == "tool" or any(key in message for key in ("reasoning_content", "reasoning"))
-    _check_content(message.get("content"), f"{at}.content", is_optional=is_optional)
+    is_answer = role == "assistant"
+    _check_content(message.get("content"), f"{at}.content", is_optional=is_optional, is_answer=is_answer)
     _require(isinstance(calls, list | tuple), f"{at}.tool_calls", "a list", calls)
     for i, call in enumerate(calls):
         _check_call(call, f"{at}.tool_calls[{i}]")
@@ -148,16 +181,18 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
     _require(halves is None, at, "text that UTF-8 can write", halves)
 
 
-def _check_content(content: Any, at: str, *, is_optional: bool) -> None:
+def _check_content(content: Any, at: str, *, is_optional: bool, is_answer: bool) -> None:
     if isinstance(content, str) or (content is None and is_optional):
         return
     is_list = isinstance(content, list | tuple) and len(content) > 0
     _require(is_list, at, 'text, or a list of {"type": "text", "text": ...}', content)
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else part
-        _require(kind == "text", f"{at}[{i}]", "a part of type text (the only type implemented)", kind)
-        is_text = part.keys() == {"type", "text"} and isinstance(part["text"], str)
-        _require(is_text, f"{at}[{i}]", '{"type": "text", "text": ...}', part)
+        kinds = ("text", "thinking") if is_answer else ("text",)
+        expected = f"a part of type {' or '.join(kinds)} (no other type is implemented)"
+        _require(isinstance(kind, str) and kind in kinds, f"{at}[{i}]", expected, kind)
+        is_text = part.keys() == {"type", kind} and isinstance(part[kind], str)
+        _require(is_text, f"{at}[{i}]", f'{{"type": "{kind}", "{kind}": ...}}', part)
 
 
 def _check_call(call: Any, at: str) -> None:

@@ -104,6 +104,7 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
         space_prefix=loaded.space_prefix,
         chat_template=config.chat_template,
         pad_id=config.token_id("pad", ids, size),
+        response_template=config.response_template,
     )
     return vocabulary, core
 
@@ -307,6 +308,12 @@ class _FolderConfig:
         """Return whether a BOS is added: from the configuration, else whether the post-processor of the file does."""
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How answers are read; None if the folder does not say."""
+        template = self._tokenizer_config.get("response_template")
+        return template if isinstance(template, Mapping) else None
 
     @property
     def chat_template(self) -> str | None:

@@ -91,8 +91,8 @@ class SandboxError(Exception):
         super().__init__(found)
 
 
-# Exceptions in the sandbox that mean a limit, or an attempt to leave it.
-LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError", "SecurityError")
+# Exceptions in the sandbox that mean a limit.
+LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError")
 
 
 class SandboxProcess:

@@ -71,6 +71,7 @@ class Vocabulary:
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
     pad_id: int | None = None
+    response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes of what is searched in this process, outside of the sandbox.
@@ -158,6 +159,11 @@ def _as_bytes(text: str) -> bytes:
         return text.translate(BYTES_AS_CHARACTERS).encode("latin-1")
     except UnicodeEncodeError:
         return text.encode()
+
+
+def is_marked(text: str) -> bool:
+    """Return whether a control or user-defined token may be a delimiter: runs of white space are none."""
+    return len(text.strip()) > 2
 
 
 def type_array(values: Any) -> NDArray[np.int8]:

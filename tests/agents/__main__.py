@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.agents.programs import MODEL, PROGRAMS, SDKS, USUAL, Program, environment, install
+from tests.clients.documents import VARIABLE, Document, default_path
 from tests.clients.recorder import Exchange, recording
 from tests.scripted import FINAL, SAID, serving
 
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 240
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 HERE = Path(__file__).parent
+PACKAGES = [package for text in SDKS.values() for package in text.split()]
 
 
 @dataclass
@@ -63,6 +65,15 @@ class Outcome:
         numbers = [f"{len(posts)}", f"{longest:,}", f"{first.get('prompt', 0):,}", f"{second.get('cached', 0):,}", new]
         result = "ok" if not self.failures else "FAILED"
         return [self.name, self.version, self.api, *numbers, f"{self.seconds:.0f}", result]
+
+    @property
+    def values(self) -> Iterator[str]:
+        """The documents of /v1/messages and its route for counts, one per line."""
+        for exchange in self.exchanges:
+            if exchange.path.startswith(PATHS["messages"]) and exchange.is_whole and exchange.status == 200:
+                yield from (
+                    exchange.events if exchange.media_type == "text/event-stream" else [json.dumps(exchange.value)]
+                )
 
 
 HEAD = ["program", "version", "API", "requests", "bytes", "tokens", "cached 2nd", "new 2nd", "s", "result"]
@@ -99,8 +110,7 @@ def run_program(name: str, folder: Path, url: str, record: Path) -> Outcome:
 
 def run_sdk(name: str, folder: Path, url: str, record: Path) -> Outcome:
     """Run the functions of an SDK, in an environment that all SDKs share."""
-    packages = [package for text in SDKS.values() for package in text.split()]
-    program = environment(folder / "sdks", packages)
+    program = environment(folder / "sdks", PACKAGES)
     start, before = time.monotonic(), len(_served(record))
     with recording(url) as recorder:
         env = environ(folder / "sdks", folder / "sdks", {"BASE_URL": recorder.url, "BUSY_URL": url, "API_KEY": "none"})
@@ -115,6 +125,19 @@ def run_sdk(name: str, folder: Path, url: str, record: Path) -> Outcome:
     version = found[0]["client"].split()[1] if found else "?"
     served = _served(record)[before:]
     return Outcome(name, version, f"{len(found)} checks", failures, served, exchanges, time.monotonic() - start)
+
+
+def invalid(outcome: Outcome, document: Document | None, folder: Path) -> list[str]:
+    """Return how replies and events differ from OpenAI's document, and from the types of the package anthropic."""
+    others = [one for one in outcome.exchanges if not one.path.startswith(PATHS["messages"]) and one.method == "POST"]
+    found = [] if document is None else document.check(others)[1]
+    lines = "\n".join(outcome.values)
+    if lines:
+        command = [environment(folder / "sdks", PACKAGES), HERE / "sdks" / "check_messages.py"]
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+        found += [json.loads(line) for line in done.stdout.splitlines()]
+        found += [done.stderr] if done.returncode != 0 else []
+    return sorted(set(found))
 
 
 def environ(home: Path, packages: Path, extra: Mapping[str, str]) -> dict[str, str]:
@@ -204,6 +227,9 @@ def main() -> int:
     """Run the programs; return 1 if something failed."""
     asked = options()
     outcomes = []
+    document = Document(default_path()) if default_path().exists() else None
+    if document is None:
+        print(f"no document of OpenAI at {default_path()}: chats and responses are not validated; set {VARIABLE}")
     with tempfile.TemporaryDirectory() as temporary:
         record = Path(temporary) / "record.jsonl"
         vocabulary = ["--vocab", str(asked.vocab.resolve())] if asked.vocab else []
@@ -212,6 +238,7 @@ def main() -> int:
             for name in asked.names or (*USUAL, *SDKS):
                 run_one = run_program if name in PROGRAMS else run_sdk
                 outcomes.append(run_one(name, asked.folder, url, record))
+                outcomes[-1].failures += invalid(outcomes[-1], document, asked.folder)
                 print(f"{name}: {'failed' if outcomes[-1].failures else 'ok'}", flush=True)
                 if asked.bodies:
                     write_bodies(asked.bodies, outcomes[-1])

@@ -70,7 +70,9 @@ def _pi(url: str) -> Mapping[str, str]:
 
 def _codex(url: str) -> Mapping[str, str]:
     text = f'model = "{MODEL}"\nmodel_provider = "local"\n[model_providers.local]\nname = "local"\n'
-    return {".codex/config.toml": f'{text}base_url = "{url}/v1"\nwire_api = "responses"\n'}
+    # A stream must have an event every 8 seconds, however long the prompt is.
+    waits = "stream_idle_timeout_ms = 8000\nstream_max_retries = 0\nrequest_max_retries = 0\n"
+    return {".codex/config.toml": f'{text}base_url = "{url}/v1"\nwire_api = "responses"\n{waits}'}
 
 
 def _continue(url: str) -> Mapping[str, str]:
@@ -154,7 +156,7 @@ PROGRAMS = {
         "bin/aider",
         lambda url: [
             *("--model", f"openai/{MODEL}", "--no-show-model-warnings", "--no-check-update", "--analytics-disable"),
-            *("--yes-always", "--no-git", "--message", "Say hello.", "hello.txt"),
+            *("--yes-always", "--no-git", "--message", "Greet the user.", "hello.txt"),
         ],
         env=_openai,
         uses_tools=False,
@@ -179,7 +181,8 @@ PROGRAMS = {
         ("@qwen-code/qwen-code",),
         "node_modules/.bin/qwen",
         lambda url: ["--auth-type", "openai", "-y", "-p", PROMPT],
-        env=_openai,
+        # It asks for 32,000 tokens otherwise, which must fit beside the prompt.
+        env=lambda url: {**_openai(url), "QWEN_CODE_MAX_OUTPUT_TOKENS": "8192"},
     ),
 }
 # The packages of Python that `sdks/use_NAME.py` uses, by their names here; they share an environment.

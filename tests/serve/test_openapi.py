@@ -10,6 +10,8 @@ from mlx_engine.serve.openapi import OPERATIONS
 from tests.serve.served import HTTP, Served, chat_body, served
 
 CHAT, COMPLETIONS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/detokenize"
+RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+USER = {"role": "user", "content": "a"}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,15 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [[1], [2]], "max_tokens": 1}),
     (DETOKENIZE, {"tokens": [1, 2.0]}),
+    (RESPONSES, {"input": "a", "max_output_tokens": 1, "store": True, "previous_response_id": None, "user": "b"}),
+    (RESPONSES, {"input": [USER, {"type": "web_search_call"}], "max_output_tokens": 100_000, "stop": "e", "top_k": 1}),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": None}, USER], "max_output_tokens": 1.0}),
+    (RESPONSES, {"input": "a", "max_output_tokens": 1, "reasoning": {"effort": "low"}, "include": ["x"]}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "system": [{"type": "text", "text": "b"}], "betas": ["c"]}),
+    (MESSAGES, {"messages": [USER, {"role": "system", "content": "b"}], "max_tokens": 1, "stop_sequences": ["c"]}),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 0}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "thinking": {"type": "adaptive"}, "stop": None}),
+    (COUNT, {"messages": [USER], "model": "micro"}),
 ]
 INVALID: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {name: -2}) for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")),
@@ -95,6 +106,24 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "a", "best_of": True}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0}),
     (DETOKENIZE, {"tokens": [1.5]}),
+    (RESPONSES, {}),
+    (RESPONSES, {"input": []}),
+    (RESPONSES, {"input": [{"role": "tool", "content": "a"}]}),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    (RESPONSES, {"input": "a", "max_output_tokens": -1}),
+    (RESPONSES, {"input": "a", "previous_response_id": "b"}),
+    (RESPONSES, {"input": "a", "tool_choice": "b"}),
+    (RESPONSES, {"input": "a", "truncation": "b"}),
+    (MESSAGES, {"messages": [USER]}),
+    (MESSAGES, {"messages": [], "max_tokens": 1}),
+    (MESSAGES, {"messages": [USER], "max_tokens": -1}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "stop": "a"}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "thinking": {"type": "a"}}),
+    (MESSAGES, {"messages": [{"role": "user"}], "max_tokens": 1}),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "max_tokens": 1}),
+    (COUNT, {"messages": [USER], "max_token": 1}),
 ]
 
 

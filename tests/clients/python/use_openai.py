@@ -187,7 +187,7 @@ def bad_requests() -> None:
         ({"max_completion_tokens": 10_000}, "messages", "context_length_exceeded"),
         ({"extra_body": {"best": True}}, "best", "unknown_parameter"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
-        ({"functions": [{}]}, "functions", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
     ]:
         for stream in (False, True):
