@@ -83,10 +83,14 @@ TWENTY: dict[str, dict[str, Any]] = {
     "Give the weather in Paris: 18 degrees and sunny.": closed(
         city=SHORT, degrees={"type": "integer", "minimum": -60, "maximum": 60}, sky={"enum": ["sunny", "cloudy", "rain"]}
     ),
-    "Is the text 'I love this phone' positive or negative?": closed(sentiment={"enum": ["positive", "negative", "neutral"]}),
+    "Is the text 'I love this phone' positive or negative?": closed(
+        sentiment={"enum": ["positive", "negative", "neutral"]}
+    ),
     "List three fruits.": closed(fruits={"type": "array", "items": SHORT, "minItems": 3, "maxItems": 3}),
     "Give the date of New Year's Day of 2024.": closed(date={"type": "string", "format": "date"}),
-    "Invent a user with an e-mail address.": closed(user=SHORT, email={"type": "string", "pattern": r"^[a-z]{2,12}@[a-z]{2,12}\.com$"}),
+    "Invent a user with an e-mail address.": closed(
+        user=SHORT, email={"type": "string", "pattern": r"^[a-z]{2,12}@[a-z]{2,12}\.com$"}
+    ),
     "Is 7 a prime number?": closed(number=COUNT, prime={"type": "boolean"}),
     "Give a colour as RGB.": closed(
         red={"type": "integer", "minimum": 0, "maximum": 255}, green={"type": "integer", "minimum": 0, "maximum": 255},
@@ -104,7 +108,9 @@ TWENTY: dict[str, dict[str, Any]] = {
         **closed(name=SHORT, nickname={"anyOf": [SHORT, {"type": "null"}]})
     },
     "Give a version number.": closed(version={"type": "string", "pattern": r"^\d{1,2}\.\d{1,2}\.\d{1,2}$"}),
-    "Give an address in London.": closed(street=SHORT, city={"const": "London"}, zip={"type": "string", "pattern": "^[A-Z0-9 ]{5,8}$"}),
+    "Give an address in London.": closed(
+        street=SHORT, city={"const": "London"}, zip={"type": "string", "pattern": "^[A-Z0-9 ]{5,8}$"}
+    ),
     "Write a tree of two levels.": {
         "$defs": {"leaf": closed(value=COUNT)}, **closed(left={"$ref": "#/$defs/leaf"}, right={"$ref": "#/$defs/leaf"})
     },
