@@ -501,4 +501,26 @@ MUTANTS = [
         "sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())",
         "sum([array.nbytes for part in parts for array in part.arrays])",
     ),
+    # ---- Constraints ----
+    Mutant(
+        "a bias wins over the mask",
+        "sampling.adjust",
+        "logits if draw.mask is None else masked(logits, draw.mask)",
+        "logits if draw.mask is None or sampling.logit_bias else masked(logits, draw.mask)",
+    ),
+    Mutant(
+        "a constrained greedy choice takes the largest of all",
+        "Draw.is_argmax",
+        "self.mask is None and self.sampling.is_argmax",
+        "self.sampling.is_argmax",
+    ),
+    Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
+    Mutant(
+        "a pass ahead is chosen with the mask of the token before",
+        "ModelRunner._waits_for_mask",
+        "self.n_pending(chunk.sequence) > 0",
+        "False",
+    ),
+    Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
 ]
