@@ -54,7 +54,7 @@ class Script:
     def add(self, text: str, marks: Sequence[Any] = ()) -> list[Event]:
         return [event for event in (next(self._rest, None),) if event is not None]
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool) -> list[Event]:
         return list(self._rest)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
@@ -211,3 +212,16 @@ def test_names_of_the_model(anthropic: ModuleType):
 
 def test_a_head_request_is_answered(server: Served):
     assert HTTP.head(server.url + "/").status_code == 200
+
+
+def test_a_schema_of_the_answer_is_kept(client: Any):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    reply = client.messages.create(**{**ASK, "max_tokens": 60, "extra_body": {}}, output_config=config)
+    assert json.loads(reply.content[0].text)["a"] in ("x", "y")
+    assert reply.stop_reason == "end_turn"

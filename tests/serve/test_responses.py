@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
@@ -197,3 +198,21 @@ def test_errors_are_of_the_classes_of_the_client(openai: ModuleType, client: Any
     assert error.value.param == "previous_response_id"
     with pytest.raises(openai.BadRequestError, match="unheard_of"):
         client.responses.create(**{**ASK, "extra_body": {"unheard_of": 1}})
+
+
+def test_a_schema_of_the_answer_is_kept(client: Any, server: Served):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    reply = client.responses.create(model="micro", input="hello", max_output_tokens=60, text={"format": form})
+    assert json.loads(reply.output_text)["a"] in ("x", "y")
+    assert (reply.status, reply.text.format.schema_) == ("completed", schema)
+    wrong = {**form, "schema": {**schema, "not": {}}}
+    refused = server.post(PATH, {**BODY, "text": {"format": wrong}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text.format")
+    loose = whole(server, text={"format": {**wrong, "strict": False}}, ignore_eos=False, max_output_tokens=60)
+    assert loose["mlx_engine"]["ignored"] == ["text.format: $.not"]
