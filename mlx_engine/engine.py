@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from typing_extensions import Unpack
 
+    from mlx_engine.chat import Answer
+    from mlx_engine.conversation.functions import Tool
     from mlx_engine.distributed.shard import Shard
     from mlx_engine.loop.async_stream import AsyncStream
     from mlx_engine.loop.hidden import Tap
@@ -329,6 +331,51 @@ class Engine:
         self.prompts.fitting(len(ids), max(map(len, encoded)), None)
         known = [t if isinstance(t, str) else None for t in texts]
         return ranked(known, encoded, choose(self.model, ids, encoded))
+
+    @shows_options
+    @names_options
+    def chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[OptionValues],
+    ) -> Answer:
+        """Answer a conversation, and return the text, the reasoning and the tool calls of the answer.
+
+        To go on after a call, append `message` of the result to the messages, and for each call a message such as
+        `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
+
+        Args:
+            messages: such as `{"role": "user", "content": "Hello"}`.
+            max_tokens: the largest number of new tokens, as for `stream`.
+            tools: what the model may call: Python functions, whose schema comes from their annotations and docstring,
+                or descriptions in the form of OpenAI's API.
+            tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+            parallel_tool_calls: whether one answer may have several calls.
+            variables: variables of the chat template, such as `enable_thinking`.
+            options: the options of a run, as for `stream`.
+
+        Raises:
+            OptionError: an option is invalid, or there are tools and the model's calls cannot be read.
+            ContextLengthError, ChatTemplateError, NotFiniteError: as for `stream`.
+        """
+        from mlx_engine.chat import answer_of, tool_choice_of
+        from mlx_engine.conversation.functions import tools_of
+        from mlx_engine.conversation.tools import with_choice
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+
+        described = tools_of(tools)
+        choice = tool_choice_of(tool_choice, described, is_parallel=parallel_tool_calls)
+        described = [] if tool_choice == "none" else described
+        run = constrained(Options.of(max_tokens, **options), is_chat=True)
+        run = replace(run, constraint=with_choice(run.constraint, self.tokenizer, described, choice))
+        ids = self.prompts.chat_ids(ChatPrompt(messages, described, variables=variables or {}))
+        return answer_of(self.run(ids, run), self.tokenizer, described)
 
     @shows_options
     @names_options

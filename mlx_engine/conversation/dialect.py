@@ -47,6 +47,7 @@ class Dialect:
     """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
 
     Attributes:
+        parts: contents that are lists of text parts, if the template has a loop over them; else one text.
         head: a system message at the beginning; else its text precedes that of the first user message.
         late: a system message later on, at its place; else it is a user message in `<system-reminder>` tags.
         developer: the role developer; else it is system.
@@ -64,6 +65,7 @@ class Dialect:
         results: the role tool; else results are user messages in `<tool_response>` tags.
     """
 
+    parts: bool = True
     head: bool = True
     late: bool = True
     developer: bool = True
@@ -81,7 +83,7 @@ class Dialect:
 
 
 PLAINEST = Dialect(
-    head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
+    parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
 )  # fmt: skip
 """User messages and answers in turns, and nothing else: every chat template can write these."""
 
@@ -92,7 +94,10 @@ def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteC
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
     """
-    found = _instructions(normal(messages), dialect)
+    found = normal(messages)
+    if not dialect.parts:
+        found = [{**message, "content": joined_parts(message["content"])} for message in found]
+    found = _instructions(found, dialect)
     found = _in_turns(_with_calls(found, dialect, write_calls), dialect)
     return [_with_reasoning(message) for message in found] if dialect.reasoning == "part" else found
 
@@ -186,13 +191,17 @@ def _ordered(messages: list[Dict]) -> list[Dict]:
     """Return the messages with each run of results in the order of the calls before it: many templates write no ids."""
     found: list[Dict] = []
     places: dict[str, int] = {}
+
+    def place(result: Dict) -> int:
+        return places.get(result.get("tool_call_id", ""), len(places))
+
     for message in messages:
         if message["role"] != TOOL:
             places = {call["id"]: i for i, call in enumerate(message.get("tool_calls", ()))}
             found.append(message)
             continue
-        place, at = places.get(message.get("tool_call_id", ""), len(places)), len(found)
-        while at and found[at - 1]["role"] == TOOL and places.get(found[at - 1].get("tool_call_id", ""), -1) > place:
+        at = len(found)
+        while at and found[at - 1]["role"] == TOOL and place(found[at - 1]) > place(message):
             at -= 1
         found.insert(at, message)
     return found

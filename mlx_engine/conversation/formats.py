@@ -449,7 +449,7 @@ class Format:
                 form.call.format(
                     name=name,
                     quoted=json.dumps(name, ensure_ascii=False),
-                    arguments=self._arguments(arguments),
+                    arguments=self.shown(arguments),
                     values=separator.join(values),
                     id=call.get("id", ""),
                     index=i,
@@ -463,12 +463,12 @@ class Format:
 
     def _value(self, value: Any) -> str:
         """Return an argument between tags, or after its name in Python."""
-        if self._content == "python-calls":
+        if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-    def _arguments(self, value: Any) -> str:
-        """Return arguments as JSON, or in the format's variant of it."""
+    def shown(self, value: Any) -> str:
+        """Return a value as JSON, or in the format's variant of it."""
         settings = self.template["fields"]["tool_calls"].get("content_args", {})
         quotes = (settings.get("string_delims") or [None])[0]
         if quotes is None:
@@ -476,9 +476,9 @@ class Format:
         if isinstance(value, str):
             return f"{quotes[0]}{value}{quotes[1]}"
         if isinstance(value, Mapping):
-            return "{" + ",".join(f"{key}:{self._arguments(item)}" for key, item in value.items()) + "}"
+            return "{" + ",".join(f"{key}:{self.shown(item)}" for key, item in value.items()) + "}"
         if isinstance(value, list | tuple):
-            return "[" + ",".join(map(self._arguments, value)) + "]"
+            return "[" + ",".join(map(self.shown, value)) + "]"
         return json.dumps(value)
 
 

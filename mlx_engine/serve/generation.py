@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from anyio import to_thread
 from starlette.responses import Response
 
+from mlx_engine.conversation.formats import required_format
 from mlx_engine.conversation.tools import with_choice
 from mlx_engine.engine import constrained
 from mlx_engine.loop.request import Request
@@ -121,7 +123,8 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
     for prompt in reading.prompts:
         if isinstance(prompt, ChatPrompt):
-            given = with_choice(given, engine.tokenizer, prompt.tools, reading.choice)
+            if prompt.tools:
+                required_format(engine.tokenizer)
             ids = engine.prompts.chat_ids(prompt, check=check)
         else:
             check(prompt if isinstance(prompt, str) else "")
@@ -131,6 +134,9 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
         options = Options.of(limit, logprobs=params.n_logprobs or 0, **given)
         with named(asked.param):
             options = constrained(options, is_chat=isinstance(prompt, ChatPrompt))
+            if isinstance(prompt, ChatPrompt):
+                chosen = with_choice(options.constraint, engine.tokenizer, prompt.tools, reading.choice)
+                options = replace(options, constraint=chosen)
             requests.append(engine.request(ids, options, n=params.n_choices))
     if isinstance(params, CompletionRequest) and params.echo:
         echoes = echoes_of(requests, reading.prompts, engine.tokenizer)

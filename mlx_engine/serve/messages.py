@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError, messages_error
 from mlx_engine.serve.parameters import Body, Reading, parse
-from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, tool_choice, wrong
+from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
@@ -124,8 +125,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         given = self.tool_choice or Choice("auto")
         tools = [] if given.type == "none" else _tools(chat, self.tools or ())
         prompt = ChatPrompt(chat.messages, tools, variables=self._variables(template))
-        choice = tool_choice(
-            tools,
+        choice = ToolChoice(
             is_required=given.type in ("any", "tool"),
             name=given.name if given.type == "tool" else None,
             is_parallel=given.disable_parallel_tool_use is not True,
@@ -239,15 +239,17 @@ def _read_answer(chat: Chat, content: Any, at: str) -> None:
 
 def _tools(chat: Chat, tools: Sequence[Json]) -> list[Json]:
     """Return the tools in the form of chat, without those that the API's own servers run."""
-    found = []
+    found: dict[str, Json] = {}
     for i, tool in enumerate(tools):
-        if tool.get("type") is not None and text_in(tool, "type", f"tools[{i}]") != "custom":
+        at = f"tools[{i}]"
+        if tool.get("type") is not None and text_in(tool, "type", at) != "custom":
             chat.ignore(f"tool {tool['type']:.80}")
-        else:
-            found.append(
-                function_tool(tool, f"tools[{i}]", name=text_in(tool, "name", f"tools[{i}]"), schema="input_schema")
-            )
-    return found
+            continue
+        name = text_in(tool, "name", at)
+        if name in found:
+            raise wrong("tools", "must have different names", name)
+        found[name] = function_tool(tool, at, name=name, schema="input_schema")
+    return list(found.values())
 
 
 class MessagesReply(PartsReply):

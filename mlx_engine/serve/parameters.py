@@ -284,11 +284,8 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     def _tool_choice(self) -> ToolChoice:
         given = self.tool_choice
-        return ToolChoice(
-            is_required=given is not None and given not in ("auto", "none"),
-            name=given.function.name if isinstance(given, NamedTool) else None,
-            is_parallel=self.parallel_tool_calls is not False,
-        )
+        form = msgspec.to_builtins(given) if isinstance(given, NamedTool) else given
+        return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
         """Check the parameters. The engine checks the messages, except their roles, which it would accept as given."""

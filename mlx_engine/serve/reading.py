@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.tokenizer.chat_prompt import SWITCHES, reads
 
@@ -157,24 +156,6 @@ def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -
     if isinstance(tool.get("strict"), bool):
         function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
-
-
-def tool_choice(tools: Sequence[Json], *, is_required: bool, name: str | None, is_parallel: bool) -> ToolChoice:
-    """Return which of the tools of a chat an answer calls.
-
-    Raises:
-        ApiError: two tools have the same name, or a call is required of a tool that is not there.
-    """
-    names = [tool["function"]["name"] for tool in tools]
-    twice = next((one for i, one in enumerate(names) if one in names[:i]), None)
-    if twice is not None:
-        raise wrong("tools", "must have different names", twice)
-    if is_required and not names:
-        message = "tool_choice needs tools, and there is none that this server can offer"
-        raise ApiError(400, message, param="tool_choice", code="invalid_value")
-    if name is not None and name not in names:
-        raise wrong("tool_choice", "must name one of the tools", name)
-    return ToolChoice(is_required, name, is_parallel)
 
 
 def thinking_variables(template: str | None, is_on: bool | None, effort: str | None) -> Json:

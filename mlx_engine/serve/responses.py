@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.call import Call
 from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.parameters import Body, Reading, parse
-from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, tool_choice, wrong
+from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
 from mlx_engine.serve.replies import new_id
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
@@ -133,8 +134,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             raise wrong("input", "must have at least one message", self.input)
         wanted = self._choice()
         given = [] if wanted == "none" else tools.of_chat
-        choice = tool_choice(
-            given,
+        choice = ToolChoice(
             is_required=wanted not in ("auto", "none"),
             name=None if isinstance(wanted, str) else tools.flat_name(None, wanted["name"]),
             is_parallel=self.parallel_tool_calls is not False,

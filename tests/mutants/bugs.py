@@ -346,6 +346,16 @@ MUTANTS = [
         "pass",
     ),
     Mutant("BOS written twice", "_with_bos", "bos_id is None or ids[:1] == [bos_id]", "bos_id is None"),
+    # ---- Research ----
+    Mutant("logits of discarded tokens stay", "Session.rewind", "self._row = None", "pass"),
+    Mutant("processors change the reported probabilities", "_edited", "np.array(be.host(logits))", "be.host(logits)"),
+    Mutant(
+        "a pass for hidden states goes on with composed results",
+        "_twice",
+        "return fused(*args, **kwargs)",
+        "return composed(self, *args, **kwargs)",
+    ),
+    Mutant("a processor that fails ends the pass", "_edited", "chunk.error = error", "raise error"),
     # ---- Conversations ----
     Mutant("tools make markers", "TemplateInput.map_texts", "map_values(self.tools, change)", "self.tools"),
     Mutant("names are trusted", "map_texts", 'key == "role"', 'key in ("role", "name")'),

@@ -216,3 +216,20 @@ def test_a_schema_of_the_answer_is_kept(client: Any, server: Served):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text.format")
     loose = whole(server, text={"format": {**wrong, "strict": False}}, ignore_eos=False, max_output_tokens=60)
     assert loose["mlx_engine"]["ignored"] == ["text.format: $.not"]
+
+
+def test_a_required_call_is_made_by_the_model_itself(smith: Served, openai: ModuleType):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    get = {"type": "function", "name": "get", "description": "Get.", "parameters": schema}
+    web = {"type": "namespace", "name": "web", "description": "The web.", "tools": [get]}
+    ask = {"model": "tools", "input": "hello", "tools": [web], "tool_choice": "required", "parallel_tool_calls": False}
+    with openai.OpenAI(**options(smith)) as client:
+        (item,) = client.responses.create(**ask, max_output_tokens=200).output
+        with client.responses.stream(**ask, max_output_tokens=200) as events:
+            (streamed,) = events.get_final_response().output
+    for call in (item, streamed):
+        assert (call.type, call.namespace, call.name, call.status) == ("function_call", "web", "get", "completed")
+        assert json.loads(call.arguments)["n"] in (1, 2)
+    assert item.call_id != streamed.call_id
+    refused = smith.post(PATH, {**BODY, "model": "tools", "tool_choice": "required"}).json()["error"]
+    assert refused["param"] == "tool_choice"

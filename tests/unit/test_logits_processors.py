@@ -143,7 +143,16 @@ class Faulty:
 
 
 def test_a_processor_that_fails_ends_its_run_alone(engine):
-    good, bad, other = engine.generate_batch([PROMPT, [1, 2, 3, 4], "The"], 9, processors=[None, [Faulty()], None])
+    lengths = []
+
+    def counted(ids, logits):
+        lengths.append(len(ids))
+        return logits
+
+    prompts = [PROMPT, [1, 2, 3, 4], "The"]
+    good, bad, other = engine.generate_batch(prompts, 9, processors=[counted, [Faulty()], None])
+    first = len(engine.prompt_ids(PROMPT))
+    assert lengths == list(range(first, first + 9))  # no pass was repeated
     assert (bad.finish_reason, len(bad.token_ids)) == ("error", 3)
     assert str(bad.error) == "processors[0] (Faulty) failed after 7 tokens: KeyError: 'at the third token'"
     shown = "".join(traceback.format_exception(bad.error.__cause__))
