@@ -326,7 +326,7 @@ class _Probe:
         """Return the first candidate that writes all conversations, in sound JSON if one does; else the last one."""
         candidates = [each for each in candidates if self._has_calls or not each.calls]
         prompts = [
-            ChatPrompt(rewritten(messages, candidate, _in_tags), tools=self._tools)
+            ChatPrompt(rewritten(messages, candidate, json.dumps), tools=self._tools)
             for candidate in candidates
             for messages in conversations
         ]
