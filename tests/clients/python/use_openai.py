@@ -187,8 +187,8 @@ def bad_requests() -> None:
         ({"messages": []}, "messages", "invalid_value"),
         ({"max_completion_tokens": 10_000}, "messages", "context_length_exceeded"),
         ({"extra_body": {"best": True}}, "best", "unknown_parameter"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
     ]:
         for stream in (False, True):
