@@ -42,6 +42,7 @@ from mlx_engine.loop.memory import Traffic, pool_for
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
+from mlx_engine.loop.row_reader import PromptLogprobs
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.cores import bounded_threads
@@ -236,6 +237,25 @@ class Engine:
             logits = forward_logits(self.model, new)
             check_logits(self.model, logits, checked)
             return mx.array(self.backend.host(logits))
+
+    def logprobs(self, prompt: Prompt) -> mx.array:
+        """Return the float32 log-probability (n - 1,) of each of a prompt's n tokens after the first.
+
+        The prompt is run in chunks, and its logits are dropped as they are read. `generate(prompt, 0,
+        prompt_logprobs=N)` also lists the N most likely tokens at each place.
+
+        Args:
+            prompt: text, which gets a BOS token if the file asks for one; token ids; or messages.
+
+        Raises:
+            OptionError: the prompt is empty, or has an id that is not in the vocabulary.
+            ContextLengthError: the prompt is longer than the context.
+            NotFiniteError: logits are NaN or infinite.
+        """
+        import mlx.core as mx
+
+        found = drained(self.run(prompt, Options(0, prompt_logprobs=0))).prompt_logprobs or []
+        return mx.array([token.logprob for token in found], dtype=mx.float32)
 
     @shows_options
     @names_options
@@ -467,7 +487,9 @@ class RequestBuilder:
         max_tokens = self.fitting(len(prompt_ids), options.max_tokens, options.context_len)
         end_ids = self.tokenizer.eog_ids
         outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
-        return Request(prompt_ids, options, outputs, metrics=metrics)
+        n_top = options.prompt_logprobs
+        reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
+        return Request(prompt_ids, options, outputs, metrics=metrics, reader=reader)
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""

@@ -313,6 +313,11 @@ class Options:
         None, "Compute the log-probability of every new token, and list the N most likely at its place, 0 to 20.",
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
+    prompt_logprobs: int | None = option(
+        None, "Compute the log-probability of every token of the prompt, and list the N most likely at its place, 0 to "
+        "20. The prompt is then read without the prefix cache.",
+        int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", is_rare=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid."""
@@ -379,6 +384,7 @@ class OptionValues(TypedDict, total=False):
     timeout: float | None
     context_len: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
 
 
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

@@ -29,15 +29,22 @@ class TokenLogprobs:
         token_id: the token.
         logprob: the natural logarithm of its probability, a float32 value.
         top: pairs (token id, log-probability), most likely first, and of equally likely tokens the lower id first.
+        rank: 1 for the most likely token, 1 more for each token that is more likely; None if it was not asked for.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
-def token_logprobs(backend: Backend, logits: np.ndarray, token_id: int, n_top: int = 0) -> TokenLogprobs:
-    """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,)."""
+def token_logprobs(
+    backend: Backend, logits: np.ndarray, token_id: int, n_top: int = 0, *, ranked: bool = False
+) -> TokenLogprobs:
+    """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,).
+
+    With `ranked`, also return the rank of the token.
+    """
     top = float(logits.max())
     log_sum = natural_log(backend.sum_exp(logits, top))
 
@@ -45,7 +52,8 @@ def token_logprobs(backend: Backend, logits: np.ndarray, token_id: int, n_top: i
         return float(np.float32(float(logits[i]) - top - log_sum))
 
     alternatives = largest(logits, n_top).tolist() if n_top else []
-    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives))
+    rank = 1 + int(np.count_nonzero(logits > logits[token_id])) if ranked else None
+    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives), rank)
 
 
 def natural_log(x: float) -> float:

@@ -61,10 +61,11 @@ class _Pass:
     Attributes:
         batch: its batch.
         chunks: the chunks that it runs, without those that were dropped.
-        n_rows: the number of rows of its logits.
+        n_rows: the number of rows of its logits or hidden states.
         started: the time when it was submitted.
         reply: waits for the logits of a pass that several machines run; None for other passes.
         check: the check of the logits that tokens were chosen from.
+        rows: its logits or hidden states, if readers of requests get some of them.
         sampling: the time of choosing tokens; None if it was not measured.
     """
 
@@ -74,6 +75,7 @@ class _Pass:
     started: float
     reply: Callable[[], Array] | None = None
     check: FiniteCheck | None = None
+    rows: Array | None = None
     sampling: float | None = None
 
 
@@ -186,21 +188,23 @@ class ModelRunner:
             self._last_had_no_choice = False
         start, inputs, n_rows = self._clock(), [], 0
         for chunk in chunks:
-            inputs.append(SequenceInput(chunk.sequence.unread[: chunk.n], chunk.sequence.kv, int(bool(chunk.samplers))))
-            chunk.row, n_rows = n_rows, n_rows + bool(chunk.samplers)
+            inputs.append(SequenceInput(chunk.sequence.unread[: chunk.n], chunk.sequence.kv, chunk.n_wanted))
+            n_rows += chunk.n_wanted
+            chunk.row = n_rows - 1
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(inputs)
-        if model.is_shared:
+        if model.is_shared and not any(chunk.n_read for chunk in chunks):
             batch.best = best_of([sampler for chunk in chunks for sampler in chunk.samplers])
         submitted = _Pass(batch, chunks, n_rows, start)
         try:
             if self._is_staged:
                 submitted.reply = model.submit(batch)
             else:
-                logits = model.forward(batch)
-                if logits is not None:
-                    self._choose(submitted, logits)
+                is_hidden = chunks[0].sequence.request.is_hidden
+                rows = model.forward_hidden(batch) if is_hidden else model.forward(batch)
+                if rows is not None:
+                    self._take(submitted, rows)
         except BaseException:
             batch.roll_back()
             raise
@@ -210,6 +214,15 @@ class ModelRunner:
             self._n_passes += 1
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
         return submitted
+
+    def _take(self, submitted: _Pass, rows: Array) -> None:
+        """Choose the tokens of a pass, and keep the rows for the readers until the pass is settled."""
+        if any(chunk.n_read for chunk in submitted.chunks):
+            submitted.rows = rows
+        if any(chunk.samplers for chunk in submitted.chunks):
+            self._choose(submitted, rows)
+        else:
+            (self._model.backend.begin if self.overlaps else self._model.backend.wait)([rows])
 
     def _choose(self, submitted: _Pass, logits: Array) -> None:
         """Choose the tokens of a pass. No sampler has changed if this fails."""
@@ -238,14 +251,17 @@ class ModelRunner:
         Chunks that have failed are committed, too: the scheduler drops their sequences.
         """
         if submitted.reply is not None:
-            self._choose(submitted, submitted.reply())
+            self._take(submitted, submitted.reply())
             submitted.reply = None
             for chunk in submitted.chunks:
                 chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[:1])]
         bad = submitted.check.bad_rows() if submitted.check else {}
-        failed, chosen = [], []
+        failed, chosen = self._read(submitted), []
+        unreadable = [chunk for chunk, _ in failed]
         for chunk in submitted.chunks:
             first = chunk.choices[0] if chunk.choices else None
+            if chunk in unreadable:
+                continue
             if first is not None and first.row in bad:
                 ids = chunk.sequence.sampler.ids[: first.position]
                 failed.append((chunk, not_finite(self._model, ids, bad[first.row])))
@@ -260,3 +276,22 @@ class ModelRunner:
                 unread[-1] = tokens[0]
         self._flight.popleft()
         return chosen, failed
+
+    def _read(self, submitted: _Pass) -> list[tuple[ScheduledChunk, NotFiniteError]]:
+        """Hand the rows of the oldest pass to the readers; return the chunks whose rows are not finite."""
+        failed, of_pass, be = [], submitted.rows, self._model.backend
+        for chunk in submitted.chunks:
+            reader = chunk.sequence.request.reader
+            if of_pass is None or reader is None or not chunk.n_read:
+                continue
+            rows = be.host(of_pass)[chunk.row + 1 - chunk.n_read : chunk.row + 1]
+            first = chunk.sequence.kv.length + chunk.n - chunk.n_read
+            bad = [
+                i for i, total in enumerate(rows.sum(axis=1)) if not (np.isfinite(total) or np.isfinite(rows[i]).all())
+            ]
+            if bad:
+                ids = chunk.sequence.ids[: first + bad[0] + 1]
+                failed.append((chunk, not_finite(self._model, ids, rows[bad[0]])))
+            else:
+                reader.read(be, first, rows)
+        return failed

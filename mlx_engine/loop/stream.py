@@ -39,6 +39,7 @@ class Generation:
             timeout came first, "error" if it failed; None while the run continues.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token, if they were asked for.
+        prompt_logprobs: those of each token of the prompt after the first, if they were asked for.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
     """
@@ -50,6 +51,7 @@ class Generation:
     prompt_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     n_cached: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
     error: NotFiniteError | None = None
 
     def __repr__(self) -> str:
@@ -140,6 +142,7 @@ class Stream:
             list(request.prompt_ids),
             None if output.logprobs is None else list(output.logprobs),
             request.n_cached,
+            request.prompt_logprobs,
         )
 
     def _step(self, scheduler: Scheduler) -> None:

@@ -66,8 +66,8 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         params.forget_prompt()
         call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params))
-        if isinstance(reply, CompletionReply):
-            reply.echoes = echoes
+        if isinstance(reply, CompletionReply) and isinstance(params, CompletionRequest):
+            reply.echoes, reply.is_scored = echoes, params.is_scored
     # Nothing may be awaited here: the places are free until the call has them.
     await _answer(service, params, call, reply, respond, form.prompt)
 
@@ -94,6 +94,7 @@ def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[st
         "model": service.model,
         "fingerprint": service.fingerprint,
         "n_logprobs": params.n_logprobs,
+        "n_prompt_logprobs": params.prompt_logprobs,
         "includes_usage": params.includes_usage,
         "explains_cache": service.explains_cache,
         "bandwidth": lambda: service.bandwidth,  # it may be measured before the reply is complete

@@ -94,6 +94,7 @@ OPERATIONS = [
     Operation(
         "post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, POST_ERRORS, DetokenizeRequest
     ),
+    Operation("get", "/tokenizer_info", "tokenizer", "Describe the tokenizer", replies.TokenizerInfo, (401, 403, 503)),
     Operation("get", "/v1/models", "models", "List the model", replies.ModelList, (401, 403, 503)),
     Operation("get", "/v1/models/{name}", "model", "Describe the model", replies.Model, (401, 403, 404, 503)),
     Operation("get", "/health", "health", "Report whether requests are taken", replies.Health, (403,)),
@@ -176,19 +177,28 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
             "type": "array", "items": {"type": "string", **STOP}, "maxItems": MOST_STOPS,
         }  # fmt: skip
         schema["properties"] |= known
-        schema["allOf"] = [_needs("stream_options", {"type": "object"}, "stream", {"const": True})]
+        schema["allOf"] = [
+            _needs("stream_options", {"type": "object"}, "stream", {"const": True}),
+            _forbids("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
+        ]
     messages = {"type": "array", "minItems": 1, "maxItems": service.context, "items": _message()}
     chat["properties"]["messages"] = messages
     chat["properties"]["top_logprobs"]["anyOf"][0].update(ALTERNATIVES)
     chat["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True}))
     completion["properties"]["logprobs"]["anyOf"][0].update(ALTERNATIVES)
-    completion["allOf"].append(_forbids("echo", {"const": True}, "logprobs", {"type": "integer"}))
     ids: Schema = {"type": "array", "minItems": 1, "items": token}
     texts = {**TEXTS, "minItems": 1}
     completion["properties"]["prompt"] = {
         "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
     }
     schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, maxItems=service.most_ids)
+    one: Schema = {"type": "string"}
+    schemas["TokenizeRequest"]["oneOf"] = [
+        {"properties": {"content": one, "prompt": {"type": "null"}}, "required": ["content"]},
+        {"properties": {"prompt": one, "content": {"type": "null"}}, "required": ["prompt"]},
+    ]
+    for name in ("TokenizeRequest", "DetokenizeRequest"):
+        schemas[name]["properties"]["model"] = {"enum": [service.model, None]}
 
 
 def _message() -> Schema:

@@ -45,7 +45,11 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 DECLARED = {f.name: about for f, about in declared() if about.parameter is not None}
 
 if TYPE_CHECKING:
-    RunParameters = msgspec.Struct
+
+    class RunParameters(msgspec.Struct):
+        """The options that the code below reads by their names."""
+
+        prompt_logprobs: int | None
 else:
     RunParameters = msgspec.defstruct(
         "RunParameters",
@@ -115,6 +119,8 @@ class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
             _require(n is None or n >= 0, name, "must be at least 0", n)
+        is_streamed = self.prompt_logprobs is not None and self.stream
+        _require(not is_streamed, "prompt_logprobs", "are not available in a stream: leave out stream")
         without_stream = self.stream_options is not None and not self.stream
         _require(not without_stream, "stream_options", "needs stream: true")
 
@@ -175,6 +181,17 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return self.logprobs
 
     @property
+    def is_scored(self) -> bool:
+        """Whether `logprobs` of a choice has the tokens of the prompt, too."""
+        return bool(self.echo) and self.logprobs is not None
+
+    def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return keyword arguments of `Options.of`; log-probabilities that an echo needs are those of the prompt."""
+        given = super().options(defaults)
+        n = self.logprobs if self.is_scored else None
+        return given if n is None else {**given, "prompt_logprobs": max(n, self.prompt_logprobs or 0)}
+
+    @property
     def limit(self) -> int:
         """The largest number of new tokens."""
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
@@ -193,24 +210,43 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         """Check the parameters."""
         super().check(slots)
         _require_alternatives("logprobs", self.logprobs)
-        scored = bool(self.echo) and self.logprobs is not None
-        _require(not scored, "logprobs", "of a prompt are not implemented: leave out echo")
         kinds = {type(item) for item in self.prompt} if isinstance(self.prompt, list) else {str}
         rule = "must be a text, a list of texts, a list of token ids, or a list of such lists"
         _require(len(kinds) == 1, "prompt", f"{rule}, and is {'a mixture' if kinds else 'an empty list'}")
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /tokenize. With `special`, control tokens that are spelled in the text become their ids."""
+    """The body of POST /tokenize, in llama.cpp's form (`content`) or in vLLM's (`prompt`).
 
-    content: str
+    With `special`, control tokens that are spelled in `content` become their ids; those in `prompt` always do. A BOS
+    token is added to `prompt` if the model's files ask for one, unless `add_special_tokens` is false.
+    """
+
+    content: str | None = None
     special: bool = False
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    model: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            ApiError: there is none, or there are two.
+        """
+        text = self.content if self.prompt is None else self.prompt
+        if text is None:
+            raise ApiError(400, "the parameter content is missing", param="content", code="missing_required_parameter")
+        _require(self.content is None or self.prompt is None, "prompt", "cannot be combined with content")
+        return text
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /detokenize."""
 
     tokens: list[int]
+    model: str | None = None
 
 
 def chat_request(body: bytes) -> ChatRequest:

@@ -10,6 +10,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlx_engine.cache.prefix import SHOWN
@@ -32,6 +33,7 @@ class Reply(ABC):
         model: the name of the model.
         fingerprint: names what computed the answer.
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
+        n_prompt_logprobs: the same for `prompt_logprobs`, vLLM's log-probabilities of the prompts.
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
         explains_cache: whether the reply says where the prompts leave the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
@@ -50,12 +52,14 @@ class Reply(ABC):
         model: str,
         fingerprint: str,
         n_logprobs: int | None = None,
+        n_prompt_logprobs: int | None = None,
         includes_usage: bool = False,
         explains_cache: bool = True,
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._call, self._tokenizer, self._n_logprobs = call, tokenizer, n_logprobs
+        self._n_prompt_logprobs = n_prompt_logprobs
         self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
         self._usage: Json = {"usage": None} if includes_usage else {}
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
@@ -160,6 +164,11 @@ class Reply(ABC):
             n -= 1
         return output.logprobs[after.n_tokens : n]
 
+    def _prompt_logprobs(self, request: Request) -> Json:
+        """Return the key `prompt_logprobs`, if it was asked for."""
+        n, tokens = self._n_prompt_logprobs, request.prompt_logprobs
+        return {} if n is None or tokens is None else {"prompt_logprobs": prompt_logprobs(self._tokenizer, tokens, n)}
+
     @abstractmethod
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         """Return a choice of the whole reply."""
@@ -188,6 +197,10 @@ class ChatReply(Reply):
 
     def _reader(self, i: int) -> Reasoning:
         return Reasoning.after(self._tokenizer, self._owners[i].prompt_ids)
+
+    def whole(self) -> Json:
+        """Return the reply, when all answers have ended."""
+        return {**super().whole(), **self._prompt_logprobs(self._call.requests[0])}
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         thought, said = split([text], self._reader(i))
@@ -224,24 +237,50 @@ class CompletionReply(Reply):
 
     Attributes:
         echoes: the text before each choice: its prompt, or nothing.
+        is_scored: whether log-probabilities begin with those of the echo.
     """
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     echoes: Sequence[str] = ()
+    is_scored = False
 
     def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
         super().__init__(call, tokenizer, **about)
         self._offsets = [0] * len(call.outputs)
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
-        return {
-            **self._text(i, self._echo(i) + text, tokens, len(self._echo(i))),
-            "finish_reason": progress.finish_reason,
-        }
+        found = self._text(i, self._echo(i) + text, tokens, len(self._echo(i)))
+        if self.is_scored:
+            before, after = self._echo_logprobs(i), found["logprobs"]
+            found["logprobs"] = {name: [*before[name], *after[name]] for name in before}
+        return {**found, "finish_reason": progress.finish_reason, **self._prompt_logprobs(self._owners[i])}
 
     def _opening(self, i: int) -> list[Json]:
         self._offsets[i] = len(self._echo(i))
+        if self.is_scored:
+            return [{**self._text(i, self._echo(i), None, 0), "logprobs": self._echo_logprobs(i)}]
         return [self._text(i, self._echo(i), None, 0)] if self._echo(i) else []
+
+    def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
+        """Return the log-probabilities of tokens; after an echo with them, also that of an end-of-text token.
+
+        Clients that score prompts generate one token, and cut off the last entry, whatever that token was.
+        """
+        if self.is_scored:
+            return (output.logprobs or [])[after.n_tokens : until.n_tokens]
+        return super()._tokens(i, output, after, until)
+
+    def _echo_logprobs(self, i: int) -> dict[str, list[Any]]:
+        """Return the value of `logprobs` for the prompt of a choice."""
+        request, n = self._owners[i], self._n_logprobs or 0
+        tokens = [replace(token, top=token.top[:n]) for token in request.prompt_logprobs or ()]
+        found = completion_logprobs(self._tokenizer, tokens, 0)
+        return {
+            "tokens": [_token_text(self._tokenizer, request.prompt_ids[0]), *found["tokens"]],
+            "token_logprobs": [None, *found["token_logprobs"]],
+            "top_logprobs": [None, *found["top_logprobs"]],
+            "text_offset": prompt_offsets(self._tokenizer, request.prompt_ids, self._echo(i)),
+        }
 
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
         choice = self._text(i, text, tokens, self._offsets[i])
@@ -254,7 +293,7 @@ class CompletionReply(Reply):
     def _echo(self, i: int) -> str:
         return self.echoes[i] if self.echoes else ""
 
-    def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> Json:
+    def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> dict[str, Any]:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
         return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
 
@@ -410,7 +449,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs]) -> dict
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, object]:
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, list[Any]]:
     """Return the value of `logprobs` of a choice of /v1/completions.
 
     Args:
@@ -429,6 +468,31 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
         "top_logprobs": [{_token_text(tokenizer, i): value for i, value in reversed(token.top)} for token in tokens],
         "text_offset": offsets,
     }
+
+
+def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
+    """Return where each token of a prompt begins in its text, in characters.
+
+    A BOS token that was added to a text takes none; the later bytes of a character begin where it does.
+    """
+    stream, offsets, n = tokenizer.stream(), list[int](), 0
+    is_added = ids[0] == tokenizer.bos_id and not text.startswith(_token_text(tokenizer, ids[0]))
+    for i, token_id in enumerate(ids):
+        offsets.append(min(n, len(text)))
+        n += 0 if i == 0 and is_added else len(stream.add(token_id))
+    return offsets
+
+
+def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
+    """Return the value of `prompt_logprobs`: for each token of a prompt, it and the likely ones by ids; first null."""
+    found: list[object] = [None]
+    for token in tokens:
+        ranked = [(token.token_id, token.logprob, token.rank)]
+        ranked += [(i, p, rank) for rank, (i, p) in enumerate(token.top[:n_top], start=1) if i != token.token_id]
+        found.append(
+            {str(i): {"logprob": p, "rank": rank, "decoded_token": _token_text(tokenizer, i)} for i, p, rank in ranked}
+        )
+    return found
 
 
 def _described(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:

@@ -132,6 +132,7 @@ class ChatCompletion(Head):
     choices: list[ChatChoice]
     usage: Usage
     mlx_engine: Receipt
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(Reply, omit_defaults=True):
@@ -161,12 +162,27 @@ class ChatCompletionChunk(Head):
 
 
 class TextLogprobs(Reply):
-    """Log-probabilities of the tokens of an answer of /v1/completions."""
+    """Log-probabilities of the tokens of an answer of /v1/completions, after those of an echo.
+
+    The first token of an echo has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class RankedLogprob(Reply):
+    """A token of a prompt, or one that is likely in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of each token of a prompt, by ids; the first has none.
+PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class TextChoice(Reply):
@@ -176,6 +192,7 @@ class TextChoice(Reply):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextCompletion(Head):
@@ -208,12 +225,25 @@ class Tokens(Reply):
 
     tokens: list[int]
     count: int
+    max_model_len: int
 
 
 class Text(Reply):
-    """The reply of /detokenize."""
+    """The reply of /detokenize: the text, by llama.cpp's name and by vLLM's."""
 
     content: str
+    prompt: str
+
+
+class TokenizerInfo(Reply):
+    """The reply of /tokenizer_info."""
+
+    bos_token: str | None
+    eos_token: str | None
+    add_bos_token: bool
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
 
 
 class Health(Reply):

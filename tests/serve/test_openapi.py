@@ -48,6 +48,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"metadata": {"a": [1]}, "user": "x", "service_tier": "auto", "store": None}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b", "refusal": None}]}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 1}),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0, "max_tokens": 1, "prompt_logprobs": 3}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0}),
     (COMPLETIONS, {"prompt": ["a", "b"], "logprobs": 0, "echo": False, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
@@ -88,7 +89,7 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": ["a", 1]}),
     (COMPLETIONS, {"prompt": [-1]}),
     (COMPLETIONS, {"prompt": "a", "best_of": True}),
-    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0}),
+    (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 0, "stream": True}),
     (DETOKENIZE, {"tokens": [1.5]}),
 ]
 
