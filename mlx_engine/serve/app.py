@@ -239,7 +239,7 @@ async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> Non
     """Describe the tokenizer as vLLM does: clients that tokenize by this server look here for its end-of-text token."""
     tokenizer = service.engine.tokenizer
     names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    found: dict[str, object] = {name: None if i is None else tokenizer.token(i) for name, i in names.items()}
+    found: dict[str, object] = {name: None if i is None else tokenizer.token(i) or None for name, i in names.items()}
     found |= {"add_bos_token": tokenizer.add_bos, "chat_template": tokenizer.chat_template}
     await respond(json_response({**found, "vocab_size": tokenizer.vocab_size, "model_max_length": service.context}))
 
