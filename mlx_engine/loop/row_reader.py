@@ -7,9 +7,10 @@ a vocabulary of 150,000 would take 5 GB.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -68,3 +69,51 @@ class PromptLogprobs(RowReader):
         """Append the log-probabilities of the token after `position`."""
         token_id = self._prompt_ids[position + 1]
         self.tokens.append(token_logprobs(backend, row, token_id, self._n_top, ranked=True))
+
+
+class LastLogits(RowReader):
+    """The logits of some tokens after a whole prompt.
+
+    Attributes:
+        values: float64, in the order of the tokens; empty before the prompt has been run.
+    """
+
+    def __init__(self, n_prompt: int, token_ids: Sequence[int]) -> None:
+        super().__init__(n_prompt - 1, n_prompt)
+        self._token_ids = token_ids
+        self.values: list[float] = []
+
+    def read_row(self, backend: Backend, position: int, row: np.ndarray) -> None:
+        """Keep the logits."""
+        self.values = [float(row[i]) for i in self._token_ids]
+
+
+class PooledHidden(RowReader):
+    """The hidden states of a prompt as one vector: of the last token, of the first ("cls"), or the mean of all.
+
+    The mean is a sum in float64 in the order of positions.
+    """
+
+    kind = "hidden"
+
+    def __init__(self, n_prompt: int, pooling: Literal["last", "mean", "cls"]) -> None:
+        super().__init__(n_prompt - 1 if pooling == "last" else 0, 1 if pooling == "cls" else n_prompt)
+        self._n, self._sum = self.end - self.start, cast("np.ndarray | None", None)
+
+    def read_row(self, backend: Backend, position: int, row: np.ndarray) -> None:
+        """Add a hidden state (D,)."""
+        added = row.astype(np.float64)
+        self._sum = added if self._sum is None else self._sum + added
+
+    def vector(self, dimensions: int | None = None, *, normalized: bool) -> np.ndarray:
+        """Return the float32 vector (D,), or its first `dimensions`; `normalized` divides it by its length then.
+
+        Raises:
+            ValueError: the prompt has not been run.
+        """
+        if self._sum is None or self.start < self.end:
+            raise ValueError(f"vector: expected a prompt that has been run, found {self.end - self.start} rows missing")
+        x = (self._sum / self._n)[:dimensions]
+        if normalized:  # `fsum` is exact in any order
+            x = x / max(math.sqrt(math.fsum((x * x).tolist())), 1e-12)
+        return x.astype(np.float32)
