@@ -1,7 +1,7 @@
 """A small, readable LLM inference engine on MLX arrays.
 
-The public names are `load`, `Engine`, `Tensor`, `create_backend`, `open_gguf`, `load_tokenizer` and `errors`. Each is
-imported on first use, so that `import mlx_engine` is fast.
+The public names are `load`, `Engine`, `Constraint`, `Tensor`, `create_backend`, `open_gguf`, `load_tokenizer` and
+`errors`. Each is imported on first use, so that `import mlx_engine` is fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if sys.platform == "darwin":
 
 __version__ = "0.4.0"
 
-__all__ = ["Engine", "Tensor", "create_backend", "errors", "load", "load_tokenizer", "open_gguf"]
+__all__ = ["Constraint", "Engine", "Tensor", "create_backend", "errors", "load", "load_tokenizer", "open_gguf"]
 
 if TYPE_CHECKING:
     from mlx.core import array as Tensor  # noqa: N812
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from mlx_engine import errors
     from mlx_engine.backends import create_backend
     from mlx_engine.checkpoint.gguf import open_gguf
+    from mlx_engine.constraint import Constraint
     from mlx_engine.engine import Engine, load
     from mlx_engine.tokenizer import load_tokenizer
 
 _HOMES = {
+    "Constraint": ("mlx_engine.constraint", "Constraint"),
     "Engine": ("mlx_engine.engine", "Engine"),
     "Tensor": ("mlx.core", "array"),
     "create_backend": ("mlx_engine.backends", "create_backend"),

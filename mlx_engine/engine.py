@@ -14,11 +14,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.pooling import read_pooling
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.config.rope import context_notes
+from mlx_engine.constraint import Constraint
 from mlx_engine.errors import (
     ClosedError,
     ContextLengthError,
@@ -42,6 +43,7 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
+from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
 from mlx_engine.loop.finite import check_logits
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.memory import Traffic, pool_for
@@ -58,6 +60,7 @@ from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
     UNTIL_FULL,
+    BatchOptionValues,
     Options,
     OptionValues,
     names_options,
@@ -66,7 +69,7 @@ from mlx_engine.options import (
 )
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.weights.model import Loaded, Model, Planned, plan_model
+from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
 from mlx_engine.weights.need import expansions, need_of
 from mlx_engine.weights.outline import outlined
 
@@ -74,7 +77,12 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from typing_extensions import Unpack
 
+    from mlx_engine.chat import Answer
+    from mlx_engine.conversation.functions import Tool
     from mlx_engine.distributed.shard import Shard
+    from mlx_engine.loop.async_stream import AsyncStream
+    from mlx_engine.loop.hidden import Tap
+    from mlx_engine.research import Session, TextChoice
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
@@ -86,6 +94,8 @@ Self = TypeVar("Self", bound="Engine")
 
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32
+# The values that `hidden_states` returns by default.
+LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
 
@@ -165,6 +175,7 @@ class Engine:
         self.n_tensors, self.n_parameters = len(planned.tensors), planned.n_parameters
         about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
         self._model: Model | None = model
+        self._taps: list[Tap] | None = None
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
@@ -203,9 +214,9 @@ class Engine:
         return self._prompts
 
     @property
-    def config(self) -> Any:
+    def config(self) -> ModelConfig:
         """The model's config, see the model file."""
-        return self.model.config
+        return cast("ModelConfig", self.model.config)
 
     @property
     def backend(self) -> Backend:
@@ -308,6 +319,135 @@ class Engine:
             drained(stream)
         return [self.prompts.relevance(request) for request in requests]
 
+    def tap_names(self) -> list[Tap]:
+        """Return all named values of a forward pass in the order of computation: name, shape and meaning of each.
+
+        Raises:
+            ModelError: several processes share the model.
+        """
+        from mlx_engine.loop.hidden import taps
+
+        if self._taps is None:
+            self._taps = taps(self.model)
+        return list(self._taps)
+
+    def hidden_states(self, prompt: Prompt, names: str | Sequence[str] = LAYER_OUTPUTS) -> dict[str, mx.array]:
+        """Return intermediate values (T, ...) of all tokens of a prompt, float32, by name.
+
+        The bits are those of every other pass. Long prompts are read in chunks: keys and values and the results need
+        memory, nothing else grows. Values that are not finite are returned as they are.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            names: names that `tap_names` lists, or patterns of them such as "blk.*.attn_out"; by default the input
+                of the first layer and the output of every layer.
+
+        Raises:
+            OptionError: a name or pattern matches no value, or the prompt is empty.
+            ContextLengthError, ChatTemplateError: the prompt cannot be run.
+            ModelError: several processes share the model.
+        """
+        import mlx.core as mx
+
+        from mlx_engine.loop.hidden import hidden_states, matching
+
+        ids = self.prompts.ids(prompt)
+        self.prompts.fitting(len(ids) - 1, 1, None)
+        chosen = matching(names, [tap.name for tap in self.tap_names()])
+        return {name: mx.array(values) for name, values in hidden_states(self.model, ids, chosen).items()}
+
+    def session(self, prompt: Prompt, *, slots: int = 4) -> Session:
+        """Return a session that begins with a prompt: `session.logits(next_ids)` runs further tokens step by step.
+
+        The prompt is run with the first call of `logits`.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            slots: the largest number of sessions with shared memory: this one and its forks. Together they may have as
+                many different tokens as the context, or as half of the free memory allows.
+
+        Raises:
+            OptionError: the prompt is empty, or the memory is too small.
+            ContextLengthError, ChatTemplateError: the prompt cannot be run.
+        """
+        from mlx_engine.research import Session
+
+        ids = self.prompts.ids(prompt)
+        self.prompts.fitting(len(ids) - 1, 1, None)
+        return Session.begin(self.model, ids, slots=slots)
+
+    def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
+        """Return texts with their exact probabilities after a prompt, most likely first.
+
+        The log-probability of a text is the sum over its tokens. The tokens of the prompt are those that `generate`
+        reads; each text is encoded on its own and follows them. So " Paris" with its space is usually meant: tokens
+        that would span prompt and text are not considered. The prompt is run once, and the texts share passes.
+
+        Args:
+            prompt: text, token ids, or messages for the model's chat template.
+            texts: the texts, or the token ids of each.
+
+        Raises:
+            OptionError: there is no text, or one is empty, or an id is not in the vocabulary.
+            ContextLengthError, ChatTemplateError: prompt and text cannot be run.
+            NotFiniteError: logits are NaN or infinite.
+        """
+        from mlx_engine.research import choose, ranked
+
+        if isinstance(texts, str) or not len(texts) or not all(len(text) for text in texts):
+            message = f"texts must be several texts or lists of ids, and none of them empty, not {shown(texts)}"
+            raise OptionError(message, option="texts", expected="texts that are not empty", found=texts)
+        ids = self.prompts.ids(prompt)
+        encoded = [self.prompts.checked(self.tokenizer.encode(t) if isinstance(t, str) else t) for t in texts]
+        self.prompts.fitting(len(ids), max(map(len, encoded)), None)
+        known = [t if isinstance(t, str) else None for t in texts]
+        return ranked(known, encoded, choose(self.model, ids, encoded))
+
+    @shows_options
+    @names_options
+    def chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[OptionValues],
+    ) -> Answer:
+        """Answer a conversation, and return the text, the reasoning and the tool calls of the answer.
+
+        To go on after a call, append `message` of the result to the messages, and for each call a message such as
+        `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
+
+        Args:
+            messages: such as `{"role": "user", "content": "Hello"}`.
+            max_tokens: the largest number of new tokens, as for `stream`.
+            tools: what the model may call: Python functions, whose schema comes from their annotations and docstring,
+                or descriptions in the form of OpenAI's API.
+            tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+            parallel_tool_calls: whether one answer may have several calls.
+            variables: variables of the chat template, such as `enable_thinking`.
+            options: the options of a run, as for `stream`.
+
+        Raises:
+            OptionError: an option is invalid, or there are tools and the model's calls cannot be read.
+            ContextLengthError, ChatTemplateError, NotFiniteError: as for `stream`.
+        """
+        from mlx_engine.chat import answer_of, tool_choice_of
+        from mlx_engine.conversation.functions import tools_of
+        from mlx_engine.conversation.tools import with_choice
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+
+        described = tools_of(tools)
+        choice = tool_choice_of(tool_choice, described, is_parallel=parallel_tool_calls)
+        described = [] if tool_choice == "none" else described
+        run = constrained(Options.of(max_tokens, **options), is_chat=True)
+        run = replace(run, constraint=with_choice(run.constraint, self.tokenizer, described, choice))
+        ids = self.prompts.chat_ids(ChatPrompt(messages, described, variables=variables or {}))
+        return answer_of(self.run(ids, run), self.tokenizer, described)
+
     @shows_options
     @names_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
@@ -342,8 +482,27 @@ class Engine:
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
+    @shows_options
     @names_options
-    def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:
+    def astream(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> AsyncStream:
+        """Generate text and yield it in pieces to asyncio: `async for piece in engine.astream(...)`.
+
+        The arguments are those of `stream`. The prompt is read and all passes run in a thread; cancelling the task ends
+        the run within a pass. Wrong options raise here, all other errors while pieces are read. `timeout` starts when
+        the first piece is requested.
+        """
+        from mlx_engine.loop.async_stream import AsyncStream
+
+        _ = self.model  # a closed engine is refused here
+        return AsyncStream(partial(self.run, prompt, Options.of(max_tokens, **options)))
+
+    @names_options
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        max_tokens: int | Sequence[int | None] | None = None,
+        **options: Unpack[BatchOptionValues],
+    ) -> list[Generation]:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
@@ -353,8 +512,9 @@ class Engine:
         Args:
             prompts: the prompts, each as `generate` takes it.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]` applies to all
-                prompts; for one value per prompt use `[["a"], None]`.
+            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]`,
+                `stop_token_ids=[1, 2]` and `processors=[f, g]` apply to all prompts; for one value per prompt use
+                `[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.
@@ -490,6 +650,7 @@ class RequestBuilder:
         self.pooling = read_pooling(checkpoint, path)
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
+        self._grammars: Grammars | None = None
         self._lock = kept_over_forks(threading.Lock())
 
     @property
@@ -533,16 +694,19 @@ class RequestBuilder:
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
-        options.sampling.check_vocabulary(self.config.vocab_size)
+        options.check_vocabulary(self.config.vocab_size)
+        options = constrained(options, is_chat=is_chat(prompt))
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
         max_tokens = self.fitting(len(prompt_ids), options.max_tokens, options.context_len)
         end_ids = self.tokenizer.eog_ids
         outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
-        n_top = options.prompt_logprobs
+        matcher, n_top = None, options.prompt_logprobs
+        if options.constraint is not None:
+            matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
         reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
-        return Request(prompt_ids, options, outputs, metrics=metrics, reader=reader)
+        return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader)
 
     def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
         """Return a request for the vector of a text, which `vector` returns when it has ended.
@@ -634,13 +798,30 @@ class RequestBuilder:
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
         return Request(ids, Options(0), [output], metrics=Metrics(phases=dict(self.phases)), reader=reader)
 
+    @property
+    def grammars(self) -> Grammars:
+        """The compiler of constraints, made on first use."""
+        tokenizer = self.tokenizer
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(tokenizer, self.config.vocab_size)
+        return self._grammars
+
+    def matcher(self, constraint: Constraint, prompt_ids: Sequence[int]) -> Matcher:
+        """Return the matcher of an answer to a prompt.
+
+        Raises:
+            OptionError: the constraint is invalid, or allows no text.
+        """
+        free = reasoning_after(self.tokenizer, prompt_ids) if constraint.follows_reasoning else None
+        return self.grammars.matcher(constraint, free)
+
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
-        is_list = isinstance(prompt, list | tuple)
-        if hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping)):
+        if is_chat(prompt):
             return self.chat_ids(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, str):
-            return self.checked(prompt)
+            return self.checked(prompt)  # type: ignore[arg-type]
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return self.checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
@@ -654,7 +835,8 @@ class RequestBuilder:
 
         `check(text)` runs before each piece is encoded; its exception aborts.
         """
-        from mlx_engine.tokenizer.chat import chat_ids, unchecked
+        from mlx_engine.conversation.template import chat_ids
+        from mlx_engine.tokenizer.chat import unchecked
 
         return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 
@@ -706,6 +888,32 @@ class RequestBuilder:
         if max_tokens is not None and max_tokens != UNTIL_FULL:
             return max_tokens
         return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else room
+
+
+def is_chat(prompt: Prompt) -> bool:
+    """Return whether a prompt is messages, for the chat template."""
+    is_list = isinstance(prompt, list | tuple)
+    return hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping))
+
+
+def constrained(options: Options, *, is_chat: bool) -> Options:
+    """Return the options of a prompt: to messages the model may reason first, and the constraint holds after it."""
+    if options.constraint is None or not is_chat:
+        return options
+    return replace(options, constraint=options.constraint.after_reasoning())
+
+
+def reasoning_after(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Reasoning | None:
+    """Return the reasoning with which the answer to a prompt may begin; None if the model does not reason there."""
+    from mlx_engine.conversation.thinking import TAIL, think_markers
+
+    markers = think_markers(tokenizer.chat_template)
+    tail = tokenizer.decode(prompt_ids[-TAIL:]).rstrip()
+    if markers is None or tail.endswith(markers.closing.rstrip()):  # the template has closed the reasoning
+        return None
+    is_open = tail.endswith(markers.opening.rstrip())
+    opening = () if is_open else tuple(tokenizer.encode(markers.opening, special=True))
+    return Reasoning(opening, markers.closing.encode())
 
 
 def open_source(

@@ -14,9 +14,11 @@
     ├── OptionError (ValueError)       an option's value is invalid
     │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
     ├── CacheFullError (RuntimeError)  the KV cache is full
+    ├── ConstraintError (ValueError)   no token of the vocabulary continues a text as its constraint demands
+    ├── ProcessorError (RuntimeError)  a function of the user that edits logits or chooses tokens has failed
     ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
-    ├── ClosedError (RuntimeError)     an engine has been closed
-    ├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
+    ├── ClosedError (RuntimeError)     an engine or a session has been closed
+    ├── NotCopyableError (TypeError)   an engine, stream or session cannot be pickled or copied
     ├── AddressInUseError (OSError)    another program listens at the address of a server
     ├── DistributedError (RuntimeError)   the ranks of a run do not agree, or one of them is gone
     ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
@@ -153,10 +155,15 @@ class TokenizerError(EngineError, ValueError):
 
 
 class ChatTemplateError(EngineError, ValueError):
-    """A model's chat template is missing, refuses the messages, fails, or takes too much time or memory."""
+    """A model's chat template is missing, refuses the messages, fails, or takes too much time or memory.
 
-    def __init__(self, *, where: str, found: str, hint: str) -> None:
-        self.where, self.found, self.hint = where, found, hint
+    Attributes:
+        is_refusal: whether the template may accept the same conversation in another form: it refused or failed, and
+            exceeded no limit.
+    """
+
+    def __init__(self, *, where: str, found: str, hint: str, is_refusal: bool = False) -> None:
+        self.where, self.found, self.hint, self.is_refusal = where, found, hint, is_refusal
         super().__init__(f"{where}: expected a chat template that writes the prompt, found {found}; {hint}")
 
 
@@ -201,6 +208,17 @@ def require(holds: bool, message: str, *, option: str, expected: str | None = No
 
 class ContextLengthError(OptionError):
     """Prompt and requested tokens do not fit the model's context."""
+
+
+class ConstraintError(EngineError, ValueError):
+    """No token of the vocabulary continues the text of an answer as its constraint demands."""
+
+
+class ProcessorError(EngineError, RuntimeError):
+    """A logits processor or sampler of the user has failed, or returned something else than it must.
+
+    An exception that the function raised is the `__cause__`, with its traceback.
+    """
 
 
 class CacheFullError(EngineError, RuntimeError):
@@ -276,10 +294,10 @@ class NotFiniteError(EngineError, ArithmeticError):
 
 
 class ClosedError(EngineError, RuntimeError):
-    """The engine has been closed."""
+    """The engine, or a session, has been closed."""
 
-    def __init__(self) -> None:
-        super().__init__("the engine has been closed; load the model again")
+    def __init__(self, message: str = "the engine has been closed; load the model again") -> None:
+        super().__init__(message)
 
 
 class NotCopyableError(EngineError, TypeError):

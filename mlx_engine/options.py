@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, get_type_hints
 
+from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError, is_number, is_whole, shown
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ MOST_ALTERNATIVES = 20
 
 # Names of arguments of `load` on the command line. `About.aliases` has the other names of the options of a run.
 LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
+
+# A function of (ids, logits): all ids before a token, and its logits, a NumPy array (V,) float32. A processor returns
+# logits, a sampler the id of the token.
+Processor = Callable[[list[int], Any], Any]
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,6 +64,7 @@ class About:
         gguf: the GGUF key of a suggested value, below "general.sampling."; generation_config.json has our names.
         needs_draw: whether the option does nothing in greedy decoding.
         is_rare: whether only `--help-all` lists the option.
+        has_flag: whether the command line has one flag for the option; else it has several, or none.
     """
 
     help: str
@@ -75,6 +81,7 @@ class About:
     gguf: str | None = None
     needs_draw: bool = False
     is_rare: bool = False
+    has_flag: bool = True
 
     @property
     def rule(self) -> str:
@@ -189,7 +196,7 @@ class Sampling:
         unset="off", metavar="P", gguf="top_p", needs_draw=True,
     )  # fmt: skip
     min_p: float = option(
-        0.0, "Drop tokens less than P times as likely as the most likely one.", float, least=0, most=1,
+        0.0, "Drop tokens below P times the top probability.", float, least=0, most=1,
         unset="off", metavar="P", gguf="min_p", needs_draw=True,
     )  # fmt: skip
     repetition_penalty: float = option(
@@ -300,6 +307,11 @@ class Options:
         (), "Stop before this string; up to 16 may be given.",
         unset="none", aliases=("stop_strings",), metavar="TEXT", parameter=str | list[str],
     )  # fmt: skip
+    # In Python, one id or several; texts such as "17" are accepted, too.
+    stop_token_ids: tuple[int, ...] = option(
+        (), "Stop at this token, whose text is left out; may be repeated.",
+        unset="none", flags=("--stop-token-id",), metavar="ID", parameter=list[int], is_rare=True,
+    )  # fmt: skip
     ignore_eos: bool = option(False, "Continue past end-of-text tokens.", bool, is_rare=True)
     timeout: float | None = option(
         None, "Stop after S seconds and keep the text so far; in a batch, S seconds for each prompt.", float, above=0,
@@ -316,13 +328,45 @@ class Options:
     prompt_logprobs: int | None = option(
         None, "Compute the log-probability of every token of the prompt, and list the N most likely at its place, 0 to "
         "20. The prompt is then read without the prefix cache.",
-        int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", is_rare=True,
+        int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
+    )  # fmt: skip
+    constraint: Constraint | None = option(  # noqa: RUF009 - it returns a field
+        None, "Generate only text that a JSON Schema, an expression, a grammar or a choice allows.",
+        unset="none", parameter=None, has_flag=False,
+    )  # fmt: skip
+
+    # In Python, one function or several.
+    processors: tuple[Processor, ...] = option(
+        (), "Functions of (ids, logits) that return the logits to draw from, before all sampling options.",
+        unset="none", aliases=("logits_processor", "logits_processors"), parameter=None, has_flag=False,
+    )  # fmt: skip
+    sampler: Processor | None = option(  # noqa: RUF009 - it returns a field
+        None, "A function of (ids, logits) that returns the id of the token, in place of the sampling options.",
+        unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check the values; raise OptionError if one is invalid."""
+        """Check the values; raise OptionError if one is invalid, or if two exclude each other."""
         check(self)
+        object.__setattr__(self, "processors", _functions(self.processors))
+        if self.sampler is not None and not callable(self.sampler):
+            raise _wrong_function("sampler", self.sampler)
         object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            expected = "a Constraint, such as Constraint.json_schema({...})"
+            message = f"constraint must be {expected}, not {shown(self.constraint)}"
+            raise OptionError(message, option="constraint", expected=expected, found=self.constraint)
+        if self.constraint is not None and self.ignore_eos:
+            message = "ignore_eos cannot be combined with a constraint, which says where the text ends; leave one out"
+            raise OptionError(message, option="ignore_eos", expected="False", found=True)
+
+    def check_vocabulary(self, n_tokens: int) -> None:
+        """Check that a vocabulary of `n_tokens` has the ids in all options; raise OptionError if it has not."""
+        self.sampling.check_vocabulary(n_tokens)
+        for token_id in self.stop_token_ids:
+            if token_id >= n_tokens:
+                raise _wrong_stop_id(f"token ids from 0 to {n_tokens - 1}", token_id)
 
     @classmethod
     @names_options
@@ -357,6 +401,48 @@ def _stops(given: object) -> tuple[str, ...]:
     return stops
 
 
+def _functions(given: object) -> tuple[Processor, ...]:
+    """Return one function, several or None as a tuple.
+
+    Raises:
+        OptionError: one is no function.
+    """
+    functions = given if isinstance(given, list | tuple) else () if given is None else (given,)
+    for i, function in enumerate(functions):
+        if not callable(function):
+            raise _wrong_function(f"processors[{i}]", function)
+    return tuple(functions)
+
+
+def _wrong_function(name: str, found: object) -> OptionError:
+    expected = "a function of (ids, logits)"
+    message = f"{name} must be {expected}, not {shown(found)}"
+    return OptionError(message, option=name.partition("[")[0], expected=expected, found=found)
+
+
+def name_of(function: Processor) -> str:
+    """Return the name of a processor or sampler, with which messages and results refer to it."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _stop_ids(given: object) -> tuple[int, ...]:
+    """Return one id, several, texts such as "17", or None as a tuple without repetitions.
+
+    Raises:
+        OptionError: one is no whole number of at least 0.
+    """
+    values = given if isinstance(given, list | tuple | set | frozenset | range) else () if given is None else (given,)
+    ids = [int(v) if isinstance(v, str) and v.isdecimal() and v.isascii() and len(v) < 12 else v for v in values]
+    if wrong := [v for v in ids if not is_whole(v) or v < 0]:
+        raise _wrong_stop_id("token ids of at least 0", wrong[0])
+    return tuple(dict.fromkeys(int(v) for v in ids))
+
+
+def _wrong_stop_id(rule: str, found: object) -> OptionError:
+    message = f"stop_token_ids must be {rule}, not {shown(found)}"
+    return OptionError(message, option="stop_token_ids", expected=rule, found=found)
+
+
 def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
@@ -380,17 +466,46 @@ class OptionValues(TypedDict, total=False):
     seed: int | None
     kv: bool
     stop: str | Sequence[str] | None
+    stop_token_ids: int | Sequence[int] | None
     ignore_eos: bool
     timeout: float | None
     context_len: int | None
     logprobs: int | None
     prompt_logprobs: int | None
+    constraint: Constraint | None
+    processors: Processor | Sequence[Processor] | None
+    sampler: Processor | None
+
+
+class BatchOptionValues(TypedDict, total=False):
+    """The keywords of `Engine.generate_batch`: one value for all prompts, or a list with a value for each."""
+
+    temperature: float | Sequence[float]
+    top_k: int | Sequence[int | None] | None
+    top_p: float | Sequence[float]
+    min_p: float | Sequence[float]
+    repetition_penalty: float | Sequence[float]
+    presence_penalty: float | Sequence[float]
+    frequency_penalty: float | Sequence[float]
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | Sequence[tuple[int, float]]]
+    seed: int | Sequence[int | None] | None
+    kv: bool
+    stop: str | Sequence[str] | Sequence[str | Sequence[str] | None] | None
+    stop_token_ids: int | Sequence[int] | Sequence[int | Sequence[int] | None] | None
+    ignore_eos: bool | Sequence[bool]
+    timeout: float | Sequence[float | None] | None
+    context_len: int | Sequence[int | None] | None
+    logprobs: int | Sequence[int | None] | None
+    prompt_logprobs: int | Sequence[int | None] | None
+    constraint: Constraint | Sequence[Constraint | None] | None
+    processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
+    sampler: Processor | Sequence[Processor | None] | None
 
 
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Return the options of each of n prompts: a list has one value per prompt, any other value is for all.
 
-    A list of strings as `stop` is one value.
+    A list of strings as `stop`, of ids as `stop_token_ids` and of functions as `processors` is one value.
 
     Raises:
         OptionError: a list has another length.
@@ -398,6 +513,10 @@ def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     lists = {name: value for name, value in options.items() if isinstance(value, list | tuple)}
     if "stop" in lists and all(isinstance(text, str) for text in lists["stop"]):
         del lists["stop"]
+    if "stop_token_ids" in lists and all(map(is_whole, lists["stop_token_ids"])):
+        del lists["stop_token_ids"]
+    if "processors" in lists and all(map(callable, lists["processors"])):
+        del lists["processors"]
     for name, values in lists.items():
         if len(values) != n:
             message = f"{name} must be one value for all {n} prompts, or {n} values, not {len(values)}"

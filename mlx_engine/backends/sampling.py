@@ -1,9 +1,11 @@
 """Sampling of the next token: the definition that every backend implements.
 
-The order is that of Hugging Face transformers and vLLM: logit bias, repetition penalty, frequency penalty, presence
-penalty, temperature, top-k, top-p, min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before any
-option scales it. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on
-every backend.
+The order is that of Hugging Face transformers and vLLM: logits processors of the user (`loop/processors.py`, before the
+functions here), logit bias, repetition penalty, frequency penalty, presence penalty, mask, temperature, top-k, top-p,
+min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before any option scales it, and no bias or
+penalty gives a token back that the mask of a constraint forbids; top-k and top-p keep tokens among those that the mask
+allows. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every
+backend.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.backends.parameters import Token
 from mlx_engine.options import Sampling
@@ -33,16 +36,23 @@ class Draw:
         recent: all tokens before it, for the penalties: those of the prompt, then the generated ones.
         u: random number in [0, 1) that selects among the tokens that the options keep.
         n_prompt: number of tokens of the prompt, which the frequency and presence penalties do not count.
+        mask: which tokens (V,) the constraint of the sequence allows, at least one; None without a constraint.
     """
 
     sampling: Sampling
     recent: Sequence[Token]
     u: float
     n_prompt: int = 0
+    mask: NDArray[np.bool_] | None = None
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the choice is the largest logit of the row, as it is."""
+        return self.mask is None and self.sampling.is_argmax
 
 
 def adjust(logits: np.ndarray, draw: Draw) -> np.ndarray:
-    """Return (V,) logits after the bias and all penalties; `logits` itself, unchanged, if none applies.
+    """Return (V,) logits after the bias, all penalties and the mask; `logits` itself, unchanged, if none applies.
 
     The ids in `draw` must be ints.
     """
@@ -52,7 +62,12 @@ def adjust(logits: np.ndarray, draw: Draw) -> np.ndarray:
     if sampling.has_penalties:
         generated = recent[draw.n_prompt :]
         logits = penalize_generated(logits, generated, sampling.frequency_penalty, sampling.presence_penalty)
-    return logits
+    return logits if draw.mask is None else masked(logits, draw.mask)
+
+
+def masked(logits: np.ndarray, mask: NDArray[np.bool_]) -> np.ndarray:
+    """Return (V,) logits that are minus infinity where the mask (V,) allows no token."""
+    return np.where(mask, logits, logits.dtype.type(-np.inf))
 
 
 def add_bias(logits: np.ndarray, bias: Sequence[tuple[int, float]]) -> np.ndarray:

@@ -22,6 +22,7 @@ import typer
 
 from mlx_engine.commands.console import BOM, TextWriter, notice, progress_bar, read_text, reports_errors, safe_for
 from mlx_engine.commands.generate import NO_TEMPLATE, rates
+from mlx_engine.commands.options.constraint import ConstraintOptions
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
@@ -70,6 +71,7 @@ def chat(
     model: Model = "builtin",
     backend: Backend = "auto",
     run: Options,
+    constraint: ConstraintOptions,
     compute: ComputeOptions,
     suggested: Annotated[
         bool,
@@ -96,6 +98,7 @@ def chat(
     from mlx_engine.tokenizer.chat_prompt import thinking
 
     how = {**compute.machine(), **compute.changes(run.context_len)}
+    run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
 

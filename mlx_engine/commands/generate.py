@@ -24,6 +24,7 @@ from mlx_engine.commands.console import (
     read_text,
     reports_errors,
 )
+from mlx_engine.commands.options.constraint import ConstraintOptions
 from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
@@ -217,6 +218,7 @@ def generate(
     model: Model = "builtin",
     backend: Backend = "auto",
     run: Options,
+    constraint: ConstraintOptions,
     compute: ComputeOptions,
     suggested: Annotated[
         bool | None,
@@ -239,6 +241,7 @@ def generate(
     how = {**compute.machine(), **compute.changes(run.context_len)}
     prompts.check()
     output.check()
+    run = replace(run, constraint=constraint.read())
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
     with sharing.joined() as shard:
@@ -332,7 +335,7 @@ def print_failure(
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object, with the keys "logprobs" and "prompt_logprobs" if they were asked for."""
+    """Return the run as one JSON object, with log-probabilities if asked for, and "stop" or "error" if one ended it."""
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
@@ -341,6 +344,8 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
         "metrics": generation.metrics.summary(),
     }
+    if generation.stop is not None:
+        found["stop"] = generation.stop
     if generation.error is not None:
         found["error"] = str(generation.error)
     for name, tokens in (("logprobs", generation.logprobs), ("prompt_logprobs", generation.prompt_logprobs)):
@@ -540,8 +545,13 @@ def _short(n: int) -> str:
 
 
 def logprob_row(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return a token as a JSON object: id, text, logprob, and the same of the most likely tokens under "top"."""
-    return _entry(token.token_id, token.logprob, tokenizer) | {"top": [_entry(i, p, tokenizer) for i, p in token.top]}
+    """Return a token as a JSON object: id, text, logprob, and the same of the most likely tokens under "top".
+
+    Under a constraint, "allowed" is the sum of the probabilities of the tokens that it allowed.
+    """
+    top = {"top": [_entry(i, p, tokenizer) for i, p in token.top]}
+    allowed = {} if token.allowed is None else {"allowed": token.allowed}
+    return _entry(token.token_id, token.logprob, tokenizer) | top | allowed
 
 
 def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, object]:

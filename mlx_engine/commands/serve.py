@@ -77,6 +77,17 @@ class AddressOptions:
         str | None,
         typer.Option("--name", help="Name of the model in the API.", show_default="from the file or hub id"),
     ] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--alias",
+            metavar="NAME",
+            help="Answer requests for this model name, too, such as claude-sonnet-4-5; may be given several times.",
+        ),
+    ] = None
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Answer requests for every model name with this model.")
+    ] = False
 
     def check(self) -> None:
         """Check the key and the hosts.
@@ -353,6 +364,8 @@ def new_service(
     service = Service(
         worker,
         served_name(source) if address.name is None else address.name,
+        aliases=tuple(address.alias or ()),
+        any_model=address.any_model,
         api_key=address.api_key,
         max_body=capacity.max_body_bytes,
         hosts=address.hosts(host),

@@ -1,22 +1,51 @@
-"""Read the text of an answer as events: reasoning, text, tool calls."""
+"""Read the text of an answer as events: reasoning, text, tool calls.
+
+`AnswerReader` interprets a response template (`formats.py`) while the text comes. What reads is written as generators
+that yield where they need more text, so the events do not depend on how the text is cut.
+
+Text is held back only while it may be part of a delimiter, or of the head of a call. A call begins when its name is
+known and its arguments begin. What does not parse until then is given out as text, verbatim.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Generator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.conversation.events import Event, ReasoningDelta, TextDelta
-from mlx_engine.conversation.thinking import Piece, Reasoning
+from mlx_engine.conversation.calls import CallReader, Cursor
+from mlx_engine.conversation.delimiters import MARK, Delimiter
+from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, Event, ReasoningDelta, TextDelta
+from mlx_engine.conversation.formats import AnswerFormat, Region, answer_format
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.tokenizer import Tokenizer
 
+# How many tokens at the end of a prompt are searched for an opening marker, which may be followed by white space.
+TAIL = 16
+
+SEMICOLON = Delimiter(";")
+
 
 class AnswerReader:
-    """Turns the pieces of an answer's text into events. The events do not depend on how the text is cut."""
+    """Turns the pieces of an answer's text into events. The events do not depend on how the text is cut.
 
-    def __init__(self, reasoning: Reasoning) -> None:
-        self._reasoning = reasoning
+    Between the `CallBegin` of a call and its `CallEnd` there are only its `ArgumentsDelta`.
+    """
+
+    def __init__(
+        self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
+    ) -> None:
+        """Begin an answer; with `is_thinking` the prompt has opened the reasoning."""
+        self._format, self._tools, self._is_thinking = form, tools, is_thinking
+        self._cursor, self._n_read = Cursor(), 0
+        self._events: list[Event] = []
+        self._reading: Generator[None, None, None] | None = None
+        # Of the current part: whether it is reasoning, whether white space at its beginning is dropped, white space
+        # that is held back, and whether a call without an opening may begin.
+        self._is_reasoning, self._trims, self._space, self._may_be_bare = False, False, "", True
 
     @classmethod
     def after(
@@ -28,18 +57,174 @@ class AnswerReader:
             tokenizer: the model's tokenizer.
             prompt_ids: the prompt, at whose end the template may have opened the reasoning.
             tools: the tools that the answer may call, in the form of OpenAI's API; their schemas have the types of the
-                arguments.
+                arguments. Without tools, no call is read.
         """
-        return cls(Reasoning.after(tokenizer, prompt_ids))
+        form = answer_format(tokenizer, reads_calls=bool(tools))
+        is_thinking = False
+        if form.opening:
+            is_thinking = tokenizer.decode(prompt_ids[-TAIL:]).rstrip().endswith(form.opening.rstrip())
+        return cls(form, tools, is_thinking=is_thinking)
 
-    def add(self, text: str) -> list[Event]:
-        """Return the events that are certain after more text."""
-        return _events(self._reasoning.add(text))
+    def add(self, text: str, marks: Sequence[int] | None = None) -> list[Event]:
+        """Return the events that are certain after more text.
 
-    def finish(self) -> list[Event]:
-        """Return the events of the text that was held back."""
-        return _events(self._reasoning.finish())
+        Args:
+            text: the text that follows.
+            marks: where control tokens begin, as indices of characters from the beginning of the answer, ascending
+                (`Output.marks`). Delimiters that are control tokens count only there; without `marks`, any text that
+                spells a delimiter is one.
+        """
+        if self._reading is None:
+            self._form = self._format.plain if marks is None else self._format.marked
+            self._calls = CallReader(self._cursor, self._format, self._form.calls, self._tools, self._events)
+            self._reading = self._read()
+        self._cursor.text += self._marked(text, marks or ())
+        self._n_read += len(text)
+        return self._resumed()
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return the events of the text that was held back; with `is_cut`, the token limit ended the answer."""
+        found = [] if self._reading else self.add("")
+        self._cursor.is_end, self._cursor.is_cut = True, is_cut
+        return found + self._resumed()
+
+    @property
+    def n_calls(self) -> int:
+        """The number of calls so far."""
+        return self._calls.n_calls if self._reading else 0
+
+    def _marked(self, text: str, marks: Sequence[int]) -> str:
+        first, last = bisect_left(marks, self._n_read), bisect_left(marks, self._n_read + len(text))
+        cuts = [mark - self._n_read for mark in marks[first:last]]
+        return MARK.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
+
+    def _resumed(self) -> list[Event]:
+        assert self._reading is not None  # noqa: S101 - for mypy
+        next(self._reading, None)
+        found = _joined(self._events)
+        self._events.clear()
+        return found
+
+    def _read(self) -> Generator[None, None, None]:
+        """Read an answer: its reasoning, then texts and calls."""
+        form, calls, region = self._form, self._form.calls, None
+        if self._is_thinking:
+            region = next((each for each in (*form.first, *form.regions) if each.is_reasoning), None)
+            self._turn(is_reasoning=region is not None)
+        elif form.first:
+            region = yield from self._first(form.first)
+        while True:
+            may_be_bare = calls is not None and calls.is_bare and self._may_be_bare and not self._is_reasoning
+            if may_be_bare and (yield from self._bare_call()):
+                self._turn(is_reasoning=False)
+                continue
+            close = region.close if region else None
+            match = yield from self._until([close, calls and calls.open, *(each.open for each in form.regions)])
+            if match is None:
+                return
+            if calls and calls.open and match.re is calls.open.full:
+                if (yield from self._call(match)):
+                    region = None
+                    self._turn(is_reasoning=False)
+                continue
+            self._cursor.at = match.end()
+            region = None if close and match.re is close.full else form.opened_by(match)
+            self._turn(is_reasoning=region is not None and region.is_reasoning)
+
+    def _first(self, regions: Sequence[Region]) -> Generator[None, None, Region | None]:
+        """Read the opening of the reasoning at the start of an answer, if it is there."""
+        spaces = yield from self._cursor.spaces()
+        for region in regions:
+            match = yield from self._cursor.here(region.open)
+            if match:
+                self._cursor.at = match.end()
+                self._turn(is_reasoning=True)
+                return region
+        self._say(spaces)
+        return None
+
+    def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
+        """Read the calls after an opening; if there are none, give out the opening as text."""
+        groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
+        name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
+        is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
+        self._cursor.at = match.end()
+        if is_call and (yield from self._calls.read(name, is_marked=True, before=self._drop_space)):
+            return True
+        self._say(match[0])
+        return False
+
+    def _bare_call(self) -> Generator[None, None, bool]:
+        """Read a call that nothing marks, at the start of an answer or after another call."""
+        cursor, self._may_be_bare = self._cursor, False
+        cursor.is_kept, at = True, cursor.at
+        yield from cursor.spaces()
+        if self._calls.n_calls and (yield from cursor.here(SEMICOLON)):
+            cursor.at += 1
+            yield from cursor.spaces()
+        is_object = (yield from cursor.next()) == "{"
+        if is_object and (yield from self._calls.read(None, is_marked=False, before=self._drop_space)):
+            return True
+        cursor.at, cursor.is_kept = at, False
+        return False
+
+    def _until(self, delimiters: Sequence[Delimiter | None]) -> Generator[None, None, re.Match[str] | None]:
+        """Give out text up to the first of several delimiters, and return its match; at the end None."""
+        match = yield from self._cursor.find([each for each in delimiters if each], self._say)
+        if match is None and not self._is_reasoning and not self._trims and self._space:
+            self._events.append(TextDelta(self._space))
+        return match
+
+    def _turn(self, *, is_reasoning: bool) -> None:
+        """Begin another part of the answer. White space before and after a part is dropped."""
+        self._is_reasoning, self._trims, self._space, self._may_be_bare = is_reasoning, True, "", True
+
+    def _drop_space(self) -> None:
+        self._space = ""
+
+    def _say(self, text: str) -> None:
+        """Give out text of the current part. White space is held back, since it is dropped where the part ends."""
+        text = self._space + text.replace(MARK, "")
+        if self._trims:
+            text = text.lstrip()
+        may_end = self._is_reasoning or self._form.calls or self._form.regions
+        said = text.rstrip() if may_end else text
+        self._space = text[len(said) :]
+        if said:
+            self._trims = False
+            self._events.append(ReasoningDelta(said) if self._is_reasoning else TextDelta(said))
 
 
-def _events(pieces: Iterable[Piece]) -> list[Event]:
-    return [ReasoningDelta(text) if is_reasoning else TextDelta(text) for text, is_reasoning in pieces]
+def _joined(events: Sequence[Event]) -> list[Event]:
+    """Return the events with deltas of the same part joined."""
+    found: list[Event] = []
+    for (kind, _), group in groupby(events, key=lambda event: (type(event), getattr(event, "call", None))):
+        some = list(group)
+        if kind is ArgumentsDelta:
+            text = "".join(event.text for event in some if isinstance(event, ArgumentsDelta))
+            found.append(ArgumentsDelta(some[0].call, text))  # type: ignore[union-attr]
+        elif kind in (TextDelta, ReasoningDelta):
+            text = "".join(event.text for event in some if isinstance(event, TextDelta | ReasoningDelta))
+            found.append(kind(text))
+        else:
+            found += some
+    return found
+
+
+def message_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the content, the reasoning and the calls of a whole answer, as keys of a message of OpenAI's API.
+
+    The content is None if there are calls alone. Absent reasoning and calls are left out.
+    """
+    texts: dict[str, str] = {"content": ""}
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, CallBegin):
+            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
+        elif isinstance(event, ArgumentsDelta):
+            calls[event.call]["function"]["arguments"] += event.text
+        elif isinstance(event, TextDelta | ReasoningDelta):
+            name = "content" if isinstance(event, TextDelta) else "reasoning_content"
+            texts[name] = texts.get(name, "") + event.text
+    found: dict[str, Any] = {**texts, "tool_calls": calls} if calls else {**texts}
+    return {**found, "content": None} if calls and not texts["content"] else found

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.sampling import largest
+from mlx_engine.backends.sampling import largest, masked
 
 _LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
 # Terms of the series of the logarithm; the first omitted term is below 2**-53 of the sum.
@@ -30,20 +31,29 @@ class TokenLogprobs:
         logprob: the natural logarithm of its probability, a float32 value.
         top: pairs (token id, log-probability), most likely first, and of equally likely tokens the lower id first.
         rank: 1 for the most likely token, 1 more for each token that is more likely; None if it was not asked for.
+        allowed: the sum of the probabilities of the tokens that the constraint allowed; None without a constraint.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     rank: int | None = None
+    allowed: float | None = None
 
 
 def token_logprobs(
-    backend: Backend, logits: np.ndarray, token_id: int, n_top: int = 0, *, ranked: bool = False
+    backend: Backend,
+    logits: np.ndarray,
+    token_id: int,
+    n_top: int = 0,
+    mask: NDArray[np.bool_] | None = None,
+    *,
+    ranked: bool = False,
 ) -> TokenLogprobs:
     """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,).
 
-    With `ranked`, also return the rank of the token.
+    With `ranked`, also return the rank of the token. With the mask (V,) of a constraint, also return the sum of the
+    probabilities that it left.
     """
     top = float(logits.max())
     log_sum = natural_log(backend.sum_exp(logits, top))
@@ -53,7 +63,13 @@ def token_logprobs(
 
     alternatives = largest(logits, n_top).tolist() if n_top else []
     rank = 1 + int(np.count_nonzero(logits > logits[token_id])) if ranked else None
-    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives), rank)
+    allowed = None
+    if mask is not None:
+        # The divisor of softmax without the other tokens: relative to its own largest, so that nothing is lost.
+        left = masked(logits, mask)
+        largest_left = float(left.max())
+        allowed = min(1.0, math.exp(largest_left - top + natural_log(backend.sum_exp(left, largest_left)) - log_sum))
+    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives), rank, allowed)
 
 
 def natural_log(x: float) -> float:

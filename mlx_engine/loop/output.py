@@ -19,7 +19,14 @@ FinishReason = Literal["stop", "length", "timeout"]
 
 
 class TextDecoder(Protocol):
-    """Decodes ids to text; returns complete characters only."""
+    """Decodes ids to text; returns complete characters only.
+
+    `marks` are the indices of the characters at which the texts of control tokens begin.
+    """
+
+    @property
+    def marks(self) -> Sequence[int]:
+        """Return the marks of the text so far."""
 
     def add(self, token_id: int) -> str:
         """Return the text that is complete after this token."""
@@ -31,6 +38,8 @@ class TextDecoder(Protocol):
 class NoText:
     """A decoder that returns no text, for benchmarks."""
 
+    marks: Sequence[int] = ()
+
     def add(self, token_id: int) -> str:
         """Return no text."""
         return ""
@@ -41,29 +50,42 @@ class NoText:
 
 
 class Output:
-    """The tokens and the text of one answer, which ends at an end-of-text token, a stop string or the token limit.
+    """The tokens and the text of one answer.
+
+    An answer ends at an end-of-text or stop token, a stop string, the token limit, or where its constraint allows no
+    more text.
 
     Attributes:
-        token_ids: the tokens so far, including the end-of-text token.
-        pieces: the text so far, without the end-of-text token and the stop string, as it became complete.
+        token_ids: the tokens so far, including the end-of-text or stop token.
+        pieces: the text so far, without the end-of-text or stop token and the stop string, as it became complete.
         logprobs: the log-probabilities of each token, if they were asked for.
         finish_reason: None while more tokens follow.
+        stop: the stop string or the stop token id of the options that ended the output; None if none has.
+        has_end_token: whether the last token is an end-of-text or stop token, which has no text.
         max_tokens: the largest number of tokens.
     """
 
     def __init__(self, options: Options, *, max_tokens: int, text: TextDecoder, end_ids: Collection[int]) -> None:
         self.max_tokens, self._text = max_tokens, text
         self._end_ids = () if options.ignore_eos else end_ids
+        self._stop_ids = options.stop_token_ids
         self._stops = StopStrings(options.stop)
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
         self.logprobs: list[TokenLogprobs] | None = None if options.logprobs is None else []
         self.finish_reason: FinishReason | None = None
+        self.stop: str | int | None = None
+        self.has_end_token = False
 
     @property
     def text(self) -> str:
         """The text so far."""
         return "".join(self.pieces)
+
+    @property
+    def marks(self) -> Sequence[int]:
+        """Where the texts of control tokens begin: indices of characters in the text, and in text that is held back."""
+        return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
         """Append a token that a sampler has chosen, and the log-probabilities of `n_logprobs` alternatives.
@@ -76,9 +98,10 @@ class Output:
         if self.logprobs is not None and n_logprobs is not None:
             self.logprobs.append(sampler.logprobs(n_logprobs))
         self.token_ids.append(token)
-        ended = token in self._end_ids
+        self.stop = token if token in self._stop_ids else None
+        self.has_end_token = ended = self.stop is not None or token in self._end_ids
         piece = self._stops.add("" if ended else self._text.add(token))
-        if ended or self._stops.found:
+        if ended or self._stops.found or sampler.is_complete:
             self.finish_reason = "stop"
         elif len(self.token_ids) == self.max_tokens:
             self.finish_reason = "length"
@@ -100,14 +123,15 @@ class Output:
         """Return the text that was held back until the end."""
         piece = self._stops.add(self._text.finish()) + self._stops.finish()
         # An incomplete character at the end becomes U+FFFD, which may complete a stop string.
-        self.finish_reason = "stop" if self._stops.found else self.finish_reason
+        if self._stops.found:
+            self.finish_reason, self.stop = "stop", self._stops.found
         return piece
 
     def _log(self, token: int, piece: str, probability: float | None) -> None:
         step = len(self.token_ids)
         phase = "prefill" if step == 1 else "decode"
         event(INFO, "token", step=step, id=token, probability=probability, text=piece, phase=phase)
-        if token in self._end_ids:
+        if self.has_end_token:
             event(INFO, "end", step=step, id=token)
 
 
@@ -115,21 +139,22 @@ class StopStrings:
     """Ends a stream of text before the first complete stop string, which may span several pieces.
 
     If several stop strings end at the same character, the longest counts. Each character of the stream takes constant
-    time per stop string, whatever its length.
+    time per stop string, whatever its length. `found` is the stop string that ended the stream, or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops, self._held, self.found = [_Matcher(stop) for stop in stops], "", False
+        self._stops, self._held = [_Matcher(stop) for stop in stops], ""
+        self.found: str | None = None
 
     def add(self, piece: str) -> str:
         """Return the text that can be output now; after a stop string, always ""."""
         if self.found:
             return ""
         text = self._held + piece
-        ends = [(end, -len(stop.text)) for stop in self._stops if (end := stop.read(piece)) is not None]
+        ends = [(end, -len(stop.text), stop.text) for stop in self._stops if (end := stop.read(piece)) is not None]
         if ends:
-            self.found, held, self._held = True, len(self._held), ""
-            end, length = min(ends)
+            held, self._held = len(self._held), ""
+            end, length, self.found = min(ends)
             return text[: held + end + length]
         keep = max((stop.n_matched for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]

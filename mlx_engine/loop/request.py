@@ -13,9 +13,12 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Token
 from mlx_engine.cache import KVPool, KVSequence
 from mlx_engine.cache.prefix import Match
+from mlx_engine.errors import EngineError
+from mlx_engine.loop.constraint import Matcher
 from mlx_engine.loop.logprobs import TokenLogprobs
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
+from mlx_engine.loop.processors import Processors
 from mlx_engine.loop.row_reader import PromptLogprobs, RowReader
 from mlx_engine.loop.sampler import Choice, Sampler
 from mlx_engine.observe.log import LOGGER
@@ -44,6 +47,7 @@ class Request:
         prompt_array: the same (T,) int64.
         options: the options of the run.
         outputs: the output of each answer. The answers share one prefill.
+        matcher: the constraint of the answers, at their start; None without one.
         output: that of the first answer.
         reader: reads rows of the prompt's logits or hidden states; None for a request that only generates.
         metrics: the times of the passes that computed tokens of the first answer.
@@ -69,10 +73,12 @@ class Request:
         *,
         metrics: Metrics | None = None,
         reader: RowReader | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
         self.prompt_ids, self.options, self.outputs = list(prompt_ids), options, tuple(outputs)
+        self.matcher = matcher
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
@@ -146,7 +152,11 @@ class Sequence:
         logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(
             INFO
         )  # the log of tokens has probabilities
-        sampler = Sampler(backend, request.options.sampling, prompt, logprobs=logprobs)
+        matcher = None if request.matcher is None else request.matcher.copy()
+        sampler = Sampler(
+            backend, request.options.sampling, prompt, logprobs=logprobs, matcher=matcher,
+            processors=Processors.of(request.options),
+        )  # fmt: skip
         parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
         kv = pool.sequence(request.longest)
         return cls(request, request.output, kv, sampler, list(prompt), parallel=parallel)
@@ -200,7 +210,8 @@ class ScheduledChunk:
             Empty if other unread tokens follow.
         row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
         n_read: the number of last tokens whose rows the request's reader gets.
-        choices: the chosen tokens, one per sampler; empty until the pass has been submitted.
+        choices: the chosen tokens, one per sampler; empty until they have been chosen.
+        error: why no token could be chosen, or None.
     """
 
     sequence: Sequence
@@ -209,6 +220,7 @@ class ScheduledChunk:
     row: int = -1
     choices: list[Choice] = field(default_factory=list)
     n_read: int = 0
+    error: EngineError | None = None
 
     @property
     def n_wanted(self) -> int:

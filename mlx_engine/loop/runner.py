@@ -6,6 +6,10 @@ commits the tokens that were run to the KV cache. An eager backend settles each 
 pass is submitted before the last one is settled, so that the device computes while the host works. If several machines
 run the model, as many passes as there are machines are submitted before the first is settled. The tokens of a pass are
 chosen when the pass is settled, so these passes run different sequences, or later tokens of a prompt.
+
+The mask of a constraint depends on the token before. So if a sequence in a pass has a constraint, and its last token is
+not settled, the pass is submitted without a choice, and its tokens are chosen when the pass before it is settled: the
+device runs the pass meanwhile. An eager backend computes masks in a thread, while the next pass runs.
 """
 
 from __future__ import annotations
@@ -13,21 +17,26 @@ from __future__ import annotations
 import time
 from collections import abc, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from logging import DEBUG
 from typing import NamedTuple
 
 import numpy as np
 
+from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput, begin
-from mlx_engine.errors import NotFiniteError
+from mlx_engine.errors import ConstraintError, EngineError, ProcessorError
 from mlx_engine.loop.finite import FiniteCheck, not_finite
 from mlx_engine.loop.metrics import PassTimer
 from mlx_engine.loop.request import ScheduledChunk, Sequence
-from mlx_engine.loop.sampler import best_of
+from mlx_engine.loop.sampler import Sampler, best_of
 from mlx_engine.observe.log import event
+from mlx_engine.options import Sampling
 from mlx_engine.weights.model import Model
 
 
@@ -37,14 +46,15 @@ class PassOutput(NamedTuple):
     Attributes:
         chunks: the chunks whose passes have ended.
         chosen: the chunks for which tokens were chosen, and the tokens, one per sampler.
-        failed: the chunks whose logits are not finite, so that no token was chosen; their sequences cannot continue.
+        failed: the chunks for which no token could be chosen, because their logits are not finite or their constraint
+            allows no token; their sequences cannot continue.
         seconds: the time of these passes.
         sampling: the part of `seconds` that chose tokens; None if it was not measured.
     """
 
     chunks: abc.Sequence[ScheduledChunk] = ()
     chosen: abc.Sequence[tuple[ScheduledChunk, list[int]]] = ()
-    failed: abc.Sequence[tuple[ScheduledChunk, NotFiniteError]] = ()
+    failed: abc.Sequence[tuple[ScheduledChunk, EngineError]] = ()
     seconds: float = 0.0
     sampling: float | None = None
 
@@ -63,7 +73,8 @@ class _Pass:
         chunks: the chunks that it runs, without those that were dropped.
         n_rows: the number of rows of its logits or hidden states.
         started: the time when it was submitted.
-        reply: waits for the logits of a pass that several machines run; None for other passes.
+        reply: returns the logits, if no tokens have been chosen from them yet. It waits for those of a pass that
+            several machines run.
         check: the check of the logits that tokens were chosen from.
         rows: its logits or hidden states, if readers of requests get some of them.
         sampling: the time of choosing tokens; None if it was not measured.
@@ -103,6 +114,7 @@ class ModelRunner:
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
         self._last_had_no_choice, self._n_passes = False, 0
+        self._masks: ThreadPoolExecutor | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -203,7 +215,10 @@ class ModelRunner:
             else:
                 is_hidden = chunks[0].sequence.request.is_hidden
                 rows = model.forward_hidden(batch) if is_hidden else model.forward(batch)
-                if rows is not None:
+                if rows is not None and any(map(self._waits_for_mask, chunks)):
+                    model.backend.begin([rows])
+                    submitted.reply = partial(_as_it_is, rows)
+                elif rows is not None:
                     self._take(submitted, rows)
         except BaseException:
             batch.roll_back()
@@ -224,6 +239,19 @@ class ModelRunner:
         else:
             (self._model.backend.begin if self.overlaps else self._model.backend.wait)([rows])
 
+    def _waits_for_mask(self, chunk: ScheduledChunk) -> bool:
+        """Return whether the choice of a chunk needs a mask that depends on a token that is not settled."""
+        return any(sampler.is_constrained for sampler in chunk.samplers) and self.n_pending(chunk.sequence) > 0
+
+    def _choose_late(self, submitted: _Pass) -> None:
+        """Choose the tokens of a pass that was submitted without a choice."""
+        if submitted.reply is None:
+            return
+        self._take(submitted, submitted.reply())
+        submitted.reply = None
+        for chunk in submitted.chunks:
+            chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[:1])]
+
     def _choose(self, submitted: _Pass, logits: Array) -> None:
         """Choose the tokens of a pass. No sampler has changed if this fails."""
         be, start = self._model.backend, self._clock()
@@ -235,7 +263,8 @@ class ModelRunner:
         if not be.lazy and check.bad_rows():
             # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
-        tokens = be.choose(logits, [sampler.draw() for _, sampler in pairs])
+        draws = [_draw(chunk, sampler) for chunk, sampler in pairs]
+        tokens = be.choose(_edited(be, logits, pairs, draws), draws)
         (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
         whole = submitted.batch.best is None
         for row, ((chunk, sampler), token) in enumerate(zip(pairs, tokens, strict=True)):
@@ -245,24 +274,23 @@ class ModelRunner:
 
     def _settle(
         self, submitted: _Pass
-    ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, NotFiniteError]]]:
+    ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, EngineError]]]:
         """Wait for the oldest pass and commit its tokens; return the chosen tokens, and the chunks that have failed.
 
         Chunks that have failed are committed, too: the scheduler drops their sequences.
         """
-        if submitted.reply is not None:
-            self._take(submitted, submitted.reply())
-            submitted.reply = None
-            for chunk in submitted.chunks:
-                chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[:1])]
+        self._choose_late(submitted)
         bad = submitted.check.bad_rows() if submitted.check else {}
-        failed, chosen = self._read(submitted), []
+        failed: list[tuple[ScheduledChunk, EngineError]] = [*self._read(submitted)]
+        chosen: list[tuple[ScheduledChunk, list[int]]] = []
         unreadable = [chunk for chunk, _ in failed]
         for chunk in submitted.chunks:
             first = chunk.choices[0] if chunk.choices else None
             if chunk in unreadable:
                 continue
-            if first is not None and first.row in bad:
+            if chunk.error is not None:
+                failed.append((chunk, chunk.error))
+            elif first is not None and first.row in bad:
                 ids = chunk.sequence.sampler.ids[: first.position]
                 failed.append((chunk, not_finite(self._model, ids, bad[first.row])))
             elif first is not None:
@@ -275,11 +303,15 @@ class ModelRunner:
             if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet
                 unread[-1] = tokens[0]
         self._flight.popleft()
+        self._prepare_masks([sampler for chunk, _ in chosen for sampler in chunk.samplers])
+        if self._flight and not self._is_staged:
+            self._choose_late(self._flight[0])
         return chosen, failed
 
-    def _read(self, submitted: _Pass) -> list[tuple[ScheduledChunk, NotFiniteError]]:
+    def _read(self, submitted: _Pass) -> list[tuple[ScheduledChunk, EngineError]]:
         """Hand the rows of the oldest pass to the readers; return the chunks whose rows are not finite."""
-        failed, of_pass, be = [], submitted.rows, self._model.backend
+        failed: list[tuple[ScheduledChunk, EngineError]] = []
+        of_pass, be = submitted.rows, self._model.backend
         for chunk in submitted.chunks:
             reader = chunk.sequence.request.reader
             if of_pass is None or reader is None or not chunk.n_read:
@@ -295,3 +327,48 @@ class ModelRunner:
             else:
                 reader.read(be, first, rows)
         return failed
+
+    def _prepare_masks(self, samplers: abc.Sequence[Sampler]) -> None:
+        """Begin to compute the masks of the next tokens."""
+        constrained = [sampler for sampler in samplers if sampler.is_constrained]
+        if constrained and self._masks is None:
+            self._masks = ThreadPoolExecutor(1, "masks")
+        for sampler in constrained:
+            assert self._masks is not None  # noqa: S101 - for mypy
+            sampler.prepare(self._masks)
+
+
+def _draw(chunk: ScheduledChunk, sampler: Sampler) -> Draw:
+    """Return the inputs of a choice; if a constraint allows no token, those of any choice, and fail the chunk."""
+    try:
+        return sampler.draw()
+    except ConstraintError as error:
+        chunk.error = error
+        return Draw(Sampling(), (), 0.0)
+
+
+def _edited(
+    be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], draws: abc.Sequence[Draw]
+) -> Array:
+    """Return logits (R, V), with the rows of samplers with processors as these return them.
+
+    If a processor fails, its row is left as it is, and the chunk fails alone. A row that is not finite is left, too:
+    its chunk fails when the pass is settled.
+    """
+    rows = [row for row, (_, sampler) in enumerate(pairs) if sampler.processors is not None]
+    if not rows:
+        return logits
+    edited = np.array(be.host(logits))
+    for row in rows:
+        chunk, sampler = pairs[row]
+        if chunk.error is not None or not np.isfinite(edited[row]).all():
+            continue
+        try:
+            edited[row] = sampler.edited(edited[row], draws[row])
+        except ProcessorError as error:
+            chunk.error = error
+    return be.array(edited)
+
+
+def _as_it_is(logits: Array) -> Array:
+    return logits

@@ -6,6 +6,7 @@ import copy
 import math
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,7 +15,9 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.backends.sampling import Draw
+from mlx_engine.loop.constraint import Mask, Matcher
 from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
+from mlx_engine.loop.processors import Processors
 from mlx_engine.options import Sampling
 
 
@@ -28,6 +31,7 @@ class Choice:
         position: the position of the token in the sequence.
         row: the row of the logits from which the token was chosen.
         whole: whether all logits of the row are known; if not, only the largest are, which suffice for the choice.
+        mask: which tokens (V,) the constraint allowed; None without a constraint.
     """
 
     token: Token
@@ -35,26 +39,42 @@ class Choice:
     position: int
     row: int = 0
     whole: bool = True
+    mask: Mask | None = None
 
 
 class Sampler:
     """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
 
     Several samplers may continue one prompt. Each has its own number `choice`, on which its random numbers depend. With
-    `logprobs=False` no log-probabilities are available: they need all logits.
+    `logprobs=False` no log-probabilities are available: they need all logits. With a `matcher`, the next token can be
+    drawn only when all before it are settled: its mask depends on them.
 
     Attributes:
         choice: the number of the sampler among those of its prompt.
+        processors: the functions of the user that edit logits; None if there are none.
     """
 
     def __init__(
-        self, backend: Backend, sampling: Sampling, prompt: Sequence[int], *, choice: int = 0, logprobs: bool = True
+        self,
+        backend: Backend,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        *,
+        choice: int = 0,
+        logprobs: bool = True,
+        matcher: Matcher | None = None,
+        processors: Processors | None = None,
     ) -> None:
         self._backend, self._sampling, self._logprobs, self.choice = backend, sampling, logprobs, choice
         self._recent: list[Token] = list(prompt)
         self._n_prompt = len(prompt)
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
+        self.processors = processors
+        # The mask of the next token, or a thread's promise of it.
+        self._matcher = matcher
+        self._mask: Mask | None = None
+        self._next: Future[Mask] | None = None
 
     def fork(self, choice: int) -> Sampler:
         """Return a sampler with the same seed and prompt, for another choice, before any token has been chosen.
@@ -67,7 +87,19 @@ class Sampler:
             raise ValueError(f"fork: expected a sampler that has not chosen a token, found one with {n}")
         forked = copy.copy(self)
         forked.choice, forked._recent = choice, list(self._recent)
+        if self._matcher is not None:
+            forked._matcher = self._matcher.copy()
         return forked
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the next token depends on the ids of all tokens before it, by its mask."""
+        return self._matcher is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a constraint allows no token after the settled ones."""
+        return self._matcher is not None and self._matcher.is_complete
 
     @property
     def ids(self) -> list[int]:
@@ -76,13 +108,43 @@ class Sampler:
 
     def __call__(self, logits: Array) -> int:
         """Choose from logits (1, V), wait until the id is on the host, and return it."""
-        (token,) = self._backend.choose(logits, [self.draw()])
+        draw = self.draw()
+        edited = self.edited(self._backend.host(logits)[0], draw) if self.processors else None
+        (token,) = self._backend.choose(logits if edited is None else self._backend.array(edited[None]), [draw])
         return self.settle(self.add(token, logits))
 
     def draw(self) -> Draw:
         """Return the inputs for choosing the next token. The choice before it need not be settled."""
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self.choice)
-        return Draw(self._sampling, self._recent, u, self._n_prompt)
+        return Draw(self._sampling, self._recent, u, self._n_prompt, self.mask())
+
+    def edited(self, row: np.ndarray, draw: Draw) -> np.ndarray:
+        """Return logits (V,) as the processors return them. All tokens before must be settled.
+
+        Raises:
+            ProcessorError: a processor has failed.
+        """
+        return row if self.processors is None else self.processors(self.ids, row, draw.mask)
+
+    def prepare(self, executor: Executor) -> None:
+        """Begin to compute the mask of the next token in a thread, when all tokens before it are settled."""
+        if self._matcher is not None:
+            self._next = executor.submit(self._matcher.mask)
+
+    def mask(self) -> Mask | None:
+        """Return which tokens (V,) the constraint allows next; None without a constraint.
+
+        Raises:
+            ConstraintError: it allows none.
+        """
+        if self._matcher is None:
+            return None
+        if self._next is not None:
+            promised, self._next = self._next, None
+            self._mask = promised.result()
+        elif self._mask is None:
+            self._mask = self._matcher.mask()
+        return self._mask
 
     @property
     def best(self) -> int | None:
@@ -90,23 +152,29 @@ class Sampler:
         sampling = self._sampling
         if self._logprobs or sampling.repetition_penalty != 1 or sampling.has_penalties or sampling.logit_bias:
             return None
+        if self._matcher is not None or self.processors is not None:  # the largest may all be forbidden
+            return None
         return 1 if sampling.is_greedy else sampling.top_k
 
     def add(self, token: Token, logits: Array, row: int = 0, *, whole: bool = True) -> Choice:
         """Append a token that was chosen from a row of logits (R, V), without waiting for its id."""
         self._recent.append(token)
-        return Choice(token, logits, len(self._recent) - 1, row, whole)
+        return Choice(token, logits, len(self._recent) - 1, row, whole, self._mask)
 
     def settle(self, choice: Choice) -> int:
         """Wait for the id of a choice and return it."""
         chosen = self._recent[choice.position] = self._backend.token_id(choice.token)
         self._settled = choice
+        if self._matcher is not None:
+            self._matcher.advance(chosen)
+            self._mask = None
         return chosen
 
     def logprobs(self, n_top: int = 0) -> TokenLogprobs:
         """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its place.
 
-        These are the model's probabilities, before any sampling option. They are computed here, from the kept logits.
+        These are the model's probabilities, before any sampling option and any mask. They are computed here, from the
+        kept logits.
 
         Raises:
             ValueError: no token has been settled, or only the largest logits are known.
@@ -116,7 +184,8 @@ class Sampler:
         if not self._settled.whole:
             raise ValueError("logprobs: expected all logits, found the largest alone")
         row = self._backend.host(self._settled.logits)[self._settled.row]
-        return token_logprobs(self._backend, row, cast(int, self._recent[self._settled.position]), n_top)
+        chosen = cast(int, self._recent[self._settled.position])
+        return token_logprobs(self._backend, row, chosen, n_top, self._settled.mask)
 
     def probability(self) -> float | None:
         """Return the model's probability of the last id, before any sampling option; None before the first id."""

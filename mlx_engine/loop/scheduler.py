@@ -302,7 +302,9 @@ class Scheduler:
             return False
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
-        return len(sequence.output.token_ids) + n_pending < most and not (sequence.parallel and n_pending)
+        # Processors read the ids of all tokens before, and are called for no token that is dropped.
+        waits = bool(sequence.parallel) or sequence.sampler.processors is not None
+        return len(sequence.output.token_ids) + n_pending < most and not (waits and n_pending)
 
     def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
         """Return whether each group has `n_pages + n_copies` free pages, after evicting unused prefixes.

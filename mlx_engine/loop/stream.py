@@ -9,19 +9,26 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
-from mlx_engine.errors import NotCopyableError, NotFiniteError
-from mlx_engine.loop.logprobs import TokenLogprobs
+from mlx_engine.errors import ConstraintError, NotCopyableError, NotFiniteError, ProcessorError
+from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import FinishReason
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.options import name_of
+
+if TYPE_CHECKING:
+    from mlx_engine.loop.async_stream import AsyncStream
 
 Progress = Callable[[int, int], None]
 
+# The errors of one run of a batch, after which the others go on.
+RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
+RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
 # Characters of the text in the repr of a generation.
 SHOWN_CHARACTERS = 60
@@ -32,16 +39,19 @@ class Generation:
     """The result of a run.
 
     Attributes:
-        text: the new text, without the end-of-text token and without the stop string.
-        token_ids: the new tokens, including the end-of-text token if there is one.
+        text: the new text, without the end-of-text or stop token and without the stop string.
+        token_ids: the new tokens, including the end-of-text or stop token if there is one.
         metrics: times of the passes.
-        finish_reason: "stop" at an end-of-text token or stop string, "length" at the token limit, "timeout" if the
-            timeout came first, "error" if it failed; None while the run continues.
+        finish_reason: "stop" at an end-of-text token, stop token or stop string, "length" at the token limit, "timeout"
+            if the timeout came first, "error" if it failed; None while the run continues.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token, if they were asked for.
         prompt_logprobs: those of each token of the prompt after the first, if they were asked for.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
+        stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
+        processors: the names of the run's processors and of its own sampler. They are code: with them the tokens are a
+            function of the prompt, the options, the seed and these functions.
     """
 
     text: str
@@ -52,17 +62,38 @@ class Generation:
     logprobs: list[TokenLogprobs] | None = None
     n_cached: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
-    error: NotFiniteError | None = None
+    error: RunError | None = None
+    stop: str | int | None = None
+    processors: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first one per second of their passes; None without a second token."""
+        return self.metrics.decode_tokens_per_second
+
+    @property
+    def digest(self) -> str | None:
+        """The SHA-256 of all token ids and their log-probabilities, as the server reports it; None without these."""
+        if self.logprobs is None:
+            return None
+        return digest(self.token_ids, [token.logprob for token in self.logprobs])
+
+    def _repr_markdown_(self) -> str:
+        """Return the text, and a line about the run, for notebooks."""
+        quoted = "\n".join(f"> {line}" for line in self.text.split("\n"))
+        return f"{quoted}\n\n*{self._about}*"
 
     def __repr__(self) -> str:
         is_short = len(self.text) <= SHOWN_CHARACTERS
         text = self.text if is_short else self.text[: SHOWN_CHARACTERS - 1] + "…"
+        return f"<Generation {text!r}: {self._about}>"
+
+    @property
+    def _about(self) -> str:
         ended = "not ended" if self.finish_reason is None else f"ended by {self.finish_reason}"
-        rate = self.metrics.decode_tokens_per_second
-        rates = [] if rate is None else [f"{rate:,.1f} tokens/s"]
+        rates = [] if self.tokens_per_second is None else [f"{self.tokens_per_second:,.1f} tokens/s"]
         n = len(self.token_ids)
-        about = ", ".join([f"{n:,} {'token' if n == 1 else 'tokens'}", ended, *rates])
-        return f"<Generation {text!r}: {about}>"
+        return ", ".join([f"{n:,} {'token' if n == 1 else 'tokens'}", ended, *rates])
 
 
 class Stream:
@@ -76,7 +107,7 @@ class Stream:
     def __init__(self, scheduler: Scheduler, request: Request, *, progress: Progress | None = None) -> None:
         self.progress, self.request = progress, request
         self._n_yielded, self._deadline = 0, math.inf
-        self._is_started, self._n_reported = False, 0
+        self._is_started, self._is_cancelled, self._n_reported = False, False, 0
         scheduler.submit(request)
         self._scheduler: Scheduler | None = scheduler
         # A stream that is dropped leaves the scheduler, and frees its memory at once.
@@ -103,6 +134,9 @@ class Stream:
         output = self.request.output
         try:
             while self._n_yielded == len(output.pieces) and output.finish_reason is None and self._scheduler:
+                if self._is_cancelled:
+                    self.close()
+                    break
                 self._step(self._scheduler)
         except BaseException:
             self.close()
@@ -120,6 +154,26 @@ class Stream:
             self._leave()
             self._scheduler = None
 
+    def cancel(self) -> None:
+        """End the iteration before its next forward pass. Unlike `close`, another thread may call it meanwhile."""
+        self._is_cancelled = True
+
+    def __aiter__(self) -> AsyncStream:
+        """Return an asynchronous iterator, whose forward passes run in a thread; see `Engine.astream`."""
+        from mlx_engine.loop.async_stream import AsyncStream
+
+        return AsyncStream(lambda: self)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The new tokens so far, without a copy: `generation` copies everything."""
+        return self.request.output.token_ids
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """The log-probabilities of the tokens so far, without a copy; none if they were not asked for."""
+        return self.request.output.logprobs or ()
+
     @property
     def n_prompt(self) -> int:
         """Number of tokens of the prompt."""
@@ -133,7 +187,7 @@ class Stream:
     @property
     def generation(self) -> Generation:
         """The result so far."""
-        request, output = self.request, self.request.output
+        request, output, options = self.request, self.request.output, self.request.options
         return Generation(
             output.text,
             list(output.token_ids),
@@ -143,6 +197,10 @@ class Stream:
             None if output.logprobs is None else list(output.logprobs),
             request.n_cached,
             request.prompt_logprobs,
+            stop=output.stop,
+            processors=tuple(
+                map(name_of, [*options.processors, *([] if options.sampler is None else [options.sampler])])
+            ),
         )
 
     def _step(self, scheduler: Scheduler) -> None:
@@ -172,13 +230,13 @@ def drained(stream: Stream) -> Generation:
 
 
 def outcome(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result; if its logits are not finite, the result so far with the error."""
+    """Run a stream to its end and return the result; if this run alone failed, the result so far with the error."""
     try:
         return drained(stream)
-    except NotFiniteError as error:
+    except RUN_ERRORS as error:
         return failed(stream, error)
 
 
-def failed(stream: Stream, error: NotFiniteError) -> Generation:
+def failed(stream: Stream, error: RunError) -> Generation:
     """Return the result so far of a stream that has raised an error, with the error."""
     return replace(stream.generation, finish_reason="error", error=error.with_traceback(None))

@@ -20,8 +20,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
-from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, cut, forget, json_response
-from mlx_engine.serve.generation import CHAT, COMPLETION, Respond, generate
+from mlx_engine.serve.errors import (
+    REQUEST_ID,
+    ApiError,
+    ClientGoneError,
+    api_error,
+    cut,
+    forget,
+    is_of_messages,
+    json_response,
+    new_request_id,
+    request_id,
+)
+from mlx_engine.serve.generation import CHAT, COMPLETION, MESSAGES, RESPONSES, Respond, count_tokens, generate
 from mlx_engine.serve.limits import LARGE, check_key, note_client_id, read_body
 from mlx_engine.serve.openapi import document
 from mlx_engine.serve.origins import OriginGuard
@@ -58,6 +69,9 @@ def create_app(service: Service) -> Starlette:
     posts: dict[str, Handler] = {
         "/v1/chat/completions": partial(generate, form=CHAT),
         "/v1/completions": partial(generate, form=COMPLETION),
+        "/v1/responses": partial(generate, form=RESPONSES),
+        "/v1/messages": partial(generate, form=MESSAGES),
+        "/v1/messages/count_tokens": count_tokens,
         "/tokenize": partial(converted, convert=_tokens),
         "/detokenize": partial(converted, convert=_text),
     }
@@ -113,7 +127,12 @@ class Endpoint:
             started = True
             await send(message)
 
+        path = scope["path"]
+        request_id.set(new_request_id() if is_of_messages(path) else None)
+
         async def respond(response: Response) -> None:
+            if (given := request_id.get()) is not None:
+                response.headers[REQUEST_ID] = given
             await response(scope, receive, sent)
 
         try:
@@ -128,7 +147,7 @@ class Endpoint:
             if not started:
                 self._service.metrics.errors.add(1, str(failure.status))
                 forget(error)
-                await refuse(failure, receive, send, self._service.bodies.wait)
+                await refuse(failure.response(path), receive, send, self._service.bodies.wait)
 
     async def _handle(self, scope: Scope, receive: Receive, respond: Respond) -> None:
         headers = Headers(scope=scope)
@@ -147,13 +166,12 @@ class Endpoint:
             return await read_body(paced, headers, most)
 
 
-async def refuse(failure: ApiError, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
-    """Send an error. If it closes the connection, first discard what the client still sends, for a limited time.
+async def refuse(response: Response, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
+    """Send the response to a request that failed. If it closes the connection, first discard what follows, for a time.
 
     To close a socket with unread data resets the connection: the client would lose the reply. `wait` is awaited
     before each piece that is discarded.
     """
-    response = failure.response()
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     if "connection" in response.headers:
@@ -166,14 +184,16 @@ async def refuse(failure: ApiError, receive: Receive, send: Send, wait: Callable
 
 
 async def models(service: Service, body: bytes, respond: Respond) -> None:
-    """List the one model."""
-    await respond(json_response({"object": "list", "data": [service.model_card]}))
+    """List the names of the one model."""
+    names = service.models
+    pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    await respond(json_response({"object": "list", "data": [*map(service.model_card, names)], **pages}))
 
 
 async def model(service: Service, body: bytes, respond: Respond) -> None:
-    """Describe the model, if `body`, which is the name in the path, is its name."""
+    """Describe the model, if `body`, which is the name in the path, is a name of it."""
     service.check_model(body.decode())
-    await respond(json_response(service.model_card))
+    await respond(json_response(service.model_card(body.decode())))
 
 
 async def health(service: Service, body: bytes, respond: Respond) -> None:
@@ -258,4 +278,4 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     else:
         message = f"{path}: no such route"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response(request.scope["path"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import secrets
 import traceback
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import PurePath
 
 import msgspec
@@ -20,6 +22,21 @@ PLACE = re.compile(r"(messages\S*) to be ")
 TOO_LONG = "the prompt is too long: with max_tokens, this model's maximum context length is exceeded on this server; "
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+# The types in the API of /v1/messages.
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+# The header with the id of a request in the API of /v1/messages, and the id of the request that a task handles.
+REQUEST_ID = "request-id"
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 # The largest number of characters of a name that an error repeats from its request, and of a whole message.
 MOST_NAME, MOST_MESSAGE = 200, 1000
@@ -60,9 +77,29 @@ class ApiError(Exception):
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """Return the HTTP response."""
-        return json_response(self.body(), self.status, self.headers)
+    def response(self, path: str = "") -> Response:
+        """Return the HTTP response to a request of a path, in the form of the API that the path belongs to."""
+        if not is_of_messages(path):
+            return json_response(self.body(), self.status, self.headers)
+        body = messages_error(self)
+        return json_response(body, self.status, {**self.headers, REQUEST_ID: str(body["request_id"])})
+
+
+def is_of_messages(path: str) -> bool:
+    """Return whether a path belongs to the API of /v1/messages."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def messages_error(error: ApiError) -> dict[str, object]:
+    """Return an error as the API of /v1/messages writes it, with the id of the request, or a new one."""
+    kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    found = {"type": kind, "message": error.message}
+    return {"type": "error", "error": found, "request_id": request_id.get() or new_request_id()}
+
+
+def new_request_id() -> str:
+    """Return a new id of a request."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 class ClientGoneError(Exception):
@@ -100,7 +137,9 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, TOO_LONG + text, param=prompt, code="context_length_exceeded")
     if isinstance(error, OptionError):
         place = PLACE.match(error.expected or "")
-        param = place[1] if place else prompt if error.option == "prompt" else error.option
+        param = (
+            place[1] if place and prompt != "input" else prompt if place or error.option == "prompt" else error.option
+        )
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")

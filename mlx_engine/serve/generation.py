@@ -1,24 +1,32 @@
-"""The two routes that generate text: from a parsed request to a reply or a stream."""
+"""The routes that generate text: from a parsed request to a reply or a stream."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from anyio import to_thread
 from starlette.responses import Response
 
+from mlx_engine.conversation.formats import required_format
+from mlx_engine.conversation.tools import with_choice
+from mlx_engine.engine import constrained
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Call
+from mlx_engine.serve.constraints import named
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.limits import LARGE, Turn, client_id
-from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_request, completion_request
+from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
+from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
+from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service
-from mlx_engine.serve.sse import DONE, EventStream, comment, event
+from mlx_engine.serve.sse import EventStream
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
 LOGGER = logging.getLogger("mlx_engine.serve")
@@ -27,7 +35,7 @@ Respond = Callable[[Response], Awaitable[None]]
 
 
 class Form(NamedTuple):
-    """What differs between the two routes.
+    """What differs between the routes.
 
     Attributes:
         parse: parses and checks a body.
@@ -35,13 +43,16 @@ class Form(NamedTuple):
         prompt: the name of the parameter that has the prompt.
     """
 
-    parse: Callable[[bytes], ChatRequest | CompletionRequest]
+    parse: Callable[[bytes], Body]
     reply: type[Reply]
     prompt: str
 
 
 CHAT = Form(chat_request, ChatReply, "messages")
 COMPLETION = Form(completion_request, CompletionReply, "prompt")
+MESSAGES = Form(messages_request, MessagesReply, "messages")
+RESPONSES = Form(responses_request, ResponsesReply, "input")
+COUNT = Form(count_request, MessagesReply, "messages")
 
 
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
@@ -59,20 +70,19 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
                 params = await turn.run(read) if is_large else read()
                 reserve(params.n_answers)
                 given = params.options(service.sampling)
-                requests, echoes = await turn.run(partial(_requests, service, params, given, turn))
+                requests, reading = await turn.run(partial(_requests, service, params, given, turn))
             except Exception as error:
                 raise _logged(api_error(error, form.prompt), error) from error
         del body, read
-        params.forget_prompt()
         call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
-        reply = form.reply(call, service.engine.tokenizer, **_about(service, params))
-        if isinstance(reply, CompletionReply) and isinstance(params, CompletionRequest):
-            reply.echoes, reply.is_scored = echoes, params.is_scored
+        reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
+        params.forget_prompt()
+        del reading
     # Nothing may be awaited here: the places are free until the call has them.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
-def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | CompletionRequest:
+def _parsed(service: Service, body: bytes, form: Form) -> Body:
     """Return the checked parameters of a request; called in a thread if the body is large.
 
     Raises:
@@ -80,59 +90,86 @@ def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | Completi
     """
     params = form.parse(body)
     service.check_model(params.model)
-    if isinstance(params, ChatRequest):
-        service.check_messages(len(params.messages))
+    if params.n_messages is not None:
+        service.check_messages(params.n_messages)
     params.check(service.worker.slots)
-    if isinstance(params, ChatRequest) and service.engine.tokenizer.chat_template is None:
+    if params.n_messages is not None and service.engine.tokenizer.chat_template is None:
         message = "this model has no chat template; use /v1/completions"
-        raise ApiError(400, message, param="messages", code="no_chat_template")
+        raise ApiError(400, message, param=form.prompt, code="no_chat_template")
     return params
 
 
-def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[str, Any]:
+def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
     return {
-        "model": service.model,
+        **reading.about,
+        "ignored": reading.ignored,
+        "model": params.model or service.model,
         "fingerprint": service.fingerprint,
-        "n_logprobs": params.n_logprobs,
-        "n_prompt_logprobs": params.prompt_logprobs,
-        "includes_usage": params.includes_usage,
         "explains_cache": service.explains_cache,
         "bandwidth": lambda: service.bandwidth,  # it may be measured before the reply is complete
         "clock": service.clock,
     }
 
 
-def _requests(
-    service: Service, params: ChatRequest | CompletionRequest, given: dict[str, Any], turn: Turn
-) -> tuple[list[Request], list[str]]:
-    """Return the requests of all prompts, and the texts to repeat before the answers; called in a thread.
+def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn) -> tuple[list[Request], Reading]:
+    """Return the requests of all prompts, and what was read; called in a thread.
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
         ClientGoneError: no client waits for the answers any more.
     """
-    engine, requests = service.engine, list[Request]()
-
-    def check(text: str) -> None:
-        turn.check()
-        service.check_length(text)
-
-    for prompt in params.prompts:
+    engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
+    asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
+    given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
+    for prompt in reading.prompts:
         if isinstance(prompt, ChatPrompt):
+            if prompt.tools:
+                required_format(engine.tokenizer)
             ids = engine.prompts.chat_ids(prompt, check=check)
         else:
             check(prompt if isinstance(prompt, str) else "")
             ids = engine.prompt_ids(prompt)
-        limit = service.most_tokens(ids, params.n_choices) if params.limit is None else params.limit
-        options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
-        requests.append(engine.request(ids, options, n=params.n_choices))
-    is_echoed = isinstance(params, CompletionRequest) and params.echo
-    return requests, echoes_of(requests, params.prompts, engine.tokenizer) if is_echoed else []
+        most, limit = service.most_tokens(ids, params.n_choices), params.limit
+        limit = most if limit is None else min(limit, most) if params.limit_is_bound else limit
+        options = Options.of(limit, logprobs=params.n_logprobs or 0, **given)
+        with named(asked.param):
+            options = constrained(options, is_chat=isinstance(prompt, ChatPrompt))
+            if isinstance(prompt, ChatPrompt):
+                chosen = with_choice(options.constraint, engine.tokenizer, prompt.tools, reading.choice)
+                options = replace(options, constraint=chosen)
+            requests.append(engine.request(ids, options, n=params.n_choices))
+    if isinstance(params, CompletionRequest) and params.echo:
+        echoes = echoes_of(requests, reading.prompts, engine.tokenizer)
+        reading = reading._replace(about={**reading.about, "echoes": echoes})
+    return requests, reading._replace(ignored=(*reading.ignored, *asked.ignored))
+
+
+async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
+    """Respond with the number of tokens of a conversation, which /v1/messages would read."""
+    _ = service.engine  # refuse at once what cannot be answered now
+    async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
+        try:
+            n = await turn.run(partial(_count, service, body, turn))
+        except Exception as error:
+            raise _logged(api_error(error, COUNT.prompt), error) from error
+    await respond(json_response({"input_tokens": n}))
+
+
+def _count(service: Service, body: bytes, turn: Turn) -> int:
+    params, engine = _parsed(service, body, COUNT), service.engine
+    prompt = params.read(engine.tokenizer.chat_template).prompts[0]
+    return len(engine.prompts.chat_ids(prompt, check=partial(_check, service, turn)))
+
+
+def _check(service: Service, turn: Turn, text: str) -> None:
+    """Check, before a text is encoded, that its client waits and that it is not too long."""
+    turn.check()
+    service.check_length(text)
 
 
 async def _answer(
     service: Service,
-    params: ChatRequest | CompletionRequest,
+    params: Body,
     call: Call,
     reply: Reply,
     respond: Respond,
@@ -142,8 +179,7 @@ async def _answer(
     try:
         async with service.worker.running(call):
             if params.stream:
-                events = _events(service, call, reply, prompt, usage=params.includes_usage)
-                await respond(EventStream(events))
+                await respond(EventStream(_events(service, call, reply, prompt)))
                 return
             await call.ended()
     except ClientGoneError:
@@ -157,26 +193,25 @@ async def _answer(
     await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))
 
 
-async def _events(service: Service, call: Call, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:
-    """Yield the events of a stream; comments while nothing else is to be said."""
-    yield comment(call.phase)
+async def _events(service: Service, call: Call, reply: Reply, prompt: str) -> AsyncIterator[bytes]:
+    """Yield the events of a stream; heartbeats while nothing else is to be said."""
+    yield reply.begin()
+    now = asyncio.get_running_loop().time
+    due = now() + service.keep_alive_seconds
     while True:
-        if not await call.changed(service.keep_alive_seconds):
-            yield comment(call.phase)
-            continue
-        chunks = reply.chunks()
-        if call.has_ended:
+        is_new = await call.changed(max(0.0, due - now()))
+        if is_new and call.has_ended:
             break
-        if chunks:
-            yield b"".join(map(event, chunks))
-    if call.error is not None:
-        failure = _logged(api_error(call.error, prompt), call.error)
-        yield b"".join(map(event, [*chunks, failure.body()]))
-        return
-    if usage:
-        chunks.append(reply.usage_chunk())
-    chunks[-1]["mlx_engine"] = reply.receipt()
-    yield b"".join(map(event, chunks)) + DONE
+        data = reply.news() if is_new else b""
+        if not data and now() >= due:
+            data = reply.heartbeat()
+        if data:
+            yield data
+            due = now() + service.keep_alive_seconds
+    if call.error is None:
+        yield reply.end()
+    else:
+        yield reply.failure(_logged(api_error(call.error, prompt), call.error))
 
 
 def _logged(error: ApiError, cause: Exception) -> ApiError:

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 import mlx_engine
+from mlx_engine.constraint import Constraint
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.output import Output
@@ -233,6 +234,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
             OptionError, TypeError: an option is invalid.
         """
         given = {**self.options, "logprobs": 0}
+        if "constraint" in given:
+            given["constraint"] = Constraint(**given["constraint"])
         return Options.of(**(given if self.ended == "finished" else {**given, "max_tokens": self.n_tokens}))
 
 

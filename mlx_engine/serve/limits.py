@@ -40,13 +40,14 @@ def check_key(headers: Headers, key: str | None) -> None:
     """Check the API key of a request; without a key every request may pass.
 
     Raises:
-        ApiError: the header `Authorization: Bearer KEY` is missing or has another key.
+        ApiError: the headers `Authorization: Bearer KEY` and `x-api-key: KEY` are missing or have another key.
     """
     if key is None:
         return
-    scheme, _, given = headers.get("authorization", "").partition(" ")
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = [bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
     # The time of this comparison does not depend on how many characters are right.
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
+    if not any(hmac.compare_digest(one.strip().encode("latin-1"), key.encode()) for one in given):
         message = "wrong or missing API key; send the header 'Authorization: Bearer KEY' with this server's key"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 

@@ -39,12 +39,8 @@ CHAT: Mapping[str, Schema] = {
     "functions": _one_of([]),
     "modalities": _one_of(["text"]),
     "moderation": _one_of(),
-    "parallel_tool_calls": _one_of(True, False),  # there are no tools to call
     "prediction": _one_of(),
     "reasoning_effort": _one_of("medium"),
-    "response_format": _one_of({"type": "text"}),
-    "tool_choice": _one_of("none", "auto"),
-    "tools": _one_of([]),
     "verbosity": _one_of("medium"),
     "web_search_options": _one_of(),
 }

@@ -5,7 +5,7 @@ The types say which parameters there are. What the engine and `Parameters.check`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,15 +14,21 @@ import mlx_engine
 from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_BIAS, MOST_STOPS
 from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
+from mlx_engine.serve.messages import CountRequest, MessagesRequest
 from mlx_engine.serve.parameters import (
     DECLARED,
     SEEDS,
     TOKEN_ID,
+    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from mlx_engine.serve.reading import MEDIA
+from mlx_engine.serve.reading import TEXTS as TEXT_PARTS
+from mlx_engine.serve.responses import REFUSED, ResponsesRequest
+from mlx_engine.serve.responses import ROLES as ITEM_ROLES
 from mlx_engine.serve.service import Service
 from mlx_engine.tokenizer.chat_prompt import ROLES
 
@@ -31,6 +37,7 @@ Schema = dict[str, Any]
 # Fields of a message that are not there: clients send messages back with all their fields.
 ABSENT: Schema = {"enum": [None, []]}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
+TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
@@ -75,6 +82,8 @@ class Operation(NamedTuple):
     errors: tuple[int, ...]
     request: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
+    failure: type[msgspec.Struct] = replies.ErrorReply
+    is_ended_by_done: bool = True
 
 
 OPERATIONS = [
@@ -87,6 +96,25 @@ OPERATIONS = [
         *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion, GENERATION_ERRORS),
         request=CompletionRequest,
         chunk=replies.TextCompletion,
+    ),
+    Operation(
+        *("post", "/v1/responses", "respond", "Continue a conversation of items", replies.Response, GENERATION_ERRORS),
+        request=ResponsesRequest,
+        chunk=replies.ResponsesEvent,
+        is_ended_by_done=False,
+    ),
+    Operation(
+        *("post", "/v1/messages", "message", "Continue a conversation of blocks", replies.Message, GENERATION_ERRORS),
+        request=MessagesRequest,
+        chunk=replies.MessagesEvent,
+        failure=replies.MessagesErrorReply,
+        is_ended_by_done=False,
+    ),
+    Operation(
+        *("post", "/v1/messages/count_tokens", "count", "Count the tokens of a conversation of blocks"),
+        *(replies.Count, GENERATION_ERRORS),
+        request=CountRequest,
+        failure=replies.MessagesErrorReply,
     ),
     Operation(
         "post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, POST_ERRORS, TokenizeRequest
@@ -108,8 +136,8 @@ def document(service: Service) -> Schema:
     Raises:
         ApiError: the model is not loaded.
     """
-    types = {kind for op in OPERATIONS for kind in (op.request, op.reply, op.chunk) if kind is not None}
-    ordered = sorted(types | {replies.ErrorReply}, key=lambda kind: kind.__name__)
+    parts = [(op.request, op.reply, op.chunk, op.failure) for op in OPERATIONS]
+    ordered = sorted({kind for part in parts for kind in part if kind is not None}, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     _limit(schemas, service)
     paths: Schema = {}
@@ -133,9 +161,9 @@ def _operation(op: Operation) -> Schema:
         found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     media = {"text/plain": {"schema": {"type": "string"}}} if op.reply is None else _json(op.reply)
     if op.chunk is not None:
-        media = {**media, "text/event-stream": {"itemSchema": _event(op.chunk)}}
+        media = {**media, "text/event-stream": {"itemSchema": _event(op)}}
     responses = {"200": {"description": "The reply.", "content": media}}
-    failure = _json(replies.ErrorReply)
+    failure = _json(op.failure)
     responses |= {str(status): {"description": ERRORS[status], "content": failure} for status in op.errors}
     if op.name == "health":
         found["security"] = []
@@ -147,15 +175,12 @@ def _json(kind: type[msgspec.Struct]) -> Schema:
     return {"application/json": {"schema": _ref(kind)}}
 
 
-def _event(kind: type[msgspec.Struct]) -> Schema:
+def _event(op: Operation) -> Schema:
     """Return the schema of an event: a chunk as JSON, an error as JSON, or the word that ends the stream."""
-    data = {"anyOf": [_ref(kind), _ref(replies.ErrorReply)]}
-    as_json = {"contentMediaType": "application/json", "contentSchema": data}
-    return {
-        "type": "object",
-        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, as_json]}},
-        "required": ["data"],
-    }
+    assert op.chunk is not None  # noqa: S101 - for mypy
+    as_json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(op.chunk), _ref(op.failure)]}}
+    data = [{"const": "[DONE]"}, as_json] if op.is_ended_by_done else [as_json]
+    return {"type": "object", "properties": {"data": {"type": "string", "anyOf": data}}, "required": ["data"]}
 
 
 def _ref(kind: type[msgspec.Struct]) -> Schema:
@@ -166,16 +191,20 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
     """Add to the schemas of requests what their types do not say."""
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
     token = {"type": "integer", "minimum": 0, "maximum": service.engine.config.vocab_size - 1}
-    limits = {**LIMITS, "n": {"minimum": 1, "maximum": service.worker.slots}, "model": {"enum": [service.model]}}
-    for schema, known in ((chat, noops.CHAT), (completion, noops.COMPLETIONS)):
+    limits = {**LIMITS, "n": {"minimum": 1, "maximum": service.worker.slots}}
+    limits["model"] = {} if service.any_model else {"enum": service.models}
+    limits["stop_token_ids"] = {"items": token}
+    for schema in (schemas[op.request.__name__] for op in OPERATIONS if op.request and issubclass(op.request, Body)):
         for name, limit in limits.items():
             if name in schema["properties"]:
-                schema["properties"][name]["anyOf"][0].update(limit)
+                given = schema["properties"][name]
+                given.get("anyOf", [given])[0].update(limit)
         for name, about in DECLARED.items():
             schema["properties"][name]["description"] = about.help
         schema["properties"]["stop"]["anyOf"][1] = {
             "type": "array", "items": {"type": "string", **STOP}, "maxItems": MOST_STOPS,
         }  # fmt: skip
+    for schema, known in ((chat, noops.CHAT), (completion, noops.COMPLETIONS)):
         schema["properties"] |= known
         schema["allOf"] = [
             _needs("stream_options", {"type": "object"}, "stream", {"const": True}),
@@ -199,6 +228,69 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
     ]
     for name in ("TokenizeRequest", "DetokenizeRequest"):
         schemas[name]["properties"]["model"] = {"enum": [service.model, None]}
+    for name in ("MessagesRequest", "CountRequest"):
+        schemas[name]["properties"] |= {**_blocks(service.context), "stop": {"enum": [None]}}
+    schemas["ResponsesRequest"]["properties"] |= _items(service.context)
+
+
+def _blocks(most: int) -> Schema:
+    """Return the schemas of the messages and the system text of /v1/messages."""
+    result = {"tool_use_id": TEXT, "content": _or_null(_content())}
+    call = {"id": TEXT, "name": TEXT, "input": {"type": "object"}}
+    user = [_part("tool_result", result, ["tool_use_id"]), *_parts("tool_result")]
+    answer = [_part("thinking", {"thinking": TEXT}), _part("tool_use", call), *_parts("thinking", "tool_use")]
+    messages = [
+        _object({"role": {"const": role}, "content": {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": parts}}]}})
+        for role, parts in (("user", user), ("assistant", answer), ("system", _parts()))
+    ]
+    found = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": messages}}
+    return {"messages": found, "system": _or_null(_content()), "max_tokens": {"type": "integer", "minimum": 0}}
+
+
+def _items(most: int) -> Schema:
+    """Return the schemas of the parameters of /v1/responses that its types leave open."""
+    message = _object({"role": {"enum": list(ITEM_ROLES)}, "content": _content()})
+    message["properties"]["type"] = {"const": "message"}
+    kinds: dict[str, Any] = {
+        "reasoning": ({"content": _or_null(_content())}, []),
+        "function_call": ({"call_id": TEXT, "name": TEXT, "arguments": TEXT}, None),
+        "function_call_output": ({"call_id": TEXT, "output": _content()}, None),
+    }
+    known = [_part(kind, *about) for kind, about in kinds.items()]
+    others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
+    items = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [message, *known, others]}}
+    return {
+        **{name: {"enum": [None, False, 0]} for name in REFUSED},
+        "input": {"anyOf": [TEXT, items]},
+        "max_output_tokens": _or_null({"type": "integer", "minimum": 0}),
+        "truncation": {"enum": ["auto", "disabled", None]},
+        "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required", None]}, _part("function", {"name": TEXT})]},
+    }
+
+
+def _content() -> Schema:
+    """Return the schema of a text, or of parts with text and of kinds that are left out."""
+    return {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": _parts()}}]}
+
+
+def _parts(*others: str) -> list[Schema]:
+    """Return the schemas of parts with text, and of parts that are left out: all but images, documents and `others`."""
+    texts = [_part(kind, {key: TEXT}) for kind, key in TEXT_PARTS.items()]
+    left_out = {"type": "string", "not": {"enum": [*TEXT_PARTS, *MEDIA, *others]}}
+    return [*texts, _object({"type": left_out})]
+
+
+def _part(kind: str, properties: Schema, required: Sequence[str] | None = None) -> Schema:
+    """Return the schema of an object of a type, of whose properties all are required, unless others are named."""
+    return _object({"type": {"const": kind}, **properties}, ["type", *(properties if required is None else required)])
+
+
+def _object(properties: Schema, required: Sequence[str] | None = None) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties if required is None else required)}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def _message() -> Schema:

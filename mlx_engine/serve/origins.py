@@ -136,5 +136,5 @@ class OriginGuard:
                     check_content_type(headers)
             except ApiError as error:
                 self._errors.add(1, str(error.status))
-                app = error.response()
+                app = error.response(scope["path"])
         await app(scope, receive, send)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable
@@ -57,11 +58,16 @@ def routes(
     headers = {
         "Content-Security-Policy": policy(text),
         "Cache-Control": "no-store",
+        "Vary": "Accept-Encoding",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
 
+    small = gzip.compress(text.encode(), mtime=0)
+
     def page(request: Request) -> Response:
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(small, media_type="text/html", headers={**headers, "Content-Encoding": "gzip"})
         return Response(text, media_type="text/html", headers=headers)
 
     def events(request: Request) -> Response:

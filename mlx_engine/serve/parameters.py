@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
+from mlx_engine.serve.constraints import Asked, ResponseFormat, StructuredOutputs, asked
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
@@ -31,8 +33,6 @@ SEEDS = range(-(1 << 63), 1 << 64)
 PLACE = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
 
-R = TypeVar("R", bound="Parameters")
-
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a stream. Obfuscation pads chunks against observers of their sizes; it is never added."""
@@ -45,11 +45,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 DECLARED = {f.name: about for f, about in declared() if about.parameter is not None}
 
 if TYPE_CHECKING:
-
-    class RunParameters(msgspec.Struct):
-        """The options that the code below reads by their names."""
-
-        prompt_logprobs: int | None
+    RunParameters = msgspec.Struct
 else:
     RunParameters = msgspec.defstruct(
         "RunParameters",
@@ -59,38 +55,118 @@ else:
     )
 
 
-class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
-    """The parameters that both kinds of requests have, with the options of `DECLARED`. None is the default of each."""
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call, with a JSON Schema of its arguments."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: Function
+
+    def shown(self) -> dict[str, Any]:
+        """Return the tool as chat templates read it: with all keys but `strict`, some templates read absent ones."""
+        about = self.function
+        schema = about.parameters or {"type": "object", "properties": {}}
+        function = {"name": about.name, "description": about.description or "", "parameters": schema}
+        return {"type": "function", "function": function | ({"strict": True} if about.strict else {})}
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+    """The choice of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+TOOL_CHOICES = ("none", "auto", "required")
+
+
+class Reading(NamedTuple):
+    """What a request asks for, in the form that all APIs share.
+
+    Attributes:
+        prompts: the prompts, each with as many answers as the request has choices.
+        ignored: what the request had and the server leaves out.
+        about: keyword arguments of the class of the reply.
+        choice: which tools of the prompt an answer must or may call.
+    """
+
+    prompts: Sequence[Any]
+    ignored: Sequence[str] = ()
+    about: Mapping[str, Any] = {}
+    choice: ToolChoice = ToolChoice()
+
+
+class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
+    """The body of a request of any of the APIs, with the options of `DECLARED`. None is the default of each."""
+
+    # Whether more tokens than fit may be asked for: clients of some APIs always send the same large number.
+    limit_is_bound: ClassVar[bool] = False
 
     model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     @property
     def n_choices(self) -> int:
         """The number of answers to each prompt."""
-        return 1 if self.n is None else self.n
-
-    @property
-    def prompts(self) -> Sequence[Any]:
-        """The prompts, each with `n_choices` answers."""
-        raise NotImplementedError
+        return 1
 
     @property
     def n_answers(self) -> int:
         """The number of answers to all prompts."""
-        return len(self.prompts) * self.n_choices
+        return 1
+
+    @property
+    def n_messages(self) -> int | None:
+        """The number of messages of a conversation; None for prompts that are no conversations."""
+        return None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives to list for each token; None for no log-probabilities."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """The largest number of new tokens; None for as many as fit."""
+        raise NotImplementedError
+
+    def asked(self) -> Asked:
+        """Return the constraint of the answers.
+
+        Raises:
+            ApiError: it is invalid.
+        """
+        return Asked()
+
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts for a model with this chat template. This may take time, and is done in a thread."""
+        raise NotImplementedError
 
     def forget_prompt(self) -> None:
         """Drop the prompts when they have become tokens: parsed, they take several times the memory of their JSON."""
         raise NotImplementedError
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk that has the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def check(self, slots: int) -> None:
+        """Check what depends on several parameters or on the server's slots.
+
+        Raises:
+            ApiError: a value is invalid.
+        """
+        raise NotImplementedError
 
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return keyword arguments of `Options.of`, without max_tokens and logprobs.
@@ -108,6 +184,56 @@ class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
                 given[name] = READ[name](value) if name in READ else value
         return given
 
+
+class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
+    """The parameters that chat and completions have."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    prompt_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    @property
+    def n_choices(self) -> int:
+        """The number of answers to each prompt."""
+        return 1 if self.n is None else self.n
+
+    def asked(self) -> Asked:
+        """Return the constraint of the answers."""
+        return asked(self)
+
+    @property
+    def prompts(self) -> Sequence[Any]:
+        """The prompts, each with `n_choices` answers."""
+        raise NotImplementedError
+
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts, the number of alternatives to list, and whether a stream ends with the usage."""
+        includes_usage = self.stream_options is not None and bool(self.stream_options.include_usage)
+        about = {"n_logprobs": self.n_logprobs, "n_prompt_logprobs": self.prompt_logprobs}
+        return Reading(self.prompts, about={**about, "includes_usage": includes_usage})
+
+    @property
+    def n_scored(self) -> int | None:
+        """The number of alternatives for each token of the prompt; None for no log-probabilities of prompts."""
+        return self.prompt_logprobs
+
+    def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return keyword arguments of `Options.of`, without max_tokens and logprobs."""
+        given = super().options(defaults)
+        return given if self.n_scored is None else {**given, "prompt_logprobs": self.n_scored}
+
+    @property
+    def n_answers(self) -> int:
+        """The number of answers to all prompts."""
+        return len(self.prompts) * self.n_choices
+
     def check(self, slots: int) -> None:
         """Check what depends on several parameters or on the server's slots.
 
@@ -119,6 +245,7 @@ class Parameters(RunParameters, forbid_unknown_fields=True, kw_only=True):
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
             _require(n is None or n >= 0, name, "must be at least 0", n)
+        _require_alternatives("prompt_logprobs", self.prompt_logprobs)
         is_streamed = self.prompt_logprobs is not None and self.stream
         _require(not is_streamed, "prompt_logprobs", "are not available in a stream: leave out stream")
         without_stream = self.stream_options is not None and not self.stream
@@ -133,6 +260,9 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -145,13 +275,32 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def n_messages(self) -> int:
+        """The number of messages."""
+        return len(self.messages)
+
+    @property
     def prompts(self) -> list[ChatPrompt]:
         """The conversation, as the only prompt."""
-        return [ChatPrompt(self.messages, variables=self.chat_template_kwargs or {})]
+        return [ChatPrompt(self.messages, self._tools(), variables=self.chat_template_kwargs or {})]
+
+    def read(self, template: str | None) -> Reading:
+        """Return the conversation, and what its answers may call."""
+        found = super().read(template)
+        return found._replace(about={**found.about, "tools": self._tools()}, choice=self._tool_choice())
 
     def forget_prompt(self) -> None:
-        """Drop the messages."""
-        self.messages, self.chat_template_kwargs = [], None
+        """Drop the messages and the tools."""
+        self.messages, self.chat_template_kwargs, self.tools = [], None, None
+
+    def _tools(self) -> list[dict[str, Any]]:
+        """Return the tools of the prompt. Without a choice of tools there are none, so that no model can call one."""
+        return [] if self.tool_choice == "none" else [tool.shown() for tool in self.tools or ()]
+
+    def _tool_choice(self) -> ToolChoice:
+        given = self.tool_choice
+        form = msgspec.to_builtins(given) if isinstance(given, NamedTool) else given
+        return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
         """Check the parameters. The engine checks the messages, except their roles, which it would accept as given."""
@@ -163,9 +312,21 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         alone = bool(self.top_logprobs) and not self.logprobs
         _require(not alone, "top_logprobs", "needs logprobs: true")
         _require(len(self.messages) > 0, "messages", "must have at least one message")
+        self._check_tools()
         for i, message in enumerate(self.messages):
             role = message.get("role")
             _require(role in ROLES, f"messages[{i}].role", f"must be {listed(ROLES)}", role)
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        given = self.tool_choice
+        _require(len(set(names)) == len(names), "tools", "must have different names")
+        if isinstance(given, str):
+            _require(given in TOOL_CHOICES, "tool_choice", f"must be {listed(TOOL_CHOICES)}, or name a function", given)
+        name = given.function.name if isinstance(given, NamedTool) else None
+        _require(name is None or name in names, "tool_choice", "must name one of the tools", name)
+        needs = given is None or given in ("none", "auto") or bool(names)
+        _require(needs, "tool_choice", "needs tools")
 
 
 class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
@@ -185,11 +346,16 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         """Whether `logprobs` of a choice has the tokens of the prompt, too."""
         return bool(self.echo) and self.logprobs is not None
 
-    def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return keyword arguments of `Options.of`; log-probabilities that an echo needs are those of the prompt."""
-        given = super().options(defaults)
-        n = self.logprobs if self.is_scored else None
-        return given if n is None else {**given, "prompt_logprobs": max(n, self.prompt_logprobs or 0)}
+    @property
+    def n_scored(self) -> int | None:
+        """The number of alternatives for each token of the prompt: an echo has its log-probabilities, too."""
+        needs = [n for n in (self.prompt_logprobs, self.logprobs if self.is_scored else None) if n is not None]
+        return max(needs, default=None)
+
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts, and whether an echo is scored."""
+        found = super().read(template)
+        return found._replace(about={**found.about, "is_scored": self.is_scored})
 
     @property
     def limit(self) -> int:
@@ -259,8 +425,11 @@ def completion_request(body: bytes) -> CompletionRequest:
     return parse(body, CompletionRequest, noops.COMPLETIONS)
 
 
-# Parameters with data of the client, which templates read.
-AS_IS = ("messages", "chat_template_kwargs")
+# Parameters with data of the client, which templates or constraints read.
+AS_IS = (
+    *("messages", "chat_template_kwargs", "input", "system", "tools"),
+    *("response_format", "structured_outputs", "guided_json"),
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -1,4 +1,4 @@
-"""Replies and the chunks of streams, in the form of OpenAI's API, and under the key `mlx_engine` what is our own.
+"""Replies and their streams, and under the key `mlx_engine` what is our own. Here are those of chat and completions.
 
 The receipt (digests, seed, times) serves clients that compare the answers of two servers or of two days; the cause
 of a cache miss serves authors of prompts who want a longer common prefix.
@@ -9,40 +9,39 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mlx_engine.cache.prefix import SHOWN
-from mlx_engine.conversation.thinking import Piece, Reasoning, split
+from mlx_engine.conversation.answer import AnswerReader, message_of
+from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, ReasoningDelta
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
 from mlx_engine.serve.call import Call, Progress
+from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.sse import DONE, comment, event
 from mlx_engine.tokenizer import Tokenizer
 
 Json = dict[str, object]
 
 
 class Reply(ABC):
-    """The reply to a call: whole, or in chunks that each have what is new. `id` is its id.
+    """The reply to a call: whole, or as the events of a stream. `id` is its id.
 
     Args:
         call: the call.
         tokenizer: the tokenizer of its ids.
         model: the name of the model.
         fingerprint: names what computed the answer.
-        n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
-        n_prompt_logprobs: the same for `prompt_logprobs`, vLLM's log-probabilities of the prompts.
-        includes_usage: whether chunks have the key `usage`, which is null in all but the last.
+        ignored: what the request had and the server left out.
         explains_cache: whether the reply says where the prompts leave the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
         clock: the clock of the call's times.
     """
 
     prefix: str
-    kind: str
-    chunk_kind: str
 
     def __init__(
         self,
@@ -51,74 +50,61 @@ class Reply(ABC):
         *,
         model: str,
         fingerprint: str,
-        n_logprobs: int | None = None,
-        n_prompt_logprobs: int | None = None,
-        includes_usage: bool = False,
+        ignored: Sequence[str] = (),
         explains_cache: bool = True,
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._call, self._tokenizer, self._n_logprobs = call, tokenizer, n_logprobs
-        self._n_prompt_logprobs = n_prompt_logprobs
+        self._call, self._tokenizer, self._ignored = call, tokenizer, ignored
         self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
-        self._usage: Json = {"usage": None} if includes_usage else {}
-        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self._head: Json = {
-            "id": self.id,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        self._sent = [Progress() for _ in call.outputs]
-        self._owners = [request for request in call.requests for _ in request.outputs]
+        self._model, self._fingerprint, self._created = model, fingerprint, int(time.time())
+        self.id = new_id(self.prefix)
 
+    @abstractmethod
     def whole(self) -> Json:
         """Return the reply, when all answers have ended."""
-        choices = [
-            self._choice(
-                i, "".join(output.pieces[: progress.n_pieces]), self._tokens(i, output, Progress(), progress), progress
-            )
-            for i, (output, progress) in enumerate(self._call.outputs)
-        ]
-        return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
 
-    def chunks(self) -> list[Json]:
-        """Return the chunks with what is new since the last call. The first ones begin an answer."""
-        found: list[Json] = []
-        for i, (output, progress) in enumerate(self._call.outputs):
-            sent, self._sent[i] = self._sent[i], progress
-            if progress == sent:
-                continue
-            if sent.n_tokens == 0:
-                found += map(self._chunk, self._opening(i))
-            text = "".join(output.pieces[sent.n_pieces : progress.n_pieces])
-            tokens = self._tokens(i, output, sent, progress)
-            if text or tokens:
-                found.append(self._chunk(self._delta(i, text, tokens)))
-            if progress.finish_reason is not None:
-                found += map(self._chunk, self._closing(i, progress.finish_reason))
-        return found
+    @abstractmethod
+    def begin(self) -> bytes:
+        """Return the beginning of a stream, which is sent before the prompt is read."""
 
-    def usage_chunk(self) -> Json:
-        """Return the chunk without choices that has the usage."""
-        return {**self._chunk({}), "choices": [], "usage": self.usage()}
+    @abstractmethod
+    def heartbeat(self) -> bytes:
+        """Return what keeps a stream alive while nothing else is to be said."""
 
-    def usage(self) -> Json:
-        """Return the counts of tokens; end-of-text tokens are counted. Answers to one prompt share its tokens."""
-        n_prompt = sum(len(request.prompt_ids) for request in self._call.requests)
-        n_answers = sum(progress.n_tokens for _, progress in self._call.outputs)
-        return {
-            "prompt_tokens": n_prompt,
-            "completion_tokens": n_answers,
-            "total_tokens": n_prompt + n_answers,
-            "prompt_tokens_details": {"cached_tokens": sum(request.n_cached for request in self._call.requests)},
-        }
+    @abstractmethod
+    def news(self) -> bytes:
+        """Return the events with what is new since the last call."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Return the last events of a stream, with what is new since the last call of `news`."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last events of a stream whose call has failed."""
+
+    @property
+    def n_prompt(self) -> int:
+        """The number of tokens of all prompts."""
+        return sum(len(request.prompt_ids) for request in self._call.requests)
+
+    @property
+    def n_cached(self) -> int:
+        """The number of tokens of all prompts that were taken from the prefix cache."""
+        return sum(request.n_cached for request in self._call.requests)
+
+    @property
+    def n_generated(self) -> int:
+        """The number of tokens of all answers; end-of-text tokens are counted."""
+        return sum(progress.n_tokens for _, progress in self._call.outputs)
 
     def receipt(self) -> Json:
         """Return what no other API has: digests of the answers, the seed that repeats them, the times, and the cache.
 
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
-        they are lists if the request has a list of prompts.
+        they are lists if the request has a list of prompts. `ignored`
+        names what the request had and the server left out. `constraint` is there if the request has one.
         """
         digests = [
             digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
@@ -146,6 +132,116 @@ class Reply(ABC):
             "seed": seed,
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,
+            **({"ignored": list(self._ignored)} if self._ignored else {}),
+            **self._constraint(),
+        }
+
+    def _constraint(self) -> Json:
+        """Return the digest of the constraint, and the probability that it left at each token of each answer."""
+        constraint = self._call.requests[0].options.constraint
+        if constraint is None:
+            return {}
+        allowed = [[token.allowed for token in output.logprobs or ()] for output, _ in self._call.outputs]
+        return {"constraint": {"digest": constraint.digest, "allowed": allowed}}
+
+
+class Choices(Reply):
+    """A reply of chat or completions, in the form that both have: a list of choices.
+
+    Args:
+        n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
+        n_prompt_logprobs: the same for `prompt_logprobs`, vLLM's log-probabilities of the prompts.
+        includes_usage: whether a stream ends with the usage; chunks then have the key `usage`, which is null before.
+    """
+
+    kind: str
+    chunk_kind: str
+
+    def __init__(
+        self,
+        call: Call,
+        tokenizer: Tokenizer,
+        *,
+        n_logprobs: int | None = None,
+        n_prompt_logprobs: int | None = None,
+        includes_usage: bool = False,
+        **about: Any,
+    ) -> None:
+        super().__init__(call, tokenizer, **about)
+        self._n_logprobs, self._n_prompt_logprobs, self._includes_usage = n_logprobs, n_prompt_logprobs, includes_usage
+        self._usage: Json = {"usage": None} if includes_usage else {}
+        self._head: Json = {
+            "id": self.id,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+        }
+        self._sent = [Progress() for _ in call.outputs]
+        self._owners = [request for request in call.requests for _ in request.outputs]
+
+    def begin(self) -> bytes:
+        """Return a comment with the phase of the call."""
+        return comment(self._call.phase)
+
+    def heartbeat(self) -> bytes:
+        """Return a comment with the phase of the call, which clients ignore."""
+        return comment(self._call.phase)
+
+    def news(self) -> bytes:
+        """Return the chunks with what is new since the last call."""
+        return b"".join(map(event, self.chunks()))
+
+    def end(self) -> bytes:
+        """Return the last chunks, of which the very last has the receipt, and the end of the stream."""
+        chunks = self.chunks()
+        if self._includes_usage:
+            chunks.append(self.usage_chunk())
+        chunks[-1]["mlx_engine"] = self.receipt()
+        return b"".join(map(event, chunks)) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last chunks and the error."""
+        return b"".join(map(event, [*self.chunks(), error.body()]))
+
+    def whole(self) -> Json:
+        """Return the reply, when all answers have ended."""
+        choices = [
+            self._choice(
+                i, "".join(output.pieces[: progress.n_pieces]), self._tokens(i, output, Progress(), progress), progress
+            )
+            for i, (output, progress) in enumerate(self._call.outputs)
+        ]
+        return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
+
+    def chunks(self) -> list[Json]:
+        """Return the chunks with what is new since the last call. The first ones begin an answer."""
+        found: list[Json] = []
+        for i, (output, progress) in enumerate(self._call.outputs):
+            sent, self._sent[i] = self._sent[i], progress
+            if progress == sent:
+                continue
+            if sent.n_tokens == 0:
+                found += map(self._chunk, self._opening(i))
+            text = "".join(output.pieces[sent.n_pieces : progress.n_pieces])
+            tokens = self._tokens(i, output, sent, progress)
+            if text or tokens:
+                delta = self._delta(i, text, tokens)
+                found += [] if delta is None else [self._chunk(delta)]
+            if progress.finish_reason is not None:
+                found += map(self._chunk, self._closing(i, progress.finish_reason))
+        return found
+
+    def usage_chunk(self) -> Json:
+        """Return the chunk without choices that has the usage."""
+        return {**self._chunk({}), "choices": [], "usage": self.usage()}
+
+    def usage(self) -> Json:
+        """Return the counts of tokens; end-of-text tokens are counted. Answers to one prompt share its tokens."""
+        return {
+            "prompt_tokens": self.n_prompt,
+            "completion_tokens": self.n_generated,
+            "total_tokens": self.n_prompt + self.n_generated,
+            "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
 
     def _as(self, kind: str) -> Json:
@@ -155,14 +251,16 @@ class Reply(ABC):
         return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of the tokens between two points of progress, without the end-of-text token."""
+        """Return the log-probabilities of the tokens between two points of progress, without an end token."""
         if self._n_logprobs is None or output.logprobs is None:
             return None
-        is_end = until.finish_reason == "stop" and not self._owners[i].options.ignore_eos
-        n = until.n_tokens
-        if is_end and output.token_ids[n - 1] in self._tokenizer.eog_ids:
-            n -= 1
-        return output.logprobs[after.n_tokens : n]
+        is_hidden = until.finish_reason == "stop" and output.has_end_token
+        return output.logprobs[after.n_tokens : until.n_tokens - is_hidden]
+
+    def _ending(self, i: int, reason: str | None) -> Json:
+        """Return how an answer ended: the reason and, as in vLLM, the stop string or token id of the request."""
+        output, _ = self._call.outputs[i]
+        return {"finish_reason": reason, "stop_reason": output.stop if reason == "stop" else None}
 
     def _prompt_logprobs(self, request: Request) -> Json:
         """Return the key `prompt_logprobs`, if it was asked for."""
@@ -178,52 +276,70 @@ class Reply(ABC):
         """Return what begins the stream of a choice."""
 
     @abstractmethod
-    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
-        """Return a choice of a chunk, with new text."""
+    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
+        """Return a choice of a chunk, with new text; None while the text is held back."""
 
     @abstractmethod
     def _closing(self, i: int, reason: str) -> list[Json]:
         """Return what ends the stream of a choice."""
 
 
-class ChatReply(Reply):
-    """The reply of /v1/chat/completions."""
+class ChatReply(Choices):
+    """The reply of /v1/chat/completions.
 
-    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    Args:
+        tools: the tools that the answers may call.
+    """
 
-    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self, call: Call, tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] = (), **about: Any
+    ) -> None:
         super().__init__(call, tokenizer, **about)
-        self._reasoning = [self._reader(i) for i in range(len(call.outputs))]
+        self._tools = tools
+        self._readers = [self._reader(i) for i in range(len(call.outputs))]
 
-    def _reader(self, i: int) -> Reasoning:
-        return Reasoning.after(self._tokenizer, self._owners[i].prompt_ids)
+    def _reader(self, i: int) -> AnswerReader:
+        return AnswerReader.after(self._tokenizer, self._owners[i].prompt_ids, self._tools)
 
     def whole(self) -> Json:
         """Return the reply, when all answers have ended."""
         return {**super().whole(), **self._prompt_logprobs(self._call.requests[0])}
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
-        thought, said = split([text], self._reader(i))
-        message = {"role": "assistant", "content": said, "refusal": None}
-        if thought:
-            message["reasoning_content"] = thought
+        self._readers[i] = self._reader(i)
+        found = message_of([*self._read(i, text), *self._finish(i)])
         return {
             "index": i,
-            "message": message,
+            "message": {"role": "assistant", "content": None, "refusal": None, **found},
             "logprobs": self._logprobs(tokens),
-            "finish_reason": progress.finish_reason,
+            **self._ending(i, progress.finish_reason),
         }
 
     def _opening(self, i: int) -> list[Json]:
         return [self._with_delta(i, {"role": "assistant", "content": ""})]
 
-    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
-        return {**self._with_delta(i, _fields(self._reasoning[i].add(text))), "logprobs": self._logprobs(tokens)}
+    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
+        events = self._read(i, text)
+        if not events and tokens is None:
+            return None
+        return {**self._with_delta(i, _delta_of(events)), "logprobs": self._logprobs(tokens)}
 
     def _closing(self, i: int, reason: str) -> list[Json]:
-        rest = self._reasoning[i].finish()
-        last = [self._with_delta(i, _fields(rest))] if rest else []
-        return [*last, {**self._with_delta(i, {}), "finish_reason": reason}]
+        rest = self._finish(i)
+        last = [self._with_delta(i, _delta_of(rest))] if rest else []
+        return [*last, {**self._with_delta(i, {}), **self._ending(i, reason)}]
+
+    def _read(self, i: int, text: str) -> list[Event]:
+        return self._readers[i].add(text, self._call.outputs[i][0].marks)
+
+    def _finish(self, i: int) -> list[Event]:
+        return self._readers[i].finish(is_cut=self._call.outputs[i][1].finish_reason != "stop")
+
+    def _ending(self, i: int, reason: str | None) -> Json:
+        found = super()._ending(i, reason)
+        return {**found, "finish_reason": "tool_calls"} if reason == "stop" and self._readers[i].n_calls else found
 
     def _with_delta(self, i: int, delta: Json) -> Json:
         return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -232,32 +348,33 @@ class ChatReply(Reply):
         return None if tokens is None else chat_logprobs(self._tokenizer, tokens)
 
 
-class CompletionReply(Reply):
+class CompletionReply(Choices):
     """The reply of /v1/completions.
 
-    Attributes:
-        echoes: the text before each choice: its prompt, or nothing.
+    Args:
+        echoes: the text before each choice: its prompt; nothing without them.
         is_scored: whether log-probabilities begin with those of the echo.
     """
 
-    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-    echoes: Sequence[str] = ()
-    is_scored = False
+    prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, call: Call, tokenizer: Tokenizer, **about: Any) -> None:
+    def __init__(
+        self, call: Call, tokenizer: Tokenizer, *, echoes: Sequence[str] = (), is_scored: bool = False, **about: Any
+    ) -> None:
         super().__init__(call, tokenizer, **about)
+        self._echoes, self._is_scored = echoes, is_scored
         self._offsets = [0] * len(call.outputs)
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         found = self._text(i, self._echo(i) + text, tokens, len(self._echo(i)))
-        if self.is_scored:
+        if self._is_scored:
             before, after = self._echo_logprobs(i), found["logprobs"]
             found["logprobs"] = {name: [*before[name], *after[name]] for name in before}
-        return {**found, "finish_reason": progress.finish_reason, **self._prompt_logprobs(self._owners[i])}
+        return {**found, **self._ending(i, progress.finish_reason), **self._prompt_logprobs(self._owners[i])}
 
     def _opening(self, i: int) -> list[Json]:
         self._offsets[i] = len(self._echo(i))
-        if self.is_scored:
+        if self._is_scored:
             return [{**self._text(i, self._echo(i), None, 0), "logprobs": self._echo_logprobs(i)}]
         return [self._text(i, self._echo(i), None, 0)] if self._echo(i) else []
 
@@ -266,7 +383,7 @@ class CompletionReply(Reply):
 
         Clients that score prompts generate one token, and cut off the last entry, whatever that token was.
         """
-        if self.is_scored:
+        if self._is_scored:
             return (output.logprobs or [])[after.n_tokens : until.n_tokens]
         return super()._tokens(i, output, after, until)
 
@@ -288,23 +405,37 @@ class CompletionReply(Reply):
         return choice
 
     def _closing(self, i: int, reason: str) -> list[Json]:
-        return [{**self._text(i, "", None, 0), "finish_reason": reason}]
+        return [{**self._text(i, "", None, 0), **self._ending(i, reason)}]
 
     def _echo(self, i: int) -> str:
-        return self.echoes[i] if self.echoes else ""
+        return self._echoes[i] if self._echoes else ""
 
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> dict[str, Any]:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
         return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
 
 
-def _fields(pieces: Sequence[Piece]) -> Json:
-    """Return the new text of a message: of its reasoning, of its content, or of both."""
+def new_id(prefix: str) -> str:
+    """Return a new id that begins with a prefix."""
+    return prefix + secrets.token_hex(12)
+
+
+def _delta_of(events: Sequence[Event]) -> Json:
+    """Return the new parts of a message: of its reasoning, of its content and of its calls."""
     found: dict[str, str] = {}
-    for text, is_reasoning in pieces:
-        name = "reasoning_content" if is_reasoning else "content"
-        found[name] = found.get(name, "") + text
-    return {**found} if found else {"content": ""}
+    calls: dict[int, Json] = {}
+    for each in events:
+        if isinstance(each, CallBegin):
+            function = {"name": each.name, "arguments": ""}
+            calls[each.call] = {"index": each.call, "id": each.id, "type": "function", "function": function}
+        elif isinstance(each, ArgumentsDelta):
+            call: Any = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
+            call["function"]["arguments"] += each.text
+        elif not isinstance(each, CallEnd):
+            name = "reasoning_content" if isinstance(each, ReasoningDelta) else "content"
+            found[name] = found.get(name, "") + each.text
+    delta: Json = {**found, **({"tool_calls": list(calls.values())} if calls else {})}
+    return delta or {"content": ""}
 
 
 def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer: Tokenizer) -> list[str]:

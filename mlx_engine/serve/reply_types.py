@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -67,6 +67,13 @@ class Reuse(CachedTokens):
     expected: ShownTokens | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class ConstraintReceipt(Reply):
+    """The constraint of the answers: its SHA-256, and per answer and token the probability of the allowed tokens."""
+
+    digest: str
+    allowed: list[list[float]]
+
+
 class Receipt(Reply):
     """What no other API has: digests of the answers, the seed that repeats them, the times, and what was reused."""
 
@@ -75,6 +82,8 @@ class Receipt(Reply):
     seed: int
     timings: Timings | list[Timings]
     cache: Reuse | list[Reuse]
+    ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
+    constraint: ConstraintReceipt | msgspec.UnsetType = msgspec.UNSET
 
 
 class Alternative(Reply):
@@ -98,13 +107,36 @@ class ChatLogprobs(Reply):
     refusal: None
 
 
+class CalledFunction(Reply):
+    """The function of a call, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Reply):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(Reply):
-    """The message of an answer. Models with think markers have their reasoning in a field of its own."""
+    """The message of an answer. Models with think markers have their reasoning in a field of its own.
+
+    The content is null if the answer has calls alone.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+# As vLLM names it: the stop string or the stop token id of the request that ended an answer; null if none has.
+StopReason = str | int | None
 
 
 class ChatChoice(Reply):
@@ -113,7 +145,8 @@ class ChatChoice(Reply):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: StopReason
 
 
 class Head(Reply):
@@ -135,12 +168,29 @@ class ChatCompletion(Head):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(Reply, omit_defaults=True):
+    """What is new of a function of a call."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CallDelta(Reply, omit_defaults=True):
+    """What is new of a call; the first one of a call has its id and its name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Delta(Reply, omit_defaults=True):
     """What is new of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(Reply):
@@ -149,7 +199,8 @@ class ChunkChoice(Reply):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletionChunk(Head):
@@ -193,6 +244,7 @@ class TextChoice(Reply):
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextCompletion(Head):
@@ -205,19 +257,26 @@ class TextCompletion(Head):
 
 
 class Model(Reply):
-    """A model."""
+    """A model, in the forms of both OpenAI's and Anthropic's API."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
 
 
 class ModelList(Reply):
-    """The reply of /v1/models."""
+    """The reply of /v1/models. It has one page."""
 
     object: Literal["list"]
     data: list[Model]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Tokens(Reply):
@@ -265,3 +324,249 @@ class ErrorReply(Reply):
     """The reply to a request that failed."""
 
     error: Error
+
+
+# ---- /v1/messages ----
+
+
+class ThinkingBlock(Reply, tag_field="type", tag="thinking"):
+    """Reasoning. The signature is the same for all blocks."""
+
+    thinking: str
+    signature: str
+
+
+class TextBlock(Reply, tag_field="type", tag="text"):
+    """Text of the answer."""
+
+    text: str
+    citations: None
+
+
+class ToolUseBlock(Reply, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = ThinkingBlock | TextBlock | ToolUseBlock
+
+
+class MessageUsage(Reply):
+    """Counts of tokens; those of the prompt that were cached are counted apart."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Ending(Reply):
+    """Why an answer ended."""
+
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+
+
+class Message(Ending):
+    """The reply of /v1/messages. In the first event of a stream it has no content yet."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Block]
+    usage: MessageUsage
+    mlx_engine: Receipt | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageError(Reply):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorReply(Reply):
+    """The reply of /v1/messages to a request that failed, also as an event of a stream."""
+
+    type: Literal["error"]
+    error: MessageError
+    request_id: str
+
+
+class MessagesEvent(Reply, kw_only=True):
+    """An event of a stream of /v1/messages. `type` says which of the other keys it has."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "ping",
+    ]
+    message: Message | msgspec.UnsetType = msgspec.UNSET
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    content_block: Block | msgspec.UnsetType = msgspec.UNSET
+    delta: dict[str, str | None] | msgspec.UnsetType = msgspec.UNSET
+    usage: MessageUsage | msgspec.UnsetType = msgspec.UNSET
+    mlx_engine: Receipt | msgspec.UnsetType = msgspec.UNSET
+
+
+class Count(Reply):
+    """The reply of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+# ---- /v1/responses ----
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class ReasoningText(Reply, tag_field="type", tag="reasoning_text"):
+    """Text of the reasoning."""
+
+    text: str
+
+
+class OutputText(Reply, tag_field="type", tag="output_text"):
+    """Text of the answer."""
+
+    text: str
+    annotations: list[str]
+    logprobs: list[str]
+
+
+class ReasoningItem(Reply, tag_field="type", tag="reasoning"):
+    """Reasoning; with `encrypted_content`, for clients that send nothing else back, if the request asks for it."""
+
+    id: str
+    status: Status
+    summary: list[str]
+    content: list[ReasoningText]
+    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageItem(Reply, tag_field="type", tag="message"):
+    """Text of the answer."""
+
+    id: str
+    status: Status
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class FunctionCallItem(Reply, tag_field="type", tag="function_call"):
+    """A call of a tool, with its arguments as JSON text."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+Item = ReasoningItem | MessageItem | FunctionCallItem
+
+
+class InputDetails(Reply):
+    """Tokens of the prompt that were taken from the prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Reply):
+    """Tokens of the reasoning, counted from its text."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Reply):
+    """Counts of tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(Reply):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class Response(Reply, kw_only=True):
+    """The reply of /v1/responses. It repeats the parameters of its request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: ResponseError | None
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[Item]
+    previous_response_id: None
+    temperature: float
+    top_p: float
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    reasoning: dict[str, str | None]
+    store: Literal[False]
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    truncation: Literal["disabled"]
+    completed_at: int | msgspec.UnsetType = msgspec.UNSET
+    usage: ResponseUsage | msgspec.UnsetType = msgspec.UNSET
+    prompt_cache_key: str | msgspec.UnsetType = msgspec.UNSET
+    safety_identifier: str | msgspec.UnsetType = msgspec.UNSET
+    user: str | msgspec.UnsetType = msgspec.UNSET
+    mlx_engine: Receipt | msgspec.UnsetType = msgspec.UNSET
+
+
+class ResponsesEvent(Reply, kw_only=True):
+    """An event of a stream of /v1/responses. `type` says which of the other keys it has."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int
+    response: Response | msgspec.UnsetType = msgspec.UNSET
+    output_index: int | msgspec.UnsetType = msgspec.UNSET
+    content_index: int | msgspec.UnsetType = msgspec.UNSET
+    item_id: str | msgspec.UnsetType = msgspec.UNSET
+    item: Item | msgspec.UnsetType = msgspec.UNSET
+    part: ReasoningText | OutputText | msgspec.UnsetType = msgspec.UNSET
+    delta: str | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[str] | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 import mlx_engine
@@ -24,6 +25,8 @@ class Service:
     Attributes:
         worker: the engine thread.
         model: the name of the model in requests and replies.
+        aliases: other names by which requests may name the model.
+        any_model: whether requests may name the model as they like.
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
@@ -44,6 +47,8 @@ class Service:
 
     worker: Worker
     model: str
+    aliases: Sequence[str] = ()
+    any_model: bool = False
     metrics: Metrics = field(default_factory=Metrics)
     api_key: str | None = None
     max_body: int = MAX_BODY
@@ -71,9 +76,16 @@ class Service:
         return f"mlx_engine-{mlx_engine.__version__}-{self.engine.backend.name}"
 
     @property
-    def model_card(self) -> dict[str, object]:
-        """The model's entry in /v1/models."""
-        return {"id": self.model, "object": "model", "created": self.created, "owned_by": "mlx_engine"}
+    def models(self) -> list[str]:
+        """The names of the model, its own first."""
+        return list(dict.fromkeys([self.model, *self.aliases]))
+
+    def model_card(self, name: str) -> dict[str, object]:
+        """Return the entry of a name of the model in /v1/models, in the forms of both OpenAI's and Anthropic's API."""
+        made = datetime.fromtimestamp(self.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        openai = {"object": "model", "created": self.created, "owned_by": "mlx_engine"}
+        anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
+        return {"id": name, **openai, **anthropic}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.
@@ -127,6 +139,7 @@ class Service:
         Raises:
             ApiError: it is another model.
         """
-        if name is not None and name != self.model:
-            message = f"no model {cut(name)!r}; this server has {self.model!r}"
+        if name is not None and name not in self.models and not self.any_model:
+            names = ", ".join(map(repr, self.models))
+            message = f"no model {cut(name)!r}; this server has {names}; --alias NAME gives it another name"
             raise ApiError(404, message, param="model", code="model_not_found")

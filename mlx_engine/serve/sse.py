@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -18,6 +19,12 @@ DONE = b"data: [DONE]\n\n"
 def event(value: object) -> bytes:
     """Return an event whose data is a value as JSON."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def named_event(value: Mapping[str, Any]) -> bytes:
+    """Return an event that has the name of its data's `type`."""
+    name: str = value["type"]
+    return f"event: {name}\n".encode() + event(value)
 
 
 def comment(text: str) -> bytes:

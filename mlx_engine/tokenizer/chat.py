@@ -33,7 +33,7 @@ Check: TypeAlias = Callable[[str], None]
 
 
 def unchecked(text: str) -> None:
-    """Let every text be encoded."""
+    """Let every text be encoded or accepted."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,12 @@ def chat_ids(
     *,
     limits: Limits = DEFAULT_LIMITS,
     check: Check = unchecked,
+    accept: Check = unchecked,
 ) -> list[int]:
     """Return the ids of a conversation, up to the beginning of the model's answer.
+
+    The messages are given to the template as they are: `conversation.template.chat_ids` first rewrites them to what the
+    template can express.
 
     A BOS is added if the file asks for one and the template has not written it. Roles are trusted: a program that takes
     them from outside must restrict them (`chat_prompt.ROLES`). All other texts of a message are not.
@@ -253,6 +257,7 @@ def chat_ids(
         limits: limits of the template.
         check: called before the template runs with an empty text, and before each encoding with its text; what it
             raises ends the work.
+        accept: called with the rendered text before it is encoded; what it raises ends the work.
 
     Raises:
         OptionError: the messages are no list of messages, or the template does not read one of the variables.
@@ -262,7 +267,7 @@ def chat_ids(
     prepared = _prompt_of(prompt).for_template(_template(tokenizer), tokenizer.where)
     markers = Markers.of(tokenizer, (message["role"] for message in prepared.messages))
     check("")
-    marked = _rendered(tokenizer, prepared, markers, limits)
+    marked = _rendered(tokenizer, prepared, markers, limits, accept)
     ids = _continued(markers, marked, history) if history is not None else None
     if ids is None:
         ids = _with_bos(tokenizer, markers.encode(marked, check))
@@ -285,8 +290,8 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
     return prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(prompt)
 
 
-def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits) -> str:
-    """Return the rendered conversation as a marked text (see the module)."""
+def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits, accept: Check) -> str:
+    """Return the rendered conversation as a marked text (see the module); `accept` is called with its plain text."""
     said = "".join(prepared.texts())
     # The template wrote a marker if neither its first nor its last character came from a message.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in said)
@@ -299,8 +304,9 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
     texts = _render(tokenizer, inputs, limits)
     plain, guarded = texts[0], texts[-1]
     if not plain:
-        hint = "the template is empty, or not made for these messages"
-        raise ChatTemplateError(where=tokenizer.where, found="one that writes nothing", hint=hint)
+        hint = "the template is empty, or cannot write these messages"
+        raise ChatTemplateError(where=tokenizer.where, found="one that writes nothing", hint=hint, is_refusal=True)
+    accept(plain)
     marked = _replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])
     # A template may search its messages: one that removes thoughts finds none when their markers are replaced by
     # stand-ins. The plain text is then right, unless a message also spells a control token: the origin of markers in
@@ -339,13 +345,27 @@ def render(
 
 
 def _render(tokenizer: Tokenizer, inputs: Sequence[TemplateInput], limits: Limits) -> list[str]:
+    return tokenizer.sandbox.ask(_request(tokenizer, inputs), limits, tokenizer.where)
+
+
+def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str | None]:
+    """Render each prompt; None for a prompt that the template refuses or fails on.
+
+    Raises:
+        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        ChatTemplateError: there is no template, or it exceeds its limits.
+    """
+    inputs = [prompt.for_template(_template(tokenizer), tokenizer.where) for prompt in prompts]
+    return tokenizer.sandbox.ask_each(_request(tokenizer, inputs), DEFAULT_LIMITS, tokenizer.where)
+
+
+def _request(tokenizer: Tokenizer, inputs: Sequence[TemplateInput]) -> dict[str, object]:
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    request = {
+    return {
         "template": _template(tokenizer),
         "inputs": [each.names() for each in inputs],
         "names": {name: tokenizer.token(i) for name, i in roles.items() if i is not None},
     }
-    return tokenizer.sandbox.ask(request, limits, tokenizer.where)
 
 
 def _template(tokenizer: Tokenizer) -> str:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from mlx_engine.errors import ChatTemplateError, OptionError, shown
 
 Message: TypeAlias = Mapping[str, Any]
-"""A role, and a content: text, or a list of `{"type": "text", "text": ...}`. Also `name`, `reasoning_content`,
-`tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
+"""A role, and a content: text, or a list of `{"type": "text", "text": ...}`. Also `name`, `reasoning_content` (or
+`reasoning`), `tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 """The roles of OpenAI's API. Some templates have others."""
@@ -20,9 +20,9 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 HALF = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which UTF-8 cannot encode."""
 
-TEXT_KEYS = ("name", "tool_call_id", "reasoning_content")
+TEXT_KEYS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 KEYS = {"role", "content", "tool_calls", *TEXT_KEYS}
-CALL_KEYS = {"id", "type", "function"}
+CALL_KEYS = {"id", "type", "function", "index"}
 
 ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -37,24 +37,21 @@ def messages_for_template(messages: Sequence[Message], template: str, where: str
     """Return the messages as this template reads them; `where` names the template's file.
 
     Text parts are joined with spaces, as transformers' server does, unless the template reads parts. The role
-    `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out, as
-    transformers does.
+    `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out, except
+    a content of None beside calls.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
         ChatTemplateError: there are tool calls, and the template does not read them.
     """
-    sound = isinstance(messages, Sequence) and not isinstance(messages, str | bytes) and len(messages) > 0
-    sound = sound and all(isinstance(message, Mapping) for message in messages)
-    _require(sound, "messages", 'a list of {"role": ..., "content": ...}', messages)
     prepared = []
     has_developer, reads_parts = "developer" in template, READS_PARTS.search(template) is not None
-    for i, message in enumerate(messages):
-        present = {key: value for key, value in message.items() if value not in (None, [])}
-        _check_message(present, f"messages[{i}]")
+    for given, present in zip(messages, checked_messages(messages), strict=True):
         content = present.get("content")
+        if "content" in given and content is None and "tool_calls" in present:
+            present["content"] = None  # some templates write calls only beside a content that is none
         if isinstance(content, list | tuple) and not reads_parts:
-            present["content"] = " ".join(part["text"] for part in content)
+            present["content"] = joined_parts(content)
         if present["role"] == "developer" and not has_developer:
             present["role"] = "system"
         if "reasoning_content" in present:
@@ -64,6 +61,59 @@ def messages_for_template(messages: Sequence[Message], template: str, where: str
         hint = "leave out the tool calls, or use a model that is made for them"
         raise ChatTemplateError(where=where, found="one that does not read tool_calls", hint=hint)
     return prepared
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages without absent fields (None, or an empty list); `reasoning` becomes `reasoning_content`.
+
+    Raises:
+        OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
+    """
+    sound = isinstance(messages, Sequence) and not isinstance(messages, str | bytes) and len(messages) > 0
+    sound = sound and all(isinstance(message, Mapping) for message in messages)
+    _require(sound, "messages", 'a list of {"role": ..., "content": ...}', messages)
+    found = []
+    for i, message in enumerate(messages):
+        present = {key: value for key, value in message.items() if value not in (None, [])}
+        _check_message(present, f"messages[{i}]")
+        reasoning = present.pop("reasoning", None)
+        found.append(present if reasoning is None else {"reasoning_content": reasoning, **present})
+    return found
+
+
+def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a content: its text parts joined with spaces, as transformers' server does."""
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content if "text" in part)
+
+
+class SpokenCalls(str):
+    """The content of an answer whose tool calls are text, as the model itself writes them.
+
+    Control tokens in it count as written by the template, except in the text before the calls and in their values.
+    """
+
+    def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
+        """Return the content: `text`, and `write(calls)` on the next line."""
+        written = STAND_IN.sub(lambda match: chr(int(match[1], 16)), write(calls))
+        made = super().__new__(cls, f"{text}\n{written}" if text else written)
+        made._given = text, calls, write
+        return made
+
+    _given: tuple[str, Sequence[Mapping[str, Any]], Callable[..., str]]
+
+    def after(self, text: str) -> SpokenCalls:
+        """Return the content with more text before it."""
+        own, calls, write = self._given
+        return SpokenCalls(text + own, calls, write)
+
+    def changed(self, change: Callable[[str], str]) -> SpokenCalls:
+        """Return the content with the text before the calls and all their values changed."""
+        text, calls, write = self._given
+        return SpokenCalls(change(text) if text else "", _map(calls, change), write)
+
+
+# How `repr` writes a lone surrogate, which stands for a character in a text that must not forge a control token.
+STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
@@ -95,6 +145,8 @@ def map_values(value: Any, change: Callable[[str], str]) -> Any:
 
 def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
     """Change the texts of a value. Keys and types belong to the API's form, except inside the arguments of a call."""
+    if isinstance(value, SpokenCalls):
+        return value.changed(change)
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
@@ -119,7 +171,9 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
         _require(isinstance(message.get(key, ""), str), f"{at}.{key}", "text", message.get(key))
     calls = message.get("tool_calls", [])
     _require(not calls or role == "assistant", f"{at}.role", "assistant, for tool_calls", role)
-    _check_content(message.get("content"), f"{at}.content", is_optional=bool(calls))
+    is_optional = bool(calls) or role == "tool" or any(key in message for key in ("reasoning_content", "reasoning"))
+    is_answer = role == "assistant"
+    _check_content(message.get("content"), f"{at}.content", is_optional=is_optional, is_answer=is_answer)
     _require(isinstance(calls, list | tuple), f"{at}.tool_calls", "a list", calls)
     for i, call in enumerate(calls):
         _check_call(call, f"{at}.tool_calls[{i}]")
@@ -127,16 +181,18 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
     _require(halves is None, at, "text that UTF-8 can write", halves)
 
 
-def _check_content(content: Any, at: str, *, is_optional: bool) -> None:
+def _check_content(content: Any, at: str, *, is_optional: bool, is_answer: bool) -> None:
     if isinstance(content, str) or (content is None and is_optional):
         return
     is_list = isinstance(content, list | tuple) and len(content) > 0
     _require(is_list, at, 'text, or a list of {"type": "text", "text": ...}', content)
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else part
-        _require(kind == "text", f"{at}[{i}]", "a part of type text (the only type implemented)", kind)
-        is_text = part.keys() == {"type", "text"} and isinstance(part["text"], str)
-        _require(is_text, f"{at}[{i}]", '{"type": "text", "text": ...}', part)
+        kinds = ("text", "thinking") if is_answer else ("text",)
+        expected = f"a part of type {' or '.join(kinds)} (no other type is implemented)"
+        _require(isinstance(kind, str) and kind in kinds, f"{at}[{i}]", expected, kind)
+        is_text = part.keys() == {"type", kind} and isinstance(part[kind], str)
+        _require(is_text, f"{at}[{i}]", f'{{"type": "{kind}", "{kind}": ...}}', part)
 
 
 def _check_call(call: Any, at: str) -> None:

@@ -105,6 +105,7 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
         space_prefix=loaded.space_prefix,
         chat_template=config.chat_template,
         pad_id=config.token_id("pad", ids, size),
+        response_template=config.response_template,
     )
     return vocabulary, core
 
@@ -315,6 +316,12 @@ class _FolderConfig:
     def add_eos(self) -> bool:
         """Whether the configuration asks for an EOS after a text."""
         return self._tokenizer_config.get("add_eos_token") is True
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How answers are read; None if the folder does not say."""
+        template = self._tokenizer_config.get("response_template")
+        return template if isinstance(template, Mapping) else None
 
     @property
     def chat_template(self) -> str | None:

@@ -208,14 +208,32 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
     except TemplateError as error:
         # Others, such as an attempt to leave the sandbox, end this process.
         if type(error) is TemplateError or isinstance(error, TemplateSyntaxError):
-            return {"refused": f"{type(error).__name__}: {error}"[:500]}
+            is_damaged = isinstance(error, TemplateSyntaxError)
+            return {"refused": f"{type(error).__name__}: {error}"[:500], "is_damaged": is_damaged}
         raise
 
 
+def render_each(inputs: str, **request: Any) -> dict[str, object]:
+    """Return the text of `render` for each input in JSON; None for an input that the template fails on.
+
+    Raises:
+        OverflowError: a rendered text exceeds the limit.
+    """
+    texts: list[str | None] = []
+    for each in json.loads(inputs):
+        try:
+            texts += render(inputs=[each], **request)
+        except OverflowError:
+            raise
+        except Exception:  # jinja's sandbox has stopped what it forbids
+            texts.append(None)
+    return {"texts": texts}
+
+
 TASKS: dict[str, Callable[..., dict[str, object]]] = {
-    "render": render_all, "load": load, "encode": encode, "written": written,
+    "render": render_all, "render_each": render_each, "load": load, "encode": encode, "written": written,
 }  # fmt: skip
-LIBRARIES = {"render": "jinja2.sandbox"}
+LIBRARIES = {"render": "jinja2.sandbox", "render_each": "jinja2.sandbox"}
 
 
 def confine() -> None:

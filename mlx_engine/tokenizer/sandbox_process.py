@@ -55,7 +55,10 @@ MAX_USES = 1000
 # The signal that ends a process which exceeds its CPU time.
 AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
-HINT = "the template is damaged, or not made for these messages"
+# What to do about a template that cannot be read, exceeds its limits, or fails or refuses a conversation.
+DAMAGED = "the template is damaged; convert or download the file again"
+EXPENSIVE = "shorten the conversation, or use a model with another template"
+REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
 
 # Variables that a process may need: the time zone of `strftime_now`, where some installations have Python's libraries,
 # and Windows. All others, API keys among them, are kept from templates.
@@ -78,11 +81,18 @@ class Request:
 
 
 class SandboxError(Exception):
-    """A task failed or exceeded its limits; `found` says what was found in place of a sound file."""
+    """A task failed or exceeded its limits; `found` says what was found in place of a sound file.
 
-    def __init__(self, found: str) -> None:
-        self.found = found
+    `is_limit` is true for limits of time and memory, and if no process could be started.
+    """
+
+    def __init__(self, found: str, *, is_limit: bool = False) -> None:
+        self.found, self.is_limit = found, is_limit
         super().__init__(found)
+
+
+# Exceptions in the sandbox that mean a limit.
+LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError")
 
 
 class SandboxProcess:
@@ -105,17 +115,32 @@ class SandboxProcess:
         Raises:
             ChatTemplateError: the template fails or exceeds its limits, or the process cannot be started.
         """
-        arguments = {name: request[name] for name in ("template", "names")}
-        render = Request("render", arguments, limits, _encoded(request["inputs"]))
-        try:
-            answer = self.exchange(render, max_uses=MAX_USES)
-            if "refused" in answer:
-                raise SandboxError(f"a failure: {printable(answer['refused'])}")
-        except SandboxError as problem:
-            hint = HINT if problem.__cause__ is None else "give the prompt as text instead"
-            raise ChatTemplateError(where=where, found=problem.found, hint=hint) from problem.__cause__
+        answer = self._rendered("render", request, limits, where)
+        if "refused" in answer:
+            found, is_damaged = f"a failure: {printable(answer['refused'])}", answer["is_damaged"]
+            hint = DAMAGED if is_damaged else REFUSED
+            raise ChatTemplateError(where=where, found=found, hint=hint, is_refusal=not is_damaged)
         texts: list[str] = answer["texts"]
         return texts
+
+    def ask_each(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str | None]:
+        """Return the text of each input of a request; None for an input that the template refuses or fails on.
+
+        Raises:
+            ChatTemplateError: the template exceeds its limits, or the process cannot be started.
+        """
+        texts: list[str | None] = self._rendered("render_each", request, limits, where)["texts"]
+        return texts
+
+    def _rendered(self, task: str, request: Mapping[str, object], limits: Limits, where: str) -> dict[str, Any]:
+        arguments = {name: request[name] for name in ("template", "names")}
+        try:
+            return self.exchange(Request(task, arguments, limits, _encoded(request["inputs"])), max_uses=MAX_USES)
+        except SandboxError as problem:
+            hint = EXPENSIVE if problem.is_limit else REFUSED
+            hint = hint if problem.__cause__ is None else "give the prompt as text instead"
+            error = ChatTemplateError(where=where, found=problem.found, hint=hint, is_refusal=not problem.is_limit)
+            raise error from problem.__cause__
 
     def exchange(
         self, request: Request, *, first: Request | None = None, max_uses: int | None = None
@@ -152,7 +177,7 @@ class SandboxProcess:
             )
         except OSError as error:
             raise SandboxError(
-                f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}"
+                f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}", is_limit=True
             ) from error
         self._process, self._uses = started, 0
         self._end = weakref.finalize(self, _kill, started)
@@ -213,14 +238,15 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
         timer.cancel()
         timer.join()  # afterwards `is_late` is final
     if is_late.is_set() or (AT_THE_LIMIT and process.returncode == -AT_THE_LIMIT):
-        raise SandboxError(f"one that takes over {seconds:.1f} seconds")
+        raise SandboxError(f"one that takes over {seconds:.1f} seconds", is_limit=True)
     answer: dict[str, Any]
     if line.endswith(b"\n"):
         answer = json.loads(line.decode(sandbox.ENCODING, sandbox.HALVES))
     else:
         answer = {"error": _last_words(process)}
     if "error" in answer:
-        raise SandboxError(f"a failure: {printable(answer['error'])}")
+        is_limit = answer["error"].startswith(LIMIT_ERRORS)
+        raise SandboxError(f"a failure: {printable(answer['error'])}", is_limit=is_limit)
     return answer
 
 

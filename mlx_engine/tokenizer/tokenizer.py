@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, SpacePrefix, TokenType, Vocabulary
+from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, SpacePrefix, TokenType, Vocabulary, is_marked
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
@@ -124,6 +124,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The chat template, Jinja source."""
         return self._vocabulary.chat_template
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How answers are read, in the form of Hugging Face's response templates; GGUF files have none."""
+        return self._vocabulary.response_template
 
     @cached_property
     def sandbox(self) -> SandboxProcess:
@@ -267,6 +272,21 @@ class Tokenizer:
         self._vocabulary.check(token_id)
         return self._vocabulary.piece(token_id)
 
+    def pieces(self) -> list[bytes]:
+        """Return the bytes of every token, by id."""
+        return self._vocabulary.pieces()
+
+    @cached_property
+    def delimiter_ids(self) -> frozenset[int]:
+        """Tokens that delimit parts of an answer, so that plain text never has them.
+
+        These are control and unknown tokens, the tokens that end a generation, and the user-defined tokens that the
+        chat template writes, such as "<tool_call>".
+        """
+        vocabulary, template = self._vocabulary, self.chat_template or ""
+        written = {i for text, i in self.user_defined_tokens.items() if text.strip() and text in template}
+        return frozenset({*self.special_tokens.values(), *vocabulary.eog_ids, *written})
+
     def __repr__(self) -> str:
         return f"<Tokenizer {self.kind}, {self.vocab_size:,} tokens, from {self._vocabulary.where}>"
 
@@ -309,6 +329,12 @@ class StreamDecoder:
         self._skip_special = skip_special
         self._drop_space = at_start and vocabulary.space_prefix is not SpacePrefix.NEVER
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._n, self._marks = 0, list[int]()
+
+    @property
+    def marks(self) -> Sequence[int]:
+        """Where the texts of control and user-defined tokens begin: indices of characters, ascending."""
+        return self._marks
 
     def add(self, token_id: int) -> str:
         """Add a token and return the text that it completes; often empty.
@@ -326,7 +352,11 @@ class StreamDecoder:
         elif self._drop_space:
             self._drop_space = False
             piece = piece.removeprefix(b" ")
-        return self._utf8.decode(piece)
+        text = self._utf8.decode(piece)
+        self._n += len(text)
+        if token_id in vocabulary.literal_ids and is_marked(literal := piece.decode()):
+            self._marks.append(self._n - len(literal))
+        return text
 
     def finish(self) -> str:
         """End the stream: return U+FFFD for an incomplete character, else an empty text."""

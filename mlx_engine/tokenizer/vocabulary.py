@@ -51,6 +51,9 @@ def _byte_characters() -> dict[str, int]:
 
 BYTE_OF_CHARACTER = _byte_characters()
 
+# For `str.translate`: Latin-1 is bytes as characters, and what stands for no byte becomes no character of it.
+BYTES_AS_CHARACTERS = dict.fromkeys(range(256), 256) | {ord(c): byte for c, byte in BYTE_OF_CHARACTER.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
@@ -69,6 +72,7 @@ class Vocabulary:
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
     pad_id: int | None = None
+    response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes of what is searched in this process, outside of the sandbox.
@@ -138,6 +142,29 @@ class Vocabulary:
             return bytes(BYTE_OF_CHARACTER[character] for character in text)
         except KeyError:
             return text.encode()
+
+    def pieces(self) -> list[bytes]:
+        """Return `piece` of every id: for all of 152,000 tokens in a tenth of a second."""
+        literal, silent = self.literal_ids, self.silent_ids
+        is_bytes = self.types == TokenType.BYTE
+        is_spm = self.kind == "SPM"
+        plain = [text.replace(SPACE_MARK, " ").encode() if is_spm else _as_bytes(text) for text in self.tokens]
+        for token_id in (*literal, *silent, *np.flatnonzero(is_bytes).tolist()):
+            plain[token_id] = self.piece(token_id)
+        return plain
+
+
+def _as_bytes(text: str) -> bytes:
+    """Return the bytes of a token of a byte-level vocabulary; its text, if a character stands for no byte."""
+    try:
+        return text.translate(BYTES_AS_CHARACTERS).encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()
+
+
+def is_marked(text: str) -> bool:
+    """Return whether a control or user-defined token may be a delimiter: runs of white space are none."""
+    return len(text.strip()) > 2
 
 
 def type_array(values: Any) -> NDArray[np.int8]:

@@ -52,6 +52,29 @@ class _FoundError(Exception):
         self.fault = fault
 
 
+class ModelConfig(Protocol):
+    """What the configs of all architectures have; each has more, see its model file.
+
+    Attributes:
+        n_layers: number of layers.
+        hidden_size: D.
+        n_heads: H, the number of query heads.
+        n_kv_heads: G, the number of KV heads.
+        vocab_size: V, the number of logits.
+        context_length: the longest sequence in tokens.
+    """
+
+    n_layers: int
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    vocab_size: int
+    context_length: int
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a setting that only some architectures have."""
+
+
 class Model(Protocol):
     """The interface of models. The defaults are those of a model that one process runs alone.
 

@@ -35,7 +35,7 @@ class Exchange:
     def events(self) -> list[str]:
         """The data of the events of a stream, in full events alone; comments are left out."""
         blocks = self.body.decode("utf-8", "strict" if self.is_whole else "ignore").split("\n\n")[:-1]
-        return [block.removeprefix("data: ") for block in blocks if not block.startswith(":")]
+        return [block.partition("data: ")[2] for block in blocks if not block.startswith(":")]
 
     @property
     def value(self) -> Any:

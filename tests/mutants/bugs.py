@@ -332,7 +332,13 @@ MUTANTS = [
         "max(inside, min(whole, self._waited_for))",
         "whole",
     ),
-    Mutant("eos ignored", "Output.append", "ended = token in self._end_ids", "ended = False"),
+    Mutant("eos ignored", "Output.append", "token in self._end_ids", "False"),
+    Mutant(
+        "the text of a stop token is given out",
+        "Output.append",
+        '"" if ended else self._text.add(token)',
+        "self._text.add(token)",
+    ),
     Mutant(
         "a run that has ended keeps its scheduler",
         "Stream.__next__",
@@ -340,18 +346,35 @@ MUTANTS = [
         "pass",
     ),
     Mutant("BOS written twice", "_with_bos", "bos_id is None or ids[:1] == [bos_id]", "bos_id is None"),
+    # ---- Research ----
+    Mutant("logits of discarded tokens stay", "Session.rewind", "self._row = None", "pass"),
+    Mutant("processors change the reported probabilities", "_edited", "np.array(be.host(logits))", "be.host(logits)"),
+    Mutant(
+        "a pass for hidden states goes on with composed results",
+        "_twice",
+        "return fused(*args, **kwargs)",
+        "return composed(self, *args, **kwargs)",
+    ),
+    Mutant("a processor that fails ends the pass", "_edited", "chunk.error = error", "raise error"),
     # ---- Conversations ----
     Mutant("tools make markers", "TemplateInput.map_texts", "map_values(self.tools, change)", "self.tools"),
     Mutant("names are trusted", "map_texts", 'key == "role"', 'key in ("role", "name")'),
     # ---- The server ----
     Mutant(
         "a stream without its end",
-        "_events",
-        'yield b"".join(map(event, chunks)) + DONE',
-        'yield b"".join(map(event, chunks))',
+        "Choices.end",
+        'return b"".join(map(event, chunks)) + DONE',
+        'return b"".join(map(event, chunks))',
     ),
-    Mutant("the end-of-text token has a log-probability", "Reply._tokens", "n -= 1", "pass"),
+    Mutant(
+        "the end-of-text token has a log-probability", "Choices._tokens", "until.n_tokens - is_hidden", "until.n_tokens"
+    ),
     Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", call)', "pass"),
+    Mutant("steps of a long prompt hold back the heartbeat", "_events", "not data and now() >= due", "not is_new"),
+    Mutant("a line of one client ends the common prefix", "_read_system", "not text.startswith(BILLING)", "True"),
+    Mutant("a call goes back without its namespace", "ResponsesReply._item", "namespace is None", "True"),
+    Mutant("cached tokens count twice", "MessagesReply._usage", "self.n_prompt - self.n_cached", "self.n_prompt"),
+    Mutant("a call that was cut off is a tool use", "MessagesReply._ending", "self.is_cut", "False"),
     Mutant("a body without a bound", "read_body", "len(body) > limit", "False"),
     Mutant("the document has another number of choices than the server", "_limit", "service.worker.slots", "100"),
     Mutant("a dead engine is healthy", "Worker._die", "self.fault = fault", "pass"),

@@ -1,4 +1,8 @@
-"""A small server for the page: an engine thread, and just enough of the API for a chat that streams."""
+"""A small server for the page: an engine thread, and just enough of the API for a chat that streams.
+
+The engine's model tells stories of animals. Answers with code, tables, tool calls or attacks are scripted: `script` says
+which deltas answer a request.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import mlx_engine
+from mlx_engine.errors import ContextLengthError, OptionError
 from mlx_engine.loop.request import Request as Run
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.options import Options
 from mlx_engine.serve.page import routes
 from mlx_engine.serve.status import Monitor, Status
+
+
+Delta = dict[str, Any]
+# Returns the deltas that answer the body of a chat request, and the reason for their end; None leaves it to the engine;
+# a response refuses it.
+Script = Callable[[dict[str, Any]], tuple[list[Delta], str] | Response | None]
 
 
 class Worker:
@@ -85,10 +96,21 @@ class Worker:
 
 
 def app(
-    engine: mlx_engine.Engine, *, has_template: bool = True, key: str = "", pause: float = 0.0, **options: Any
+    engine: mlx_engine.Engine,
+    *,
+    has_template: bool = True,
+    key: str = "",
+    pause: float = 0.0,
+    script: Script = lambda body: None,
+    ignore_eos: bool = False,
+    **options: Any,
 ) -> Starlette:
-    """Return an application that serves one engine; `pause` makes its steps slow enough to be seen."""
+    """Return an application that serves one engine; `pause` makes its steps slow enough to be seen.
+
+    `app.state.bodies` has the bodies of all chat requests.
+    """
     worker: Worker
+    bodies: list[dict[str, Any]] = []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -115,12 +137,22 @@ def app(
         return Route(route.path, checked, methods=route.methods)
 
     def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "story", "object": "model"}]})
+        card = {"id": "story", "object": "model", "max_model_len": engine.config.context_length}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def tokenize(request: Request) -> Response:
+        return JSONResponse({"count": len(engine.tokenizer.encode((await request.json())["content"]))})
 
     async def chat(request: Request) -> Response:
         if not has_template:
             return error(400, "messages: expected a chat template that writes the prompt, found none")
         body = await request.json()
+        bodies.append(body)
+        scripted = script(body)
+        if isinstance(scripted, Response):
+            return scripted
+        if scripted is not None:
+            return StreamingResponse(told(*scripted), media_type="text/event-stream")
         text = "\n".join(message["content"] for message in body["messages"])
         return answer(body, text, lambda piece: {"delta": {"content": piece}})
 
@@ -130,11 +162,14 @@ def app(
 
     def answer(body: dict[str, Any], text: str, choice: Callable[[str], dict[str, Any]]) -> Response:
         try:
-            run = engine.request(
-                text, Options.of(body.get("max_tokens"), temperature=body.get("temperature", 0.0), ignore_eos=True)
-            )
-        except ValueError as fault:
-            return error(400, str(fault))
+            ids = engine.prompt_ids(text)
+            most = max(1, engine.config.context_length - len(ids))
+            given = {name: body[name] for name in ("temperature", "seed", "stop", "top_k", "min_p") if name in body}
+            run = engine.request(ids, Options.of(body.get("max_tokens", most), ignore_eos=ignore_eos, **given))
+        except ContextLengthError as fault:
+            return error(400, str(fault), code="context_length_exceeded")
+        except OptionError as fault:
+            return error(400, str(fault), param=fault.option)
         return StreamingResponse(stream(run, choice), media_type="text/event-stream")
 
     async def stream(run: Run, choice: Callable[[str], dict[str, Any]]) -> AsyncIterator[str]:
@@ -157,17 +192,30 @@ def app(
         finally:
             worker.call(lambda: worker.scheduler.cancel(run))
 
+    async def told(deltas: list[Delta], reason: str) -> AsyncIterator[str]:
+        for delta in deltas:
+            yield event(choices=[{"index": 0, "finish_reason": None, "delta": delta}])
+            await asyncio.sleep(pause)
+        yield event(choices=[{"index": 0, "finish_reason": reason, "delta": {}}])
+        usage = {"prompt_tokens": 20, "completion_tokens": len(deltas), "prompt_tokens_details": {"cached_tokens": 0}}
+        yield event(choices=[], usage=usage, mlx_engine={"digest": "d" * 64, "seed": 2**62 + 1, "timings": {}})
+        yield "data: [DONE]\n\n"
+
     api = [
         Route("/v1/models", models),
+        Route("/tokenize", tokenize, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
     ]
-    return Starlette(routes=[guarded(route) for route in api], lifespan=lifespan)
+    made = Starlette(routes=[guarded(route) for route in api], lifespan=lifespan)
+    made.state.bodies = bodies
+    return made
 
 
 def event(**data: Any) -> str:
     return f"data: {json.dumps(data)}\n\n"
 
 
-def error(status: int, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "param": None}}, status)
+def error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> Response:
+    about = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    return JSONResponse({"error": about}, status)

@@ -193,12 +193,15 @@ def served(
     queue: int = 64,
     prefix_cache: bool = True,
     explains_cache: bool = True,
+    budget: int = 64,
+    engine: Engine | None = None,
     **service: Any,
 ) -> Iterator[Served]:
-    scheduler = {"slots": slots, "kv_memory": kv_memory, "prefix_cache": prefix_cache, "budget": 64}
+    """Run a server of an engine, by default of the micro model."""
+    scheduler = {"slots": slots, "kv_memory": kv_memory, "prefix_cache": prefix_cache, "budget": budget}
     scheduler["whole_pages"] = not explains_cache
     service["explains_cache"] = explains_cache
-    found = Served(micro(), queue=queue, scheduler=scheduler, **service)
+    found = Served(engine or micro(), queue=queue, scheduler=scheduler, **service)
     found.start()
     try:
         yield found

@@ -172,7 +172,26 @@ def test_stop_strings_end_the_text(server: Served):
     stop = text[3:5]
     reply = server.chat(max_tokens=40, stop=[stop]).json()["choices"][0]
     assert reply["message"]["content"] == text[: text.index(stop)]
-    assert reply["finish_reason"] == "stop"
+    assert (reply["finish_reason"], reply["stop_reason"]) == ("stop", stop)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_token_ends_the_text_and_is_named(server: Served, streams: bool):
+    made = alone()
+    end = made.token_ids[3]
+    n = made.token_ids.index(end)
+    parameters = {"stop_token_ids": [end], "logprobs": True}
+    if streams:
+        choices = [chunk["choices"][0] for chunk in stream(server, **parameters)[:-1]]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        shown = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]]
+        assert all("stop_reason" not in choice for choice in choices[:-1])
+    else:
+        choices = server.chat(**parameters).json()["choices"]
+        text, shown = choices[0]["message"]["content"], choices[0]["logprobs"]["content"]
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", end)
+    assert text == micro().tokenizer.decode(made.token_ids[:n], at_start=False)
+    assert len(shown) == n
 
 
 def test_parameters_that_mean_nothing_are_accepted(server: Served):

@@ -10,6 +10,8 @@ from mlx_engine.serve.openapi import OPERATIONS
 from tests.serve.served import HTTP, Served, chat_body, served
 
 CHAT, COMPLETIONS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/detokenize"
+RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+USER = {"role": "user", "content": "a"}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,8 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"stream_options": None, "stream": False}),
     (CHAT, {"stop": ["a" * 1000] * 16}),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "stop": "a" * 1000}),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "stop_token_ids": [0, 5, 0]}),
+    (CHAT, {"stop_token_ids": []}),
     (CHAT, {"tools": [], "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}),
     (CHAT, {"metadata": {"a": [1]}, "user": "x", "service_tier": "auto", "store": None}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b", "refusal": None}]}),
@@ -54,6 +58,15 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [[1], [2]], "max_tokens": 1}),
     (DETOKENIZE, {"tokens": [1, 2.0]}),
+    (RESPONSES, {"input": "a", "max_output_tokens": 1, "store": True, "previous_response_id": None, "user": "b"}),
+    (RESPONSES, {"input": [USER, {"type": "web_search_call"}], "max_output_tokens": 100_000, "stop": "e", "top_k": 1}),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": None}, USER], "max_output_tokens": 1.0}),
+    (RESPONSES, {"input": "a", "max_output_tokens": 1, "reasoning": {"effort": "low"}, "include": ["x"]}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "system": [{"type": "text", "text": "b"}], "betas": ["c"]}),
+    (MESSAGES, {"messages": [USER, {"role": "system", "content": "b"}], "max_tokens": 1, "stop_sequences": ["c"]}),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 0}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "thinking": {"type": "adaptive"}, "stop": None}),
+    (COUNT, {"messages": [USER], "model": "micro"}),
 ]
 INVALID: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {name: -2}) for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")),
@@ -69,6 +82,9 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": [{"type": "function"}]}),
     (CHAT, {"stop": [""]}),
     (CHAT, {"stop": ["a"] * 17}),
+    (CHAT, {"stop_token_ids": [-1]}),
+    (CHAT, {"stop_token_ids": [1 << 40]}),
+    (CHAT, {"stop_token_ids": ["7"]}),
     (CHAT, {"stop": ["a" * 1001]}),
     (CHAT, {"stop": "a" * 1001}),
     (CHAT, {"logit_bias": {"01": 1}}),
@@ -91,6 +107,24 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "a", "best_of": True}),
     (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 0, "stream": True}),
     (DETOKENIZE, {"tokens": [1.5]}),
+    (RESPONSES, {}),
+    (RESPONSES, {"input": []}),
+    (RESPONSES, {"input": [{"role": "tool", "content": "a"}]}),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    (RESPONSES, {"input": "a", "max_output_tokens": -1}),
+    (RESPONSES, {"input": "a", "previous_response_id": "b"}),
+    (RESPONSES, {"input": "a", "tool_choice": "b"}),
+    (RESPONSES, {"input": "a", "truncation": "b"}),
+    (MESSAGES, {"messages": [USER]}),
+    (MESSAGES, {"messages": [], "max_tokens": 1}),
+    (MESSAGES, {"messages": [USER], "max_tokens": -1}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "stop": "a"}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 1, "thinking": {"type": "a"}}),
+    (MESSAGES, {"messages": [{"role": "user"}], "max_tokens": 1}),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "max_tokens": 1}),
+    (COUNT, {"messages": [USER], "max_token": 1}),
 ]
 
 

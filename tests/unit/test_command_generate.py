@@ -152,7 +152,16 @@ def test_stop_strings_end_the_text():
     whole = json.loads(generate(*options, "--json").out)["text"]
     stop = whole[5:7]
     run = json.loads(generate(*options, "--stop", "never there", "--stop", stop, "--json").out)
-    assert (run["text"], run["finish_reason"]) == (whole.partition(stop)[0], "stop")
+    assert (run["text"], run["finish_reason"], run["stop"]) == (whole.partition(stop)[0], "stop", stop)
+
+
+def test_a_stop_token_ends_the_text():
+    whole = json.loads(generate("Once", "-n", 9, "--ignore-eos", "--json").out)
+    end = whole["token_ids"][4]
+    run = json.loads(generate("Once", "-n", 9, "--stop-token-id", 1, "--stop-token-id", end, "--json").out)
+    n = whole["token_ids"].index(end) + 1
+    assert (run["token_ids"], run["finish_reason"], run["stop"]) == (whole["token_ids"][:n], "stop", end)
+    assert whole["text"].startswith(run["text"])
 
 
 # ---- backends ----

@@ -17,6 +17,7 @@ from mlx_engine.errors import (
     EngineError,
     OptionError,
 )
+from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.stream import Generation
 from mlx_engine.options import Options
@@ -256,3 +257,12 @@ def test_the_repr_of_a_generation_is_one_short_line():
         "182 tokens, ended by stop, 100.0 tokens/s>"
     )
     assert repr(Generation("a", [1], Metrics(), None, [1])) == "<Generation 'a': 1 token, not ended>"
+
+
+def test_a_generation_shows_itself_in_a_notebook():
+    metrics = Metrics(passes=[1.0, 0.25, 0.25])
+    found = Generation("one\n\ntwo", [1, 2, 3], metrics, "stop", [1], [TokenLogprobs(1, -0.5)] * 3)
+    assert found._repr_markdown_() == "> one\n> \n> two\n\n*3 tokens, ended by stop, 4.0 tokens/s*"
+    assert found.tokens_per_second == metrics.decode_tokens_per_second == 4.0
+    assert found.digest == digest([1, 2, 3], [-0.5] * 3)
+    assert Generation("a", [1], Metrics(), None, [1]).digest is None

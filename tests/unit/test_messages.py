@@ -79,7 +79,8 @@ def test_a_developer_is_the_system_unless_the_template_knows_the_role():
 def test_absent_fields_are_left_out_as_clients_send_them():
     reply = {"role": "assistant", "content": "x", "refusal": None, "audio": None, "annotations": [], "tool_calls": None}
     assert prepared(reply) == {"role": "assistant", "content": "x"}
-    assert "content" not in prepared(calls("{}"))
+    assert prepared(calls("{}"))["content"] is None  # some templates write calls only beside a content that is none
+    assert "content" not in prepared({key: value for key, value in calls("{}").items() if key != "content"})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from mlx_engine.commands.options.model import ComputeOptions
 from mlx_engine.conversation import Conversation
 from mlx_engine.engine import Engine, load
 from mlx_engine.errors import OptionError
-from mlx_engine.options import Options, OptionValues, Sampling, aliases, declared
+from mlx_engine.options import BatchOptionValues, Options, OptionValues, Sampling, aliases, declared
 from mlx_engine.serve.parameters import ChatRequest
 from tests.unit.test_command_generate import cli
 
@@ -26,6 +26,7 @@ FIELDS = {f.name: f.default for kind in (Sampling, Options) for f in fields(kind
 
 def test_there_is_a_keyword_for_every_option():
     assert {"max_tokens", "sampling", *OptionValues.__annotations__} == set(FIELDS)
+    assert list(BatchOptionValues.__annotations__) == list(OptionValues.__annotations__)
 
 
 @pytest.mark.parametrize(("method", "own"), [("generate", []), ("stream", ["progress"])])
@@ -91,7 +92,10 @@ def test_an_unknown_keyword_is_a_type_error_that_names_the_function_and_the_opti
 def test_names_of_options_on_the_command_line_are_known_in_python():
     known = {*FIELDS, *inspect.signature(load).parameters}
     groups = (*parameters_of(Options), *parameters_of(ComputeOptions))
-    assert {p.name for p in groups} >= FIELDS.keys() - {"sampling"}
+    assert {p.name for p in groups} >= FIELDS.keys() - {
+        "sampling",
+        *(f.name for f, about in declared() if not about.has_flag),
+    }
     for parameter in groups:
         option = parameter.annotation.__metadata__[0]
         flags = [flag for given in (option.default, *option.param_decls) for flag in given.split("/")]
@@ -116,7 +120,7 @@ def test_every_option_is_declared_with_what_its_uses_need():
 def test_a_flag_is_the_same_on_every_command():
     commands = typer.main.get_command(app).commands
     generate, chat = ({p.name: p.opts for p in commands[name].params} for name in ("generate", "chat"))
-    names = [f.name for f, _ in declared()]
+    names = [f.name for f, about in declared() if about.has_flag]
     assert {name: generate[name] for name in names} == {name: chat[name] for name in names}
 
 

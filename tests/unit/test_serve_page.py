@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import re
 import time
@@ -62,7 +63,11 @@ class Source:
 
 
 async def get(
-    source: Source, path: str, receive: Callable[[], Awaitable[dict[str, Any]]] | None = None, **options: Any
+    source: Source,
+    path: str,
+    receive: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+    accept: bytes = b"identity",
+    **options: Any,
 ) -> tuple[int, dict[str, str], bytes]:
     """Send a request, as a server does that announces a version in which Starlette does not listen for the client."""
     sent: list[dict[str, Any]] = options.pop("sent", [])
@@ -74,7 +79,8 @@ async def get(
         await asyncio.sleep(2 * PATIENCE)
         return {"type": "http.disconnect"}
 
-    scope = {"type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "path": path, "headers": []}
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "path": path}
+    scope["headers"] = [(b"accept-encoding", accept)]
     app = Starlette(routes=routes(source, **options))
     await app({**scope, "query_string": b"", "http_version": "1.1"}, receive or wait, keep)
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
@@ -86,6 +92,13 @@ def test_the_page_is_sent_as_it_is():
     assert (status, body) == (200, TEXT.encode())
     assert headers["content-type"] == "text/html; charset=utf-8"
     assert headers["cache-control"] == "no-store"
+
+
+def test_the_page_is_compressed_for_clients_that_say_so():
+    status, headers, body = asyncio.run(get(Source(), "/", accept=b"br, gzip"))
+    assert (status, gzip.decompress(body)) == (200, TEXT.encode())
+    assert (headers["content-encoding"], headers["vary"]) == ("gzip", "Accept-Encoding")
+    assert len(body) < len(TEXT) / 3
 
 
 def test_the_policy_allows_the_own_script_and_style_by_hash_and_nothing_from_outside():
@@ -110,7 +123,11 @@ def test_the_file_loads_nothing(tags: list[tuple[str, dict[str, str | None]]]):
 def test_no_text_becomes_markup_or_code_and_no_key_is_stored(tags: list[tuple[str, dict[str, str | None]]]):
     names = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|\bFunction\(|DOMParser|srcdoc|Unsafe"
     assert re.findall(names, TEXT) == []
-    assert re.findall(r"localStorage|sessionStorage|indexedDB|cookie", TEXT) == []
+    assert re.findall(r"sessionStorage|indexedDB|cookie", TEXT) == []
+    assert re.findall(r"^.*\bsetItem\b.*$", TEXT, re.MULTILINE) == [
+        "    localStorage.setItem(PREFIX + name, JSON.stringify(value));"
+    ]
+    assert re.findall(r"\bkeep\(([^)]*)", TEXT) == ['"ui", ui', "name, value", "`c.${conversation.id}`, conversation"]
     assert [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "style"] == []
 
 
@@ -119,8 +136,9 @@ def test_everything_has_a_name(tags: list[tuple[str, dict[str, str | None]]]):
     assert len(ids) == len(set(ids))
     labels = {attributes["for"] for tag, attributes in tags if tag == "label"}
     assert labels == {attributes["id"] for tag, attributes in tags if tag in ("input", "textarea", "select")}
-    references = [a[name] for _, a in tags for name in ("aria-labelledby", "aria-describedby") if name in a]
-    assert set(references) <= set(ids)
+    names = ("aria-labelledby", "aria-describedby", "aria-controls")
+    references = {one for _, a in tags for name in names for one in (a.get(name) or "").split()}
+    assert references <= set(ids)
     assert {"html", "header", "nav", "main", "section", "h1"} <= {tag for tag, _ in tags}
     assert ("html", {"lang": "en"}) in tags
 

@@ -32,10 +32,10 @@ def cut(text, places):
 def first_completed(text, stops):
     """The text before the stop string whose last character comes first; of those that end together, the longest."""
     for end in range(len(text) + 1):
-        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
-        if starts:
-            return text[: min(starts)], True
-    return text, False
+        ended = [stop for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            return text[: end - len(longest := max(ended, key=len))], longest
+    return text, None
 
 
 @LAW
@@ -45,7 +45,7 @@ def first_completed(text, stops):
 def test_one_stop_string_ends_the_text_before_its_first_occurrence(text, stop, places):
     left, found = fed([stop], cut(text, places))
     assert "".join(left) == text.partition(stop)[0]
-    assert found == (stop in text)
+    assert found == (stop if stop in text else None)
 
 
 @LAW
@@ -88,15 +88,16 @@ class Searched:
     """Stop strings by searching all that is held back: the definition, whose time grows with length and number."""
 
     def __init__(self, stops):
-        self.stops, self.held, self.found = stops, "", False
+        self.stops, self.held, self.found = stops, "", None
 
     def add(self, piece):
         if self.found:
             return ""
         text = self.held + piece
-        if ends := [(text.find(stop) + len(stop), -len(stop)) for stop in self.stops if stop in text]:
-            self.found, self.held = True, ""
-            return text[: sum(min(ends))]
+        if ends := [(text.find(stop) + len(stop), -len(stop), stop) for stop in self.stops if stop in text]:
+            self.held = ""
+            end, length, self.found = min(ends)
+            return text[: end + length]
         begun = (n for stop in self.stops for n in range(len(stop)) if text.endswith(stop[:n]))
         keep = max(begun, default=0)
         self.held = text[len(text) - keep :]
@@ -158,7 +159,7 @@ def test_after_a_stop_string_nothing_leaves():
     cutter = StopStrings(["END"])
     assert cutter.add("one EN") == "one "
     assert cutter.add("D two") == ""
-    assert cutter.found
+    assert cutter.found == "END"
     assert cutter.add("three") == ""
     assert cutter.finish() == ""
 
@@ -174,4 +175,4 @@ def test_a_false_start_is_let_go():
 @pytest.mark.parametrize("stop", ["\n\n", "é", "🙂", "<|im_end|>"])
 def test_a_stop_string_of_any_characters_is_found(stop):
     left, found = fed([stop], list("one" + stop + "two"))
-    assert ("".join(left), found) == ("one", True)
+    assert ("".join(left), found) == ("one", stop)

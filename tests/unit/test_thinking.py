@@ -67,7 +67,9 @@ def test_the_template_may_open_the_reasoning():
 
 class FakeCall:
     def __init__(self, *texts):
-        self.outputs = [(SimpleNamespace(pieces=[], token_ids=[], logprobs=None), Progress()) for _ in texts]
+        self.outputs = [
+            (SimpleNamespace(pieces=[], token_ids=[], logprobs=None, marks=None, stop=None), Progress()) for _ in texts
+        ]
         self.requests = [SimpleNamespace(prompt_ids=[1], outputs=[output for output, _ in self.outputs])]
 
     def add(self, i, text, finish_reason=None):

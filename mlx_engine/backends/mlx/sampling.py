@@ -28,7 +28,7 @@ def id_array(ids: Sequence[Any]) -> mx.array:
 
 
 def adjust(row: mx.array, draw: Draw) -> mx.array:
-    """Return (V,) logits after the bias and all penalties."""
+    """Return (V,) logits after the bias, all penalties and the mask."""
     sampling = draw.sampling
     if sampling.logit_bias:
         ids, values = zip(*sampling.logit_bias, strict=True)
@@ -37,7 +37,7 @@ def adjust(row: mx.array, draw: Draw) -> mx.array:
     if sampling.has_penalties:
         generated = draw.recent[draw.n_prompt :]
         row = penalize_generated(row, generated, sampling.frequency_penalty, sampling.presence_penalty)
-    return row
+    return row if draw.mask is None else mx.where(mx.array(draw.mask), row, -mx.inf)
 
 
 def penalize(row: mx.array, recent: Sequence[Any], penalty: float) -> mx.array:

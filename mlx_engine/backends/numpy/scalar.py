@@ -276,7 +276,7 @@ def _clamped_swiglu(gate: float, up: float) -> float:
 
 
 def _adjusted(row: list[float], draw: Draw) -> list[float]:
-    """Return the logits after the bias, the repetition penalty, and the frequency and presence penalties."""
+    """Return the logits after the bias, the repetition, frequency and presence penalties, and the mask."""
     row, sampling, recent = list(row), draw.sampling, cast(Sequence[int], draw.recent)
     for i, bias in sampling.logit_bias:
         row[i] += bias
@@ -286,7 +286,9 @@ def _adjusted(row: list[float], draw: Draw) -> list[float]:
         row[i] = min(max(penalized, -LARGEST), LARGEST)
     for i, count in Counter(recent[draw.n_prompt :]).items():
         row[i] -= sampling.frequency_penalty * count + sampling.presence_penalty
-    return row
+    return (
+        row if draw.mask is None else [v if allowed else -math.inf for v, allowed in zip(row, draw.mask, strict=True)]
+    )
 
 
 def _likely(p: list[float], sampling: Sampling) -> list[int]:

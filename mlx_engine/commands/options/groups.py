@@ -91,10 +91,12 @@ def _named(hint: Any, title: str | None = None) -> Any:
 
 
 def _hinted(group: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """Yield the fields of a group with their annotations as typer wants them."""
+    """Yield the fields of a group that have a flag, with their annotations as typer wants them."""
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
         about = f.metadata.get("about")
+        if about is not None and not about.has_flag:
+            continue
         yield f, hints[f.name] if about is None else _annotation(f, hints[f.name], about)
 
 

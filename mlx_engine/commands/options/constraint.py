@@ -1,0 +1,69 @@
+"""The options that constrain the text of an answer, for `generate` and `chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlx_engine.commands.console import read_text
+from mlx_engine.commands.options.groups import RARE
+from mlx_engine.constraint import Constraint
+from mlx_engine.errors import OptionError
+
+
+@dataclass(frozen=True)
+class ConstraintOptions:
+    """Output. The texts that an answer may have: at most one of these options."""
+
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", metavar="SCHEMA", help="Generate JSON of a schema, a file or a text."),
+    ] = None
+    regex: Annotated[
+        str | None, typer.Option("--regex", metavar="R", help="Generate a text that this expression matches."), RARE
+    ] = None
+    grammar: Annotated[
+        str | None,
+        typer.Option("--grammar", metavar="LARK", help="Generate a text of a Lark grammar, a file or a text."),
+        RARE,
+    ] = None
+    choice: Annotated[
+        list[str] | None,
+        typer.Option("--choice", help="Generate one of the texts that this option names, given several times."),
+        RARE,
+    ] = None
+
+    def read(self) -> Constraint | None:
+        """Return the constraint; None without one.
+
+        Raises:
+            OptionError: there are several, or it is invalid.
+            SourceError: a file cannot be read.
+        """
+        made: dict[str, tuple[Any, Callable[[Any], Constraint]]] = {
+            "--json-schema": (self.json_schema, lambda given: Constraint.json_schema(_text(given, "--json-schema"))),
+            "--regex": (self.regex, Constraint.regex),
+            "--grammar": (self.grammar, lambda given: Constraint.grammar(_text(given, "--grammar"))),
+            "--choice": (self.choice or None, Constraint.choice),
+        }
+        found = {flag: make for flag, (given, make) in made.items() if given is not None}
+        if not found:
+            return None
+        flag, *others = found
+        if others:
+            raise OptionError(f"{others[0]} cannot be combined with {flag}; give one of them", option=others[0])
+        try:
+            return found[flag](made[flag][0])
+        except OptionError as error:
+            message = str(error).removeprefix("constraint").removeprefix(":").strip()
+            raise OptionError(f"{flag}: {message}", option=flag, expected=error.expected) from None
+
+
+def _text(given: str, flag: str) -> str:
+    """Return a text, or that of a file of this name. A schema begins with a brace, and a grammar has line feeds."""
+    is_text = given.lstrip().startswith("{") or "\n" in given or ": " in given
+    return given if is_text else read_text(None, Path(given), flag)

@@ -1,0 +1,294 @@
+"""A constraint on the text of an answer: a JSON Schema, a regular expression, a grammar or a choice.
+
+`Constraint` says which texts are allowed. `loop/constraint.py` turns it into masks of tokens. This module imports no
+library, so that options can be declared and checked without one.
+
+A schema is checked when its constraint is made: a keyword that would be ignored is refused by its name and its path in
+the schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from mlx_engine.errors import OptionError, shown
+
+Kind = Literal["json_schema", "regex", "grammar", "choice"]
+
+# Keywords of JSON Schema whose values are schemas, maps of schemas or lists of schemas.
+SCHEMAS = ("additionalProperties", "additionalItems", "items")
+SCHEMA_MAPS = ("properties", "patternProperties")
+SCHEMA_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf", "items")
+
+UNSUPPORTED = frozenset(
+    {
+        "not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames",
+        "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties",
+        "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "nullable", "x-guidance",
+    }
+)  # fmt: skip
+"""Keywords of JSON Schema, of OpenAPI and of llguidance that change what is valid, and that no mask implements."""
+
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+"""The values of `format` that masks implement."""
+
+# At most one space, and no line feed: a small model may otherwise write white space until the token limit.
+WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+EMBEDDED = re.compile(r"%json\s*(?=\{)")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The texts that an answer may have. Make one with `json_schema`, `json_object`, `regex`, `grammar` or `choice`.
+
+    Attributes:
+        kind: how `text` is written.
+        text: a JSON Schema, a regular expression, a Lark grammar, or a JSON list of texts.
+        follows_reasoning: the answer may begin with reasoning, which is free; the constraint holds after it. Prompts
+            that are messages set this.
+    """
+
+    kind: Kind
+    text: str
+    follows_reasoning: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the text, as far as this is possible without a tokenizer; raise OptionError if it is invalid."""
+        if self.kind == "json_schema":
+            check_schema(_parsed(self.text))
+        elif self.kind == "choice":
+            _check_choice(json.loads(self.text))
+        elif self.kind not in ("regex", "grammar"):
+            raise _wrong("a JSON Schema, a regular expression, a grammar or a choice", self.kind)
+        if not self.text:
+            raise _wrong(f"a {self.kind} that is not empty", self.text)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Constraint:
+        """Allow the JSON values that a schema describes, on one line, with properties in the schema's order.
+
+        Args:
+            schema: a JSON Schema (draft 2020-12 or older), as a mapping or as JSON text.
+
+        Raises:
+            OptionError: the schema is invalid, or has a keyword that is not supported; the message has its path.
+        """
+        parsed = _parsed(schema) if isinstance(schema, str) else schema
+        check_schema(parsed)
+        return cls("json_schema", _text(parsed))
+
+    @classmethod
+    def json_object(cls) -> Constraint:
+        """Allow any JSON object."""
+        return cls("json_schema", '{"type": "object"}')
+
+    @classmethod
+    def regex(cls, text: str) -> Constraint:
+        """Allow the texts that a regular expression matches as a whole, in the syntax of Rust's regex crate.
+
+        Look-around and back-references do not exist there.
+        """
+        return cls("regex", _checked_text(text, "a regular expression"))
+
+    @classmethod
+    def grammar(cls, lark: str) -> Constraint:
+        """Allow the texts of a grammar in llguidance's variant of Lark, whose first rule is `start`.
+
+        `<name>` is the special token of that name in the vocabulary, and `%json {...}` a JSON Schema: it is checked as
+        in `json_schema`, and its white space is bounded.
+
+        Raises:
+            OptionError: a schema in the grammar is invalid.
+        """
+        return cls("grammar", _with_bounded_json(_checked_text(lark, "a grammar")))
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Constraint:
+        """Allow one of several texts."""
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise _wrong("a list of texts", texts)
+        _check_choice(list(texts))
+        return cls("choice", _text(list(texts)))
+
+    def after_reasoning(self) -> Constraint:
+        """Return the same constraint for an answer that may begin with reasoning."""
+        return replace(self, follows_reasoning=True)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the constraint, in hex: the name of the constraint in receipts."""
+        parts = json.dumps([self.kind, self.text, self.follows_reasoning])
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema for llguidance, with white space bounded and without keywords that change nothing."""
+    copied: dict[str, Any] = json.loads(_text(schema))
+    for part in _parts(copied):
+        for name in [name for name, value in part.schema.items() if _is_noop(name, value)]:
+            del part.schema[name]
+    return {**copied, "x-guidance": WHITESPACE}
+
+
+def check_schema(schema: object) -> None:
+    """Check that masks implement every keyword that a schema uses.
+
+    Raises:
+        OptionError: the schema is no mapping, or has a keyword, a format or a reference that is not supported; the
+            message has the path, such as "$.properties.name.format".
+    """
+    for part in _parts(schema):
+        for name in part.schema:
+            why = _why_not(name, part.schema[name], part.root)
+            if why is not None:
+                raise _unsupported(f"{part.path}.{name}", why)
+
+
+def without_unsupported(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a schema without the keywords that masks do not implement, and the paths of these keywords."""
+    copied: dict[str, Any] = json.loads(_text(schema))
+    left_out = []
+    for part in _parts(copied):
+        for name in [name for name, value in part.schema.items() if _why_not(name, value, part.root) is not None]:
+            del part.schema[name]
+            left_out.append(f"{part.path}.{name}")
+    return copied, left_out
+
+
+class _Part(NamedTuple):
+    """A schema inside a schema, and its path in the root."""
+
+    path: str
+    schema: Any
+    root: Any
+
+
+def _parts(root: object) -> Iterator[_Part]:
+    """Yield a schema, and then all schemas inside it that may apply, also those that it refers to.
+
+    Raises:
+        OptionError: one is no schema.
+    """
+    if not isinstance(root, Mapping):
+        raise _wrong("a JSON Schema, which is an object", root)
+    found, seen = [_Part("$", root, root)], {id(root)}
+    while found:
+        part = found.pop()
+        yield part
+        for path, inner in _inner(part):
+            if isinstance(inner, Mapping) and id(inner) not in seen:
+                seen.add(id(inner))
+                found.append(_Part(path, inner, root))
+            elif not isinstance(inner, Mapping | bool):
+                raise _unsupported(path, f"expected a schema, found {shown(inner)}")
+
+
+def _inner(part: _Part) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas directly inside a schema, or named by it, with their paths."""
+    path, schema = part.path, part.schema
+    for name in SCHEMAS:
+        if name in schema and not isinstance(schema[name], list):
+            yield f"{path}.{name}", schema[name]
+    for name in SCHEMA_LISTS:
+        if isinstance(schema.get(name), list):
+            yield from ((f"{path}.{name}[{i}]", one) for i, one in enumerate(schema[name]))
+    for name in SCHEMA_MAPS:
+        if isinstance(schema.get(name), Mapping):
+            yield from ((f"{path}.{name}.{key}", one) for key, one in schema[name].items())
+    reference = schema.get("$ref")
+    if reference is not None and _why_not("$ref", reference, part.root) is None:
+        yield reference.replace("/", ".").replace("#", "$"), _target(reference, part.root)
+
+
+def _why_not(name: object, value: Any, root: Any) -> str | None:
+    """Return why a keyword with this value is not supported; None if it is."""
+    if not isinstance(name, str):
+        return "the keyword is no text"
+    if name in UNSUPPORTED and not _is_noop(name, value):
+        return "the keyword is not supported; leave it out, and check the answer yourself"
+    if name == "format" and value not in FORMATS:
+        return f"{shown(value)} is not supported; use one of {', '.join(FORMATS)}"
+    if name != "$ref":
+        return None
+    if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
+        return f"{shown(value)} is no path in this schema; copy what it names into $defs, and write #/$defs/NAME"
+    return None if _target(value, root) is not None else f"{value!r} names nothing in this schema"
+
+
+def _target(reference: str, root: Any) -> Any:
+    """Return what a reference such as "#/$defs/name" names; None if it names nothing."""
+    from urllib.parse import unquote
+
+    found = root
+    for part in unquote(reference.removeprefix("#")).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return found
+
+
+def _is_noop(name: str, value: object) -> bool:
+    """Return whether a keyword that is not supported has a value that changes nothing."""
+    return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
+
+
+def _with_bounded_json(lark: str) -> str:
+    """Return a grammar whose `%json` schemas are checked, and have their white space bounded."""
+    made, at = "", 0
+    while match := EMBEDDED.search(lark, at):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(lark, match.end())
+        except json.JSONDecodeError as error:
+            raise _wrong("a grammar with JSON after each %json", f"{lark[match.end() :]:.40}... ({error})") from None
+        if "x-guidance" not in schema:
+            check_schema(schema)
+            schema = bounded(schema)
+        made += lark[at : match.end()] + _text(schema)
+        at = end
+    return made + lark[at:]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"a JSON Schema, but is no JSON ({error})", text) from None
+
+
+def _text(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(f"values that JSON has ({error})", value) from None
+
+
+def _checked_text(text: object, what: str) -> str:
+    if not isinstance(text, str) or not text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise _wrong(f"{what}: a text that is not empty, in valid Unicode", text)
+    return text
+
+
+def _check_choice(texts: object) -> None:
+    """Check the texts of a choice."""
+    if not isinstance(texts, list) or not texts:
+        raise _wrong("a choice of at least one text", texts)
+    for text in texts:
+        _checked_text(text, "a choice of texts")
+
+
+def _unsupported(path: str, why: str) -> OptionError:
+    return OptionError(f"constraint: {path}: {why}", option="constraint", expected="a supported schema", found=path)
+
+
+def _wrong(rule: str, found: object) -> OptionError:
+    return OptionError(
+        f"constraint must be {rule}, not {shown(found)}", option="constraint", expected=rule, found=found
+    )

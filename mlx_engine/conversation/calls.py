@@ -1,0 +1,539 @@
+"""Read the calls of an answer: JSON, tags, lines or Python become the JSON text of arguments, as the text comes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from mlx_engine.conversation.delimiters import MARK, Delimiter, _More
+from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event
+from mlx_engine.conversation.formats import AnswerFormat, CallForm
+from mlx_engine.conversation.schemas import STRINGS, Types, json_of, types_of
+
+Emit = Callable[[str], object]
+Reading = Generator[None, None, None]
+
+# Characters of a JSON string that stand for themselves; numbers and names; a key without quotes; white space.
+PLAIN = re.compile(rf'[^"\\\x00-\x1f{MARK}]+')
+SCALAR = re.compile(r"[-+.\w]*")
+JSON_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+BARE_KEY = re.compile(r"""[^\s:{}\[\],"']*""")
+SPACE = re.compile(r"\s*")
+ESCAPED = frozenset('"\\/bfnrtu')
+
+# Keys of an object with a call that mean nothing here.
+IGNORED = ("id", "type", "tool_call_id")
+
+# Values that are nested deeper are not read.
+MAX_DEPTH = 64
+
+
+class MalformedError(Exception):
+    """The text is no call, or its arguments are not what the format has; ends an attempt to read it."""
+
+
+class Cursor:
+    """A place in a text that grows. Its generators yield where they need more text.
+
+    Attributes:
+        text: the marked text from some place on.
+        at: the index of the next character in it.
+        is_end: whether nothing more will come.
+        is_cut: whether the answer was ended by the token limit.
+        is_kept: whether the text that has been read is kept, so that indices stay valid.
+    """
+
+    def __init__(self) -> None:
+        self.text, self.at, self.is_end, self.is_cut, self.is_kept = "", 0, False, False, False
+
+    def more(self) -> Reading:
+        """Wait for more text."""
+        if not self.is_kept:
+            self.text, self.at = self.text[self.at :], 0
+        yield
+
+    def next(self, n: int = 1) -> Generator[None, None, str]:
+        """Return the next character or characters, without reading them; fewer at the end."""
+        while self.at + n > len(self.text) and not self.is_end:
+            yield from self.more()
+        return self.text[self.at : self.at + n]
+
+    def run(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
+        """Return the longest run of characters that a pattern matches here, without reading it."""
+        while True:
+            match = pattern.match(self.text, self.at)
+            end = self.at if match is None else match.end()
+            if end < len(self.text) or self.is_end:
+                return self.text[self.at : end]
+            yield from self.more()
+
+    def spaces(self) -> Generator[None, None, str]:
+        """Read white space and return it."""
+        found = yield from self.run(SPACE)
+        self.at += len(found)
+        return found
+
+    def here(self, delimiter: Delimiter) -> Generator[None, None, re.Match[str] | None]:
+        """Return the match of a delimiter at this place; it is not read."""
+        while True:
+            match = delimiter.match(self.text, self.at, is_end=self.is_end)
+            if not isinstance(match, _More):
+                return match
+            yield from self.more()
+
+    def find(self, delimiters: Sequence[Delimiter], give: Emit) -> Generator[None, None, re.Match[str] | None]:
+        """Give out the text before the first of several delimiters, and return its match; None at the end."""
+        while True:
+            found, certain = None, len(self.text)
+            for delimiter in delimiters:
+                match, until = delimiter.find(self.text, self.at, is_end=self.is_end)
+                if until < certain or (until == certain and match is None):
+                    found, certain = match, until
+            if certain > self.at:
+                give(self.text[self.at : certain])
+                self.at = certain
+            if found is not None or self.is_end:
+                return found
+            yield from self.more()
+
+
+class CallReader:
+    """Reads calls at a cursor, and adds their events.
+
+    Attributes:
+        tools: the tools by name.
+        n_calls: the number of calls so far.
+    """
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        about: AnswerFormat,
+        form: CallForm | None,
+        tools: Sequence[Mapping[str, Any]],
+        events: list[Event],
+    ) -> None:
+        self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self.n_calls = 0
+        self._cursor, self._format, self._events = cursor, about, events
+        if form is not None:
+            self._form = form
+        self._is_open = False
+
+    def read(self, name: str | None, *, is_marked: bool, before: Callable[[], None]) -> Generator[None, None, bool]:
+        """Read the calls after an opening; return False if there are none, with the cursor where it was.
+
+        Args:
+            name: the name in the opening.
+            is_marked: whether there is an opening.
+            before: called before the first call begins.
+        """
+        cursor, n = self._cursor, self.n_calls
+        self._before, self._is_marked, self._is_open = before, is_marked, False
+        cursor.is_kept, at = True, cursor.at
+        try:
+            yield from self._content(name)
+        except MalformedError:
+            if self.n_calls == n:
+                cursor.at, cursor.is_kept = at, False
+                return False
+            if self._is_open:
+                yield from self._rest()
+        if self._form.close:
+            cursor.is_kept, at = True, cursor.at
+            yield from cursor.spaces()
+            match = yield from cursor.here(self._form.close)
+            cursor.at, cursor.is_kept = match.end() if match else at, False
+        return True
+
+    def _content(self, name: str | None) -> Reading:
+        form = self._form
+        if form.content == "xml-inline":
+            yield from self._tags(name)
+        elif form.content == "json" and form.is_list:
+            yield from self._list()
+        elif form.content == "json" and form.arguments_key:
+            yield from self._object(name)
+        elif form.content == "json":
+            yield from self._arguments(name)
+        else:
+            yield from self._block(name)
+
+    def _begin(self, name: str | None) -> None:
+        if not name:
+            raise MalformedError
+        self._before()
+        self._cursor.is_kept = False  # nothing is read again from here on
+        self._events.append(CallBegin(self.n_calls, self._format.new_id(), name))
+        self.n_calls, self._is_open = self.n_calls + 1, True
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._events.append(ArgumentsDelta(self.n_calls - 1, text.replace(MARK, "")))
+
+    def _end(self) -> None:
+        self._events.append(CallEnd(self.n_calls - 1))
+        self._is_open = False
+
+    def _rest(self) -> Reading:
+        """Give out what is left of malformed arguments as it is, up to the end of the call."""
+        ends = [each for each in (self._form.close or self._form.open,) if each]
+        match = yield from self._cursor.find(ends, self._argue)
+        if match is not None:
+            self._end()
+        self._is_open = False
+
+    # Calls as JSON.
+
+    def _list(self) -> Reading:
+        """Read a list of objects with calls."""
+        yield from self._take("[")
+        while True:
+            yield from self._object(None)
+            if (yield from self._char()) != ",":
+                break
+            self._cursor.at += 1
+        yield from self._take("]")
+
+    def _object(self, name: str | None) -> Reading:
+        """Read an object with the name and the arguments of a call, and with keys that mean nothing."""
+        form, held, n = self._form, "", self.n_calls
+        yield from self._take("{")
+        while (yield from self._char()) != "}":
+            key = json.loads((yield from self._collected(self._member))[:-1])
+            yield from self._cursor.spaces()
+            if key == form.name_key:
+                name = json.loads((yield from self._collected(self._string)))
+            elif key == form.arguments_key or (key in ("arguments", "parameters") and self._is_marked):
+                if name is None:
+                    held = yield from self._collected(self._value)
+                else:
+                    yield from self._arguments(name)
+            elif key in IGNORED or (self._is_marked and self.n_calls > n):
+                yield from self._collected(self._value)
+            else:
+                raise MalformedError
+            if (yield from self._char()) == ",":
+                self._cursor.at += 1
+        self._cursor.at += 1
+        if self.n_calls == n and (held or self._is_marked):
+            self._begin(name)
+            self._argue(_object_text(held or "{}"))
+            self._end()
+        elif self.n_calls == n:
+            raise MalformedError
+
+    def _arguments(self, name: str | None) -> Reading:
+        """Read arguments: an object, which streams; its text as a string; or null."""
+        char = yield from self._char()
+        if char == '"':
+            text = _object_text((yield from self._collected(self._string)))
+            self._begin(name)
+            self._argue(text)
+        elif char == "n":
+            text = _object_text((yield from self._collected(self._value)))
+            self._begin(name)
+            self._argue(text)
+        elif char == "{":
+            self._begin(name)
+            yield from self._value(self._argue)
+        else:
+            raise MalformedError
+        self._end()
+
+    def _value(self, emit: Emit) -> Reading:
+        """Pass on a JSON value; what the format writes in its own way is translated."""
+        cursor, closing = self._cursor, list[str]()
+        while True:
+            char = yield from self._char(emit)
+            if char and char in "{[":
+                if len(closing) == MAX_DEPTH:
+                    raise MalformedError
+                emit(char)
+                cursor.at += 1
+                closing.append("}" if char == "{" else "]")
+                if (yield from self._char(emit)) != closing[-1]:
+                    if char == "{":
+                        yield from self._member(emit)
+                    continue
+            else:
+                yield from self._scalar(emit)
+            while closing:
+                char = yield from self._char(emit)
+                if char != closing[-1] and char != ",":
+                    raise MalformedError
+                emit(char)
+                cursor.at += 1
+                if char == ",":
+                    if closing[-1] == "}":
+                        yield from self._member(emit)
+                    break
+                closing.pop()
+            else:
+                return
+
+    def _member(self, emit: Emit) -> Reading:
+        """Pass on a key and the colon after it."""
+        yield from self._key(emit)
+        yield from self._char(emit)
+        yield from self._take(":")
+        emit(":")
+
+    def _key(self, emit: Emit) -> Reading:
+        char = yield from self._char(emit)
+        if char == '"' or not self._form.settings.get("unquoted_keys"):
+            yield from self._string(emit)
+        else:
+            key = yield from self._cursor.run(BARE_KEY)
+            if not key:
+                raise MalformedError
+            self._cursor.at += len(key)
+            emit(json.dumps(key, ensure_ascii=False))
+
+    def _scalar(self, emit: Emit) -> Reading:
+        """Pass on a string, a number or a name."""
+        if (yield from self._cursor.next()) == '"':
+            yield from self._string(emit)
+            return
+        for opening, closing in self._form.quotes:
+            match = yield from self._cursor.here(opening)
+            if match:
+                self._cursor.at = match.end()
+                emit('"')
+                end = yield from self._cursor.find([closing], lambda text: emit(_escaped(text)))
+                if end is None:
+                    raise MalformedError
+                self._cursor.at = end.end()
+                emit('"')
+                return
+        text = yield from self._cursor.run(SCALAR)
+        if JSON_SCALAR.fullmatch(text) is None:
+            raise MalformedError
+        self._cursor.at += len(text)
+        emit(text)
+
+    def _string(self, emit: Emit) -> Reading:
+        """Pass on a JSON string. Characters and escapes that JSON does not allow become what they mean."""
+        cursor = self._cursor
+        if (yield from cursor.next()) != '"':
+            raise MalformedError
+        emit('"')
+        cursor.at += 1
+        while True:
+            match = PLAIN.match(cursor.text, cursor.at)
+            if match:
+                emit(match[0])
+                cursor.at = match.end()
+            char = yield from cursor.next()
+            if char == "\\":
+                pair = yield from cursor.next(2)
+                if len(pair) < 2:
+                    raise MalformedError
+                emit(pair if pair[1] in ESCAPED else "'" if pair[1] == "'" else "\\\\" + _escaped(pair[1]))
+                cursor.at += 2
+            elif char == MARK and self._form.close and (yield from cursor.here(self._form.close)):
+                raise MalformedError
+            elif char == '"':
+                emit('"')
+                cursor.at += 1
+                return
+            elif char:
+                emit("" if char == MARK else _escaped(char))
+                cursor.at += 1
+            else:
+                raise MalformedError
+
+    def _collected(self, read: Callable[[Emit], Reading]) -> Generator[None, None, str]:
+        """Return what `read` passes on, without white space around it."""
+        parts: list[str] = []
+        yield from read(parts.append)
+        return "".join(parts).strip()
+
+    def _char(self, emit: Emit | None = None) -> Generator[None, None, str]:
+        """Return the next character that is no white space; white space before it is passed on."""
+        spaces = yield from self._cursor.spaces()
+        if emit is not None and spaces:
+            emit(spaces)
+        return (yield from self._cursor.next())
+
+    def _take(self, char: str) -> Reading:
+        if (yield from self._char()) != char:
+            raise MalformedError
+        self._cursor.at += 1
+
+    # Calls as tags, lines or Python.
+
+    def _tags(self, name: str | None) -> Reading:
+        """Read values between tags, and pass them on as an object."""
+        assert self._form.tag is not None  # noqa: S101 - for mypy
+        cursor, n, opening = self._cursor, 0, self._form.tag[0]
+        types = types_of(self.tools.get(name or "", {}))
+        while True:
+            yield from cursor.spaces()
+            match = yield from cursor.here(opening)
+            if match is None:
+                break
+            cursor.at = match.end()
+            if not n:
+                self._begin(name)
+            key = match["key"].replace(MARK, "")
+            self._argue(("{" if not n else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            yield from self._tagged(types.get(key))
+            n += 1
+        closes = self._form.close is not None and (yield from cursor.here(self._form.close))
+        if not n:
+            if not closes:
+                raise MalformedError
+            self._begin(name)
+        if closes or not cursor.is_cut or (yield from cursor.next()):
+            self._argue("}" if n else "{}")
+            self._end()
+
+    def _tagged(self, types: Types | None) -> Reading:
+        """Pass on a value between tags. A string streams; another value is passed on when it is complete."""
+        assert self._form.tag is not None  # noqa: S101 - for mypy
+        cursor, closing, value = self._cursor, self._form.tag[1], _Value(self._argue, types)
+        while True:
+            match = yield from cursor.find([closing], value.add)
+            if match is None:
+                value.stop()
+                raise MalformedError
+            at, end, cursor.is_kept = cursor.at, match.end(), True
+            cursor.at = end
+            is_end = yield from self._is_after_value()
+            cursor.at, cursor.is_kept = at, False
+            if is_end:
+                cursor.at = end
+                value.end()
+                return
+            value.add(cursor.text[at])  # a value may have text like tags
+            cursor.at += 1
+
+    def _is_after_value(self) -> Generator[None, None, bool]:
+        """Return whether another value follows, or the end of the call or of the answer."""
+        assert self._form.tag is not None  # noqa: S101 - for mypy
+        cursor = self._cursor
+        yield from cursor.spaces()
+        if not (yield from cursor.next()):
+            return True
+        for delimiter in (self._form.tag[0], self._form.close):
+            if delimiter and (yield from cursor.here(delimiter)):
+                return True
+        return False
+
+    def _block(self, name: str | None) -> Reading:
+        """Read the whole content, and pass on its calls."""
+        parts: list[str] = []
+        yield from self._cursor.find([self._form.close] if self._form.close else [], parts.append)
+        text = "".join(parts).replace(MARK, "")
+        found: Sequence[tuple[str | None, str]]
+        if self._form.content == "kv-lines":
+            found = [(name, _lines(text, self._form.settings, types_of(self.tools.get(name or "", {}))))]
+        else:
+            found = _python_calls(text, self.tools)
+        for each, arguments in found:
+            self._begin(each)
+            self._argue(arguments)
+            self._end()
+
+
+class _Value:
+    """The value of an argument as text without quotes, passed on as JSON."""
+
+    def __init__(self, emit: Emit, types: Types | None) -> None:
+        self._emit, self._types, self._held, self._is_string = emit, types, "", False
+
+    def add(self, text: str) -> None:
+        self._held += text.replace(MARK, "")
+        if not self._is_string and self._types is not None and self._types <= STRINGS:
+            may_be_null = "null" in self._types and "null".startswith(self._held)
+            if not may_be_null:
+                self._is_string = True
+                self._emit('"')
+        if self._is_string:
+            self._emit(_escaped(self._held))
+            self._held = ""
+
+    def end(self) -> None:
+        """Pass on the end of a value, or the whole one."""
+        self._emit('"' if self._is_string else json_of(self._held, self._types))
+
+    def stop(self) -> None:
+        """Pass on a value that is incomplete."""
+        if not self._is_string and self._held:
+            self._emit('"' + _escaped(self._held))
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _object_text(text: str) -> str:
+    """Return the JSON text of an object, which `text` has, or has as a string; of an absent one, an empty object."""
+    try:
+        value = json.loads(text)
+        text, value = (value, json.loads(value or "{}")) if isinstance(value, str) else (text, value)
+    except ValueError:
+        raise MalformedError from None
+    if value is None:
+        return "{}"
+    if not isinstance(value, dict):
+        raise MalformedError
+    return text or "{}"
+
+
+def _lines(text: str, settings: Mapping[str, Any], types: Mapping[str, Types]) -> str:
+    """Return the arguments of lines with a key and a value as JSON text."""
+    pairs = [line.partition(settings.get("kv_sep", ":")) for line in text.split(settings.get("line_sep", "\n"))]
+    if any(key.strip() and not separator for key, separator, _ in pairs):
+        raise MalformedError
+    members = [
+        f"{json.dumps(key.strip(), ensure_ascii=False)}: {json_of(value.strip(), types.get(key.strip()))}"
+        for key, separator, value in pairs
+        if separator
+    ]
+    return "{" + ", ".join(members) + "}"
+
+
+def _python_calls(text: str, tools: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and arguments of a list of calls in Python's syntax."""
+    for source in (text.strip(), text.strip().replace("\n", "\\n")):
+        try:
+            tree = ast.parse(source, mode="eval").body
+            calls = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
+            return [_python_call(call, tools) for call in calls]
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            continue
+    raise MalformedError
+
+
+def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
+    if not isinstance(call, ast.Call):
+        raise ValueError("no call")
+    name = ast.unparse(call.func)
+    names = tools.get(name, {}).get("parameters", {}).get("properties", {})
+    arguments = dict(zip(names, map(_python_value, call.args), strict=False))
+    if len(arguments) < len(call.args):
+        raise ValueError("more arguments than parameters")
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise ValueError("arguments without names")
+        arguments[keyword.arg] = _python_value(keyword.value)
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def _python_value(value: ast.expr) -> Any:
+    """Return a literal, in which JSON's names count, too."""
+    if isinstance(value, ast.Name) and value.id in ("true", "false", "null"):
+        return json.loads(value.id)
+    if isinstance(value, ast.List | ast.Tuple):
+        return [_python_value(item) for item in value.elts]
+    if isinstance(value, ast.Dict):
+        return {
+            ast.literal_eval(key or value): _python_value(item)
+            for key, item in zip(value.keys, value.values, strict=True)
+        }
+    return ast.literal_eval(value)

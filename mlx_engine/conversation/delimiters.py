@@ -1,0 +1,155 @@
+"""Find delimiters in a stream of text: literals and regular expressions, and what may become one with more text.
+
+Python's `re` has no partial matching. `partial_of` writes a second expression, which matches the beginnings of what the
+first one matches, up to the end of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+MARK = "\udc00"
+"""Stands before the text of a control token in marked text. No text that UTF-8 can encode has a low surrogate."""
+
+# The parts of an expression: a character, a class, a group's beginning, a quantifier.
+PART = re.compile(
+    r"(?P<atom>\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)|\[\^?\]?(?:\\.|[^\]\\])*\])"
+    r"|(?P<open>\((?:\?P<\w+>|\?:|(?!\?)))|(?P<close>\))|(?P<bar>\|)"
+    r"|(?P<quantifier>(?:[*+?]|\{\d+(?:,\d*)?\})\??)|(?P<character>.)",
+    re.DOTALL,
+)
+ANCHORS = ("\\A", "\\Z", "\\b", "\\B", "^", "$")
+
+
+class UnsupportedPatternError(ValueError):
+    """An expression has a construct that partial matching does not know, such as a look-around."""
+
+
+class _Item(NamedTuple):
+    """An element of a sequence: its source, the partial expression of a group, and the quantifier."""
+
+    source: str
+    partial: str | None
+    quantifier: str
+
+
+def partial_of(pattern: str) -> str:
+    """Return an expression that matches proper beginnings of what `pattern` matches, only at the end of the text.
+
+    Raises:
+        UnsupportedPatternError: the pattern has a look-around, a back-reference or an anchor.
+    """
+    parts, at = [], 0
+    while at < len(pattern):
+        match = PART.match(pattern, at)
+        if match is None or (pattern.startswith("(?", at) and match.lastgroup != "open"):
+            raise UnsupportedPatternError(f"{pattern!r} has {pattern[at : at + 4]!r}")
+        if match[0] in ANCHORS or re.fullmatch(r"\\[1-9]", match[0]):
+            raise UnsupportedPatternError(f"{pattern!r} has {match[0]!r}")
+        parts.append((str(match.lastgroup), match[0]))
+        at = match.end()
+    partial, n = _branches(parts, 0)
+    if n < len(parts):
+        raise UnsupportedPatternError(f"{pattern!r} closes a group that it does not open")
+    return partial
+
+
+def _branches(parts: list[tuple[str, str]], at: int) -> tuple[str, int]:
+    """Return the partial expression of the alternatives from a part on, and the part after them."""
+    sequences: list[list[_Item]] = [[]]
+    while at < len(parts) and parts[at][0] != "close":
+        kind, source = parts[at]
+        at += 1
+        if kind == "bar":
+            sequences.append([])
+        elif kind == "quantifier":
+            last = sequences[-1].pop()
+            sequences[-1].append(last._replace(quantifier=source))
+        elif kind == "open":
+            begin = at
+            inner, at = _branches(parts, at)
+            whole = "(?:" + "".join("(?:" if k == "open" else s for k, s in parts[begin:at]) + ")"
+            at += 1
+            sequences[-1].append(_Item(whole, inner, ""))
+        else:
+            sequences[-1].append(_Item(source, None, ""))
+    return "|".join(_sequence(items) for items in sequences if items) or "(?!)", at
+
+
+def _sequence(items: Iterable[_Item]) -> str:
+    """Return the partial expression of elements that follow each other."""
+    rest: str | None = None
+    for source, partial, quantifier in reversed(list(items)):
+        most = quantifier.rstrip("?}").split(",")[-1].lstrip("{")  # of {2}, {2,} or {2,5}
+        again = source + ("{0," + most + "}" if "{" in quantifier else "*")
+        if quantifier in ("", "?", "??"):
+            ways = [partial or r"\Z"]
+        else:
+            ways = [f"{again}(?:{partial})" if partial else rf"{again}\Z"]
+        if rest is not None:
+            ways.append(f"{source}{quantifier}(?:{rest})")
+        rest = "|".join(ways)
+    return f"(?:{rest})"
+
+
+class _More:
+    """The answer "this depends on the text that follows"."""
+
+
+MORE = _More()
+
+
+@dataclass(frozen=True)
+class Delimiter:
+    """An expression that opens or closes a part of an answer."""
+
+    pattern: str
+
+    @cached_property
+    def full(self) -> re.Pattern[str]:
+        """The compiled expression."""
+        return re.compile(self.pattern, re.DOTALL)
+
+    @cached_property
+    def _partial(self) -> re.Pattern[str]:
+        return re.compile(rf"(?!\Z)(?:{partial_of(self.pattern)})", re.DOTALL)
+
+    @property
+    def groups(self) -> Collection[str]:
+        """The names of the groups."""
+        return self.full.groupindex
+
+    def find(self, text: str, at: int, *, is_end: bool) -> tuple[re.Match[str] | None, int]:
+        """Return the first match from an index on, and the index up to which nothing else can match.
+
+        Without `is_end` more text may follow: a match that it could change is not returned.
+        """
+        found = self.full.search(text, at)
+        maybe = None if is_end else self._partial.search(text, at)
+        if maybe is not None and (found is None or maybe.start() <= found.start()):
+            return None, maybe.start()
+        return found, len(text) if found is None else found.start()
+
+    def match(self, text: str, at: int, *, is_end: bool) -> re.Match[str] | _More | None:
+        """Return the match that begins at an index; MORE if this depends on the text that follows."""
+        if not is_end and (at == len(text) or self._partial.match(text, at)):
+            return MORE
+        return self.full.match(text, at)
+
+
+def literal(*texts: str) -> str:
+    """Return the expression that matches one of several texts."""
+    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+
+
+def marked(pattern: str, special: Collection[str]) -> str:
+    """Return the expression for marked text, in which control tokens among `special` count only with their mark."""
+    written = [text for text in special if text and re.escape(text) in pattern]
+    if not written:
+        return pattern
+    longest_first = sorted(map(re.escape, written), key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, longest_first)), lambda match: f"(?:{MARK}{match[0]})", pattern)

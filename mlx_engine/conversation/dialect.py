@@ -1,0 +1,367 @@
+"""Rewrite a conversation to the forms of messages that a chat template can write.
+
+Clients send conversations in the form of OpenAI's API. Few templates can write all of it: some refuse a system message
+in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A `Dialect` says
+what one template can write, and `rewritten` gives each message the least changed form that it can.
+
+Each form depends on the template and on the message itself, and not on later messages: what was written in one turn is
+written the same way in the next, and the prefix cache finds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from mlx_engine.errors import OptionError, shown
+from mlx_engine.tokenizer.chat_prompt import (
+    MAX_DEPTH,
+    Message,
+    SpokenCalls,
+    checked_messages,
+    is_json,
+    joined_parts,
+)
+
+Dict: TypeAlias = dict[str, Any]
+WriteCalls: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], str]
+"""Returns the text of tool calls, in the form of OpenAI's API, as the model itself writes them."""
+
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
+INSTRUCTIONS = (SYSTEM, "developer")
+
+# A text of this program, which some clients put in front of their instructions. It differs from session to session, and
+# nothing after it could be taken from the prefix cache.
+NOISE = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
+
+# Ids of Mistral's older models.
+NINE = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
+
+    Attributes:
+        parts: contents that are lists of text parts, if the template has a loop over them; else one text.
+        head: a system message at the beginning; else its text precedes that of the first user message.
+        late: a system message later on, at its place; else it is a user message in `<system-reminder>` tags.
+        developer: the role developer; else it is system.
+        runs: roles of which two turns may follow each other; of others, they become one turn.
+        opening: an answer as the first message; else an empty user message precedes it.
+        after_results: where a user message after tool results is: after them, after an empty answer, or in the last.
+        calls: tool calls as a field; else as text in the content, in the model's own form.
+        several: where several calls of one answer are: in one message, in one each (followed by its result), in the
+            text of a message, or in text with results that are user messages.
+        beside: where calls of an answer with text are: in one message, apart from the text, or as for `several`.
+        no_content: the content of a message that has calls alone: empty text, None, or no such field.
+        json_text: arguments as JSON text; else an object.
+        nine: ids of calls are nine letters or digits.
+        reasoning: where the reasoning of an answer is: a field of the message, or a part of its content.
+        results: the role tool; else results are user messages in `<tool_response>` tags.
+    """
+
+    parts: bool = True
+    head: bool = True
+    late: bool = True
+    developer: bool = True
+    runs: frozenset[str] = frozenset({USER, ASSISTANT})
+    opening: bool = True
+    after_results: Literal["after", "after an answer", "inside"] = "after"
+    calls: bool = True
+    several: Literal["one message", "one each", "text", "plain text"] = "one message"
+    beside: Literal["one message", "apart", "text", "plain text"] = "one message"
+    no_content: Literal["text", "null", "absent"] = "text"
+    json_text: bool = False
+    nine: bool = False
+    reasoning: Literal["field", "part"] = "field"
+    results: bool = True
+
+
+PLAINEST = Dialect(
+    parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
+)  # fmt: skip
+"""User messages and answers in turns, and nothing else: every chat template can write these."""
+
+
+def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
+    """Return the messages in forms that the dialect has. No text, tool name or argument is lost.
+
+    Raises:
+        OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
+    """
+    found = normal(messages)
+    if not dialect.parts:
+        found = [{**message, "content": joined_parts(message["content"])} for message in found]
+    found = _instructions(found, dialect)
+    found = _in_turns(_with_calls(found, dialect, write_calls), dialect)
+    return [_with_reasoning(message) for message in found] if dialect.reasoning == "part" else found
+
+
+def normal(messages: Sequence[Message]) -> list[Dict]:
+    """Return checked messages in one form, whichever of several a client has sent.
+
+    An absent content is empty text, arguments of calls are objects, every call has an id, every result has the name of
+    its tool, results are in the order of their calls, and `without_noise` cleans instructions.
+
+    Raises:
+        OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
+    """
+    found: list[Dict] = []
+    names: dict[str, str] = {}
+    for i, message in enumerate(checked_messages(messages)):
+        made = {"content": "", **message}
+        if made["role"] in INSTRUCTIONS:
+            made["content"] = _clean(made["content"])
+            if not made["content"] and message.get("content"):
+                continue
+        if made["role"] == ASSISTANT and not isinstance(made["content"], str):
+            made |= _thoughts(made["content"])
+        if "tool_calls" in made:
+            at = f"messages[{i}].tool_calls"
+            made["tool_calls"] = [
+                _normal_call(call, len(names) + k, f"{at}[{k}]") for k, call in enumerate(made["tool_calls"])
+            ]
+            names |= {call["id"]: call["function"]["name"] for call in made["tool_calls"]}
+        if made["role"] == TOOL and made.get("tool_call_id") in names:
+            made.setdefault("name", names[made["tool_call_id"]])
+        found.append(made)
+    return _ordered(found)
+
+
+def without_noise(text: str) -> str:
+    """Return a text of a client's instructions without a first line that only the client's own service reads.
+
+    Claude Code begins its instructions with such a line (`x-anthropic-billing-header: ...`), in a block of its own.
+    """
+    match = NOISE.match(text)
+    return text[match.end() :] if match else text
+
+
+def _clean(content: Any) -> Any:
+    if isinstance(content, str):
+        return without_noise(content)
+    parts = [{**part, "text": without_noise(part["text"])} for part in content]
+    return [part for part, given in zip(parts, content, strict=True) if part["text"] or not given["text"]]
+
+
+def _thoughts(parts: Sequence[Mapping[str, Any]]) -> Dict:
+    """Return the fields of an answer whose content has parts of reasoning."""
+    thoughts = [part["thinking"] for part in parts if "thinking" in part]
+    content = {"content": [part for part in parts if "thinking" not in part] or ""}
+    return {**content, "reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
+
+
+def _with_reasoning(message: Dict) -> Dict:
+    """Return an answer with its reasoning as the first part of its content."""
+    if not message.get("reasoning_content"):
+        return message
+    made = {key: value for key, value in message.items() if key != "reasoning_content"}
+    content = made.get("content") or []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**made, "content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *parts]}
+
+
+def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
+    name, given = call["function"]["name"], call["function"]["arguments"]
+    arguments = _decoded(given) if isinstance(given, str) else given
+    if not is_json(arguments, MAX_DEPTH):
+        place = f"{at}.function.arguments"
+        expected = f"JSON values, nested at most {MAX_DEPTH} deep"
+        message = f"{place} must be {expected}, not {shown(given)}"
+        raise OptionError(message, option="messages", expected=f"{place} to be {expected}", found=given)
+    function = {"name": name, "arguments": arguments}
+    return {"id": call.get("id") or f"call{number:05}", "type": "function", "function": function}
+
+
+def _decoded(text: str) -> Mapping[str, Any]:
+    """Return the object of a JSON text; a text that has none, as of a call that was cut off, as its only argument."""
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        value = text
+    return value if isinstance(value, Mapping) else {"arguments": value}
+
+
+def _ordered(messages: list[Dict]) -> list[Dict]:
+    """Return the messages with each run of results in the order of the calls before it: many templates write no ids."""
+    found: list[Dict] = []
+    places: dict[str, int] = {}
+
+    def place(result: Dict) -> int:
+        return places.get(result.get("tool_call_id", ""), len(places))
+
+    for message in messages:
+        if message["role"] != TOOL:
+            places = {call["id"]: i for i, call in enumerate(message.get("tool_calls", ()))}
+            found.append(message)
+            continue
+        at = len(found)
+        while at and found[at - 1]["role"] == TOOL and place(found[at - 1]) > place(message):
+            at -= 1
+        found.insert(at, message)
+    return found
+
+
+# ---- instructions ----
+
+
+def _instructions(messages: list[Dict], dialect: Dialect) -> list[Dict]:
+    """Return the messages with system messages only where the dialect has them."""
+    n_head = next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
+    if not dialect.developer:
+        messages = [{**m, "role": SYSTEM} if m["role"] in INSTRUCTIONS else m for m in messages]
+    head, rest = messages[:n_head], messages[n_head:]
+    if not dialect.late:
+        head = [_one(head)] if head else []
+        rest = [_reminder(message) if message["role"] in INSTRUCTIONS else message for message in rest]
+    if head and not dialect.head:
+        first = [{**message, "role": USER} for message in head]
+        is_asked = bool(rest) and rest[0]["role"] == USER
+        return [_one([*first, rest[0]]), *rest[1:]] if is_asked else [_one(first), *rest]
+    return head + rest
+
+
+def _reminder(message: Dict) -> Dict:
+    text = joined_parts(message["content"])
+    return {"role": USER, "content": f"<system-reminder>\n{text}\n</system-reminder>"}
+
+
+def _one(messages: Sequence[Dict]) -> Dict:
+    """Return one message in place of several of one role."""
+    if len(messages) == 1:
+        return messages[0]
+    found = {"role": messages[0]["role"], "content": ""}
+    for message in messages:
+        content = joined_parts(message.get("content") or "")
+        before = f"{found['content']}\n\n" if found["content"] and content else found["content"]
+        found["content"] = content.after(before) if isinstance(content, SpokenCalls) else before + content
+    thoughts = [message["reasoning_content"] for message in messages if message.get("reasoning_content")]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    more = {"reasoning_content": "\n\n".join(thoughts), "tool_calls": calls}
+    return found | {key: value for key, value in more.items() if value}
+
+
+# ---- calls and their results ----
+
+
+def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
+    """Return the messages with tool calls, and results of calls, in the form that the dialect has."""
+    found: list[Dict] = []
+    for message, results in _rounds(messages):
+        how = _how_called(message, dialect)
+        is_spoken = how in ("text", "plain text")
+        if is_spoken:
+            message = _spoken(message, write_calls)
+        elif "tool_calls" in message and joined_parts(message["content"]) and dialect.beside == "apart":
+            found.append({"role": ASSISTANT, "content": message["content"]})
+            message = {**message, "content": ""}
+        if how == "one each":
+            found += _one_each(message, results, dialect)
+            continue
+        found += [] if not message else [message if "tool_calls" not in message else _with_call_forms(message, dialect)]
+        is_said = how == "plain text" or not dialect.results
+        found += _said_results(results) if is_said else [_with_id(result, dialect) for result in results]
+    return found
+
+
+def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
+    """Yield each message with the results that follow it; results without a message before them follow an empty one."""
+    at = 0
+    while at < len(messages):
+        message = messages[at] if messages[at]["role"] != TOOL else {}
+        at += bool(message)
+        n = next((i for i, each in enumerate(messages[at:]) if each["role"] != TOOL), len(messages) - at)
+        yield message, messages[at : at + n]
+        at += n
+
+
+def _how_called(message: Dict, dialect: Dialect) -> str:
+    """Return how the calls of a message are written, by the names of `Dialect.several`."""
+    calls = message.get("tool_calls", ())
+    if not calls:
+        return "one message"
+    if not dialect.calls:
+        return "text"
+    if joined_parts(message["content"]) and dialect.beside in ("text", "plain text"):
+        return dialect.beside
+    return dialect.several if len(calls) > 1 else "one message"
+
+
+def _spoken(message: Dict, write_calls: WriteCalls) -> Dict:
+    """Return a message with its calls in its text, as the model writes them."""
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": SpokenCalls(joined_parts(message["content"]), message["tool_calls"], write_calls)}
+
+
+def _one_each(message: Dict, results: list[Dict], dialect: Dialect) -> list[Dict]:
+    """Return a message for each call, followed by its result; results of no call follow the last."""
+    found: list[Dict] = []
+    first, left = message, list(results)
+    for call in message["tool_calls"]:
+        found.append(_with_call_forms({**first, "tool_calls": [call]}, dialect))
+        mine = [result for result in left if result.get("tool_call_id") == call["id"]][:1]
+        found += [_with_id(result, dialect) for result in mine]
+        left = [result for result in left if not any(result is each for each in mine)]
+        first = {"role": ASSISTANT, "content": ""}
+    return found + [_with_id(result, dialect) for result in left]
+
+
+def _with_call_forms(message: Dict, dialect: Dialect) -> Dict:
+    made = {**message, "tool_calls": [_call_form(call, dialect) for call in message["tool_calls"]]}
+    if not joined_parts(made["content"]) and dialect.no_content != "text":
+        del made["content"]
+        return made if dialect.no_content == "absent" else {**made, "content": None}
+    return made
+
+
+def _call_form(call: Dict, dialect: Dialect) -> Dict:
+    function = call["function"]
+    if dialect.json_text:
+        function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    return {**call, "id": _id_form(call["id"], dialect), "function": function}
+
+
+def _with_id(message: Dict, dialect: Dialect) -> Dict:
+    given = message.get("tool_call_id")
+    return message if given is None else {**message, "tool_call_id": _id_form(given, dialect)}
+
+
+def _id_form(given: str, dialect: Dialect) -> str:
+    if not dialect.nine or NINE.fullmatch(given):
+        return given
+    return hashlib.sha256(given.encode()).hexdigest()[:9]
+
+
+def _said_results(results: list[Dict]) -> list[Dict]:
+    """Return results as one message of the user; none for none."""
+    texts = (f"<tool_response>\n{joined_parts(result['content'])}\n</tool_response>" for result in results)
+    return [{"role": USER, "content": "\n".join(texts)}] if results else []
+
+
+# ---- turns ----
+
+
+def _in_turns(messages: list[Dict], dialect: Dialect) -> list[Dict]:
+    """Return the messages with turns that follow each other as the dialect has them."""
+    found: list[Dict] = []
+    for message in messages:
+        role, before = message["role"], found[-1] if found else {"role": None}
+        if not found and role == ASSISTANT and not dialect.opening:
+            found.append({"role": USER, "content": ""})
+        elif role == USER and before["role"] == TOOL and dialect.after_results == "after an answer":
+            found.append({"role": ASSISTANT, "content": ""})
+        elif role == USER and before["role"] == TOOL and dialect.after_results == "inside":
+            found[-1] = {**before, "content": _one([before, message])["content"]}
+            continue
+        is_run = role == before["role"] and role in (USER, ASSISTANT) and role not in dialect.runs
+        is_beside = "tool_calls" in message and dialect.beside != "one message"
+        if is_run and "tool_calls" not in before and not is_beside:
+            found[-1] = _one([before, message])
+        else:
+            found.append(message)
+    return found

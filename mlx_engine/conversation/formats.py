@@ -1,0 +1,686 @@
+"""How models write tool calls: a table of response templates, and the choice of one for a chat template.
+
+The form is that of `response_template` in Hugging Face's tokenizer_config.json: regions of an answer with the texts or
+patterns that open and close them, and the kind of their content. A folder that has a template of its own is read by it.
+For all others the table is tried: a conversation with calls is rendered by the chat template, and the entry is taken
+that reads these calls back from the text. Names of models are never read.
+
+Beyond Hugging Face's form:
+- `transform` may use the keys of a JSON object ("{parameters}"), as theirs does with `transform_each`;
+- a group `known` of a pattern is a name that counts only if there is such a tool;
+- `content` "python-calls" is a list of calls in Python's syntax;
+- `open` "" is a call without an opening: the answer begins with it;
+- `written` has the texts that the model itself generates, see `Written`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, literal, marked, partial_of
+from mlx_engine.conversation.thinking import ThinkMarkers, think_markers
+from mlx_engine.errors import EngineError, OptionError, shown
+from mlx_engine.tokenizer.chat_prompt import reads
+from mlx_engine.tokenizer.vocabulary import is_marked
+
+if TYPE_CHECKING:
+    from mlx_engine.tokenizer.tokenizer import Tokenizer
+
+Template = Mapping[str, Any]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text of calls as the model generates them, from which `Format.write` and the grammar are made.
+
+    Attributes:
+        call: a call, with {name}, {quoted} (the name as JSON), {arguments} (JSON), {values} (one `value` after the
+            other), {id} and {index}.
+        value: an argument, with {key} and {value}.
+        before: the text before the first call.
+        between: the text between two calls.
+        after: the text after the last call.
+    """
+
+    call: str
+    value: str = ""
+    before: str = ""
+    between: str = "\n"
+    after: str = ""
+
+
+def _function(name: str, arguments: str) -> Json:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+NAMED = _function("{name}", "{content}")
+WHOLE: Json = {"type": "function", "function": "{content}"}
+OBJECT = '{{"name": {quoted}, "arguments": {arguments}}}'
+
+
+def _calls(written: Sequence[Written], **fields: Any) -> Template:
+    return {"fields": {"tool_calls": {"repeats": True, **fields}}, "written": tuple(written)}
+
+
+def _json_list(opening: str, closing: str, item: str = OBJECT, **fields: Any) -> Template:
+    """Return the template of calls as a JSON list between two texts."""
+    ends = {"close": closing} if closing else {}
+    return _calls(
+        [Written(item, before=f"{opening}[", between=", ", after=f"]{closing}")],
+        **{"open": opening, "content": "json", "transform_each": True, "transform": WHOLE, **ends, **fields},
+    )
+
+
+# A name of a tool in a header of gpt-oss, which precedes or follows the channel.
+HARMONY_TO = r" to=(?:functions\.)?(?P<{0}>[\w.-]+?)"
+HARMONY_START = r"(?:<\|start\|>assistant)?"
+HARMONY_KIND = r"(?: ?(?:<\|constrain\|>)?(?:json|code))?"
+
+TABLE: Mapping[str, Template] = {
+    # Qwen 2.5 and 3, Granite 4, Hermes, and most others
+    "hermes-json": _calls(
+        [Written("<tool_call>\n" + OBJECT + "\n</tool_call>")],
+        open="<tool_call>",
+        close="</tool_call>",
+        content="json",
+        transform=WHOLE,
+    ),
+    # Seed-OSS
+    "seed-xml": _calls(
+        [
+            Written(
+                "<seed:tool_call>\n<function={name}>\n{values}</function>\n</seed:tool_call>",
+                "<parameter={key}>{value}</parameter>\n",
+            )
+        ],
+        open_pattern=r"<seed:tool_call>\s*<function=(?P<name>[^<>\s]+)>",
+        close_pattern=r"</function>(?:\s*</seed:tool_call>)?|</seed:tool_call>",
+        content="xml-inline",
+        content_args={"tag_pattern": r"<parameter=(?P<key>[^<>]+)>(?P<value>.*?)</parameter>"},
+        transform=NAMED,
+    ),
+    # Qwen3-Coder, Qwen 3.5: strings are raw; the first tag is sometimes missing
+    "qwen-xml": _calls(
+        [
+            Written(
+                "<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>",
+                "<parameter={key}>\n{value}\n</parameter>\n",
+            )
+        ],
+        open_pattern=r"<tool_call>\s*<function=(?P<name>[^<>\s]+)>|<function=(?P<known>[^<>\s]+)>",
+        close_pattern=r"</function>(?:\s*</tool_call>)?|</tool_call>",
+        content="xml-inline",
+        content_args={"tag_pattern": r"<parameter=(?P<key>[^<>]+)>\n?(?P<value>.*?)\n?</parameter>"},
+        transform=NAMED,
+    ),
+    # GLM 4.5 to 4.7
+    "glm": _calls(
+        [
+            Written(
+                "<tool_call>{name}\n{values}</tool_call>",
+                "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+            ),
+            Written(
+                "<tool_call>{name}{values}</tool_call>",
+                "<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
+                between="",
+            ),
+        ],
+        open_pattern=r"<tool_call>\s*(?P<name>[\w.:/-]+)",
+        close="</tool_call>",
+        content="xml-inline",
+        content_args={
+            "tag_pattern": r"<arg_key>\s*(?P<key>[^<>]+?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+        },
+        transform=NAMED,
+    ),
+    # Mistral Small 3.2, Ministral 3, Devstral
+    "mistral-args": _calls(
+        [
+            Written("[TOOL_CALLS]{name}[ARGS]{arguments}", between=""),
+            Written("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]{arguments}", between=""),
+        ],
+        open_pattern=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?",
+        content="json",
+        transform=NAMED,
+    ),
+    # Mistral 7B v0.3, Nemo
+    "mistral-list": _json_list(
+        "[TOOL_CALLS]", "", '{{"name": {quoted}, "arguments": {arguments}, "id": "{id}"}}', ids="letters"
+    ),
+    # Gemma 4: keys without quotes, strings between tokens
+    "gemma4": _calls(
+        [Written("<|tool_call>call:{name}{arguments}<tool_call|>", between="")],
+        open_pattern=r"<\|tool_call>call:(?P<name>[^\s{}<]+)",
+        close="<tool_call|>",
+        content="json",
+        content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+        transform=NAMED,
+    ),
+    # gpt-oss: every part of an answer is in a channel
+    "harmony": {
+        "fields": {
+            "thinking": {
+                "open_pattern": HARMONY_START + r"<\|channel\|>analysis<\|message\|>",
+                "close": "<|end|>",
+            },
+            "content": {
+                "open_pattern": HARMONY_START
+                + r"<\|channel\|>(?:final|commentary)(?: ?(?:<\|constrain\|>)?\w+)?<\|message\|>",
+                "close": ["<|end|>", "<|return|>"],
+            },
+            "tool_calls": {
+                "open_pattern": f"{HARMONY_START}(?:"
+                + HARMONY_TO.format("name")
+                + rf"<\|channel\|>(?:commentary|analysis){HARMONY_KIND}"
+                + r"|<\|channel\|>(?:commentary|analysis)"
+                + HARMONY_TO.format("name_after")
+                + rf"{HARMONY_KIND})<\|message\|>",
+                "close": ["<|call|>", "<|end|>"],
+                "repeats": True,
+                "content": "json",
+                "transform": NAMED,
+            },
+        },
+        "written": (
+            Written(
+                "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>",
+                between="<|start|>assistant",
+            ),
+        ),
+    },
+    # Llama 3.1 to 3.3: nothing marks a call; several are separated by semicolons
+    "llama-json": _calls(
+        [Written('{{"name": {quoted}, "parameters": {arguments}}}', between="; ")],
+        open=["", "<|python_tag|>"],
+        content="json",
+        transform=_function("{name}", "{parameters}"),
+    ),
+    # MiniMax M2
+    "minimax": _calls(
+        [
+            Written(
+                '<invoke name="{name}">\n{values}</invoke>',
+                '<parameter name="{key}">{value}</parameter>\n',
+                before="<minimax:tool_call>\n",
+                after="\n</minimax:tool_call>",
+            )
+        ],
+        open_pattern=r'(?:<minimax:tool_call>\s*)?<invoke name="(?P<name>[^"<>]+)">',
+        close_pattern=r"</invoke>(?:\s*</minimax:tool_call>)?",
+        content="xml-inline",
+        content_args={"tag_pattern": r'<parameter name="(?P<key>[^"<>]+)">(?P<value>.*?)</parameter>'},
+        transform=NAMED,
+    ),
+    # LFM 2 and 2.5: Python
+    "lfm2-python": _calls(
+        [Written("{name}({values})", "{key}={value}", "<|tool_call_start|>[", ", ", "]<|tool_call_end|>")],
+        open="<|tool_call_start|>",
+        close="<|tool_call_end|>",
+        content="python-calls",
+    ),
+    # Granite 3.3
+    "granite-list": _json_list("<|tool_call|>", ""),
+    # Command R7B and Command A
+    "command-list": _json_list(
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        '{{"tool_call_id": "{id}", "tool_name": {quoted}, "parameters": {arguments}}}',
+        transform=_function("{tool_name}", "{parameters}"),
+    ),
+    # Apriel; Nemotron Nano 2
+    "apriel-list": _json_list("<tool_calls>", "</tool_calls>"),
+    "nemotron-list": _json_list("<TOOLCALL>", "</TOOLCALL>"),
+    # Kimi K2
+    "kimi": _calls(
+        [
+            Written(
+                "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>",
+                before="<|tool_calls_section_begin|>",
+                between="",
+                after="<|tool_calls_section_end|>",
+            )
+        ],
+        open_pattern=r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
+        r"(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+        close_pattern=r"<\|tool_call_end\|>(?:\s*<\|tool_calls_section_end\|>)?",
+        content="json",
+        transform=NAMED,
+    ),
+}
+
+
+class CallForm(NamedTuple):
+    """Where the parts of a call are.
+
+    Attributes:
+        open, close: what opens and closes calls; `close` is None if the content ends by itself.
+        is_bare: whether an answer may also begin with a call without an opening.
+        content: the kind of the content.
+        settings: the settings of this kind (`content_args`).
+        name_key, arguments_key: the keys of a JSON object that have the name and the arguments; None if the opening has
+            the name, and the content is the arguments.
+        is_list: whether the content is a list of calls.
+        tag: the opening and the end of a value, of "xml-inline".
+        quotes: what opens and closes a string, beyond JSON's quotes.
+    """
+
+    open: Delimiter | None
+    close: Delimiter | None
+    is_bare: bool
+    content: str
+    settings: Template
+    name_key: str | None
+    arguments_key: str | None
+    is_list: bool
+    tag: tuple[Delimiter, Delimiter] | None
+    quotes: tuple[tuple[Delimiter, Delimiter], ...]
+
+
+class Region(NamedTuple):
+    """A part of an answer between two delimiters: reasoning, or text."""
+
+    is_reasoning: bool
+    open: Delimiter
+    close: Delimiter | None
+
+
+class Form(NamedTuple):
+    """A response template whose patterns are compiled.
+
+    Attributes:
+        first: reasoning that may begin an answer, and nothing else.
+        regions: reasoning and texts that may be anywhere.
+        calls: how calls are written; None if none are read.
+    """
+
+    first: tuple[Region, ...] = ()
+    regions: tuple[Region, ...] = ()
+    calls: CallForm | None = None
+
+    def opened_by(self, match: re.Match[str]) -> Region:
+        """Return the region that a match opens."""
+        return next(each for each in self.regions if each.open.full is match.re)
+
+
+CONTENTS = ("json", "xml-inline", "kv-lines", "python-calls")
+
+
+def compiled(template: Template, special: Sequence[str] = ()) -> Form:
+    """Return the form of a response template.
+
+    Args:
+        template: a response template.
+        special: the control tokens that count only with their mark (`delimiters.marked`); none for plain text.
+
+    Raises:
+        UnsupportedPatternError: a pattern has a construct that is not supported.
+        KeyError, TypeError, ValueError: it is no response template.
+    """
+    fields, regions = template["fields"], []
+    for name in ("thinking", "reasoning_content", "reasoning", "content"):
+        opening = _delimiter(fields.get(name, {}), "open", special)
+        if opening is not None:
+            regions.append(Region(name != "content", opening, _delimiter(fields[name], "close", special)))
+    return Form((), tuple(regions), _call_form(fields["tool_calls"], special) if "tool_calls" in fields else None)
+
+
+def _call_form(about: Template, special: Sequence[str]) -> CallForm:
+    content, settings = about.get("content", "text"), about.get("content_args", {})
+    if content not in CONTENTS:
+        raise UnsupportedPatternError(f"content {content!r}")
+    opening = _delimiter(about, "open", special)
+    transform = about.get("transform", WHOLE)
+    function = transform.get("function", transform)
+    keys: list[str | None] = ["name", "arguments"]
+    if isinstance(function, Mapping):
+        keys = [str(function[key])[1:-1] for key in keys if key]
+        groups = () if opening is None else opening.groups
+        keys = [None if key == "content" or key in groups else key for key in keys]
+    tag = None
+    if content == "xml-inline":
+        begin, end = re.split(r"\(\?P<value>\.\*\??\)", settings["tag_pattern"])
+        tag = Delimiter(marked(begin, special)), Delimiter(marked(end, special))
+        partial_of(tag[0].pattern)
+    quotes = settings.get("string_delims") or ()
+    return CallForm(
+        open=opening,
+        close=_delimiter(about, "close", special),
+        is_bare="" in ([about.get("open")] if isinstance(about.get("open"), str) else about.get("open") or ()),
+        content=content,
+        settings=settings,
+        name_key=keys[0],
+        arguments_key=keys[1],
+        is_list=bool(about.get("transform_each")),
+        tag=tag,
+        quotes=tuple(
+            (Delimiter(marked(literal(a), special)), Delimiter(marked(literal(b), special))) for a, b in quotes
+        ),
+    )
+
+
+def _delimiter(about: Template, side: str, special: Sequence[str]) -> Delimiter | None:
+    """Return what opens or closes a region; None if nothing does."""
+    given = about.get(side) or ()
+    texts = [text for text in ([given] if isinstance(given, str) else given) if text]
+    pattern = about.get(f"{side}_pattern") or (literal(*texts) if texts else None)
+    if pattern is None:
+        return None
+    partial_of(pattern)
+    return Delimiter(marked(pattern, special))
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How the answers of a model are read.
+
+    Attributes:
+        plain: the form for text without marks.
+        marked: the form for text whose control tokens are marked.
+        opening: the text at the end of a prompt whose template has opened the reasoning; "" if there is none.
+        has_letter_ids: whether the ids of calls are nine letters and digits, as Mistral's templates demand.
+    """
+
+    plain: Form
+    marked: Form
+    opening: str = ""
+    has_letter_ids: bool = False
+
+    def new_id(self) -> str:
+        """Return a new id of a call."""
+        return call_id(has_letters=self.has_letter_ids)
+
+
+def call_id(*, has_letters: bool = False) -> str:
+    """Return an id that no other call has; with `has_letters`, nine letters and digits."""
+    if has_letters:
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model writes tool calls.
+
+    Attributes:
+        name: the name of the entry in `TABLE`; "response_template" for the folder's own.
+        template: the response template.
+        written: the texts that the model generates; None if they are not known.
+        is_parallel: whether the chat template takes several calls in one message.
+        has_letter_ids: whether it demands ids of nine letters and digits.
+        is_rendered: whether it renders calls at all. If not, they are put into the content, by `write`.
+    """
+
+    name: str
+    template: Template
+    written: Written | None
+    is_parallel: bool = True
+    has_letter_ids: bool = False
+    is_rendered: bool = True
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return calls as the model generates them.
+
+        Args:
+            calls: calls in OpenAI's form (`{"id": ..., "function": {"name": ..., "arguments": ...}}`), or the functions
+                of such calls; the arguments are an object or its JSON text.
+
+        Raises:
+            OptionError: the arguments of a call are no JSON object, or the format is not known well enough.
+        """
+        if self.written is None:
+            raise OptionError(f"tools: calls cannot be written in the format {self.name}", option="tools")
+        form, texts = self.written, []
+        for i, call in enumerate(calls):
+            function = call.get("function", call)
+            name, arguments = function["name"], _object_of(function["arguments"])
+            values = [form.value.format(key=key, value=self._value(value)) for key, value in arguments.items()]
+            separator = ", " if self._content == "python-calls" else ""
+            texts.append(
+                form.call.format(
+                    name=name,
+                    quoted=json.dumps(name, ensure_ascii=False),
+                    arguments=self.shown(arguments),
+                    values=separator.join(values),
+                    id=call.get("id", ""),
+                    index=i,
+                )
+            )
+        return form.before + form.between.join(texts) + form.after if texts else ""
+
+    @property
+    def _content(self) -> str:
+        return str(self.template["fields"]["tool_calls"]["content"])
+
+    def _value(self, value: Any) -> str:
+        """Return an argument between tags, or after its name in Python."""
+        if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
+            return repr(value)
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    def shown(self, value: Any) -> str:
+        """Return a value as JSON, or in the format's variant of it."""
+        settings = self.template["fields"]["tool_calls"].get("content_args", {})
+        quotes = (settings.get("string_delims") or [None])[0]
+        if quotes is None:
+            return json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str):
+            return f"{quotes[0]}{value}{quotes[1]}"
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{key}:{self.shown(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ",".join(map(self.shown, value)) + "]"
+        return json.dumps(value)
+
+
+def _object_of(arguments: Any) -> Mapping[str, Any]:
+    try:
+        value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except ValueError:
+        value = None
+    if not isinstance(value, Mapping):
+        message = f"the arguments of a call must be a JSON object, not {shown(arguments)}"
+        raise OptionError(message, option="messages", expected="a JSON object", found=arguments)
+    return value
+
+
+# A conversation with calls, whose texts occur in no template.
+QUESTION = "What is the weather in Ulm and in Ghent?"
+CITIES = (("Ulm \u00fc", 3), ("Ghent", 14))
+PROBE: Json = {
+    "type": "function",
+    "function": {
+        "name": "probe_weather",
+        "description": "Return the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "The city."},
+                "days": {"type": "integer", "description": "The number of days."},
+            },
+            "required": ["city", "days"],
+        },
+    },
+}
+
+# By tokenizer: formats by chat template, and what is compiled from them.
+_FORMATS: WeakKeyDictionary[Tokenizer, dict[str | None, Format | None]] = WeakKeyDictionary()
+_ANSWERS: WeakKeyDictionary[Tokenizer, dict[Hashable, AnswerFormat]] = WeakKeyDictionary()
+
+
+def format_of(tokenizer: Tokenizer) -> Format | None:
+    """Return how the model of a tokenizer writes calls; None if no format is known. The first call renders a probe."""
+    known = _FORMATS.setdefault(tokenizer, {})
+    if tokenizer.chat_template not in known:
+        known[tokenizer.chat_template] = _chosen(tokenizer)
+    return known[tokenizer.chat_template]
+
+
+def required_format(tokenizer: Tokenizer) -> Format:
+    """Return how the model writes calls.
+
+    Raises:
+        OptionError: the chat template has no tools, or no format reads the calls that it renders.
+    """
+    found, template = format_of(tokenizer), tokenizer.chat_template
+    if found is None:
+        why = (
+            "has no tools" if template is None or not reads(template, "tools") else "writes calls in an unknown format"
+        )
+        message = f"tools: this model's chat template {why}; leave the tools out, or use a model that is made for them"
+        raise OptionError(message, option="tools", expected="a model whose calls can be read", found=tokenizer.where)
+    return found
+
+
+def writing_format(tokenizer: Tokenizer) -> Format:
+    """Return the format in which calls of earlier turns are written; the most common one if none is known."""
+    found = format_of(tokenizer)
+    if found is not None and found.written is not None:
+        return found
+    return Format("hermes-json", TABLE["hermes-json"], TABLE["hermes-json"]["written"][0])
+
+
+def _chosen(tokenizer: Tokenizer) -> Format | None:
+    """Return the format whose reading of a rendered conversation gives the calls of the conversation back."""
+    own, template = _own(tokenizer), tokenizer.chat_template
+    if template is None or not reads(template, "tools"):
+        return own
+    is_rendered = False
+    # Some templates take one call at a time, want ids of nine letters, or drop a call that no result follows.
+    for n, has_letters, has_results in product((2, 1), (False, True), (False, True)):
+        calls = _probe_calls(n, has_letters=has_letters)
+        text = _rendered(tokenizer, calls, has_results=has_results)
+        name = None if text is None else _reading(text, calls)
+        if name is not None and text is not None:
+            written = _as_written(name, calls, text)
+            found = own or Format(name, TABLE[name], written)
+            return replace(found, written=written, is_parallel=n == 2, has_letter_ids=has_letters)
+        is_rendered = is_rendered or (text is not None and PROBE["function"]["name"] in text)
+    return own or (None if is_rendered else _spelled(tokenizer))
+
+
+def _probe_calls(n: int, *, has_letters: bool) -> list[Json]:
+    """Return calls as a client would send them back, but with arguments that are no text."""
+    name = PROBE["function"]["name"]
+    return [
+        {
+            "id": call_id(has_letters=has_letters),
+            "type": "function",
+            "function": {"name": name, "arguments": {"city": city, "days": days}},
+        }
+        for city, days in CITIES[:n]
+    ]
+
+
+def _own(tokenizer: Tokenizer) -> Format | None:
+    """Return the format of the folder's own response template, if it has one with calls that can be interpreted."""
+    template = tokenizer.response_template
+    try:
+        return Format("response_template", template, None) if template and compiled(template).calls else None
+    except (UnsupportedPatternError, KeyError, TypeError, ValueError, AttributeError, re.error):
+        return None
+
+
+def _rendered(tokenizer: Tokenizer, calls: Sequence[Json], *, has_results: bool) -> str | None:
+    """Return the text that the chat template writes after the question; None if it refuses the conversation."""
+    from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS
+
+    question, call = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [
+        {"role": "tool", "content": "warm", "tool_call_id": each["id"], "name": each["function"]["name"]}
+        for each in (calls if has_results else ())
+    ]
+    names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    request = {
+        "template": tokenizer.chat_template,
+        "inputs": [{"messages": [question, call, *results], "tools": [PROBE], "documents": None}],
+        "names": {name: tokenizer.token(i) for name, i in names.items() if i is not None},
+    }
+    try:
+        (text,) = tokenizer.sandbox.ask(request, DEFAULT_LIMITS, tokenizer.where)
+    except EngineError:
+        return None
+    return text[text.rindex(QUESTION) + len(QUESTION) :] if QUESTION in text else None
+
+
+def _reading(text: str, calls: Sequence[Json]) -> str | None:
+    """Return the entry of the table that reads these calls from a rendered text, which may begin with headers."""
+    first = calls[0]["function"]["name"]
+    starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
+    wanted = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    for name, template in TABLE.items():
+        form = compiled(template)
+        # A call that nothing marks is only read where an answer begins.
+        for start in starts if form.calls and form.calls.is_bare else (0,):
+            if _calls_in(text[start:], form) == wanted:
+                return name
+    return None
+
+
+def _calls_in(text: str, form: Form) -> list[tuple[str, Any]] | None:
+    """Return the names and arguments of the calls in a text; None if the arguments of one are no JSON."""
+    from mlx_engine.conversation.answer import AnswerReader
+    from mlx_engine.conversation.events import ArgumentsDelta, CallBegin
+
+    reader = AnswerReader(AnswerFormat(form, form), [PROBE])
+    names, arguments = [], dict[int, str]()
+    for event in [*reader.add(text), *reader.finish()]:
+        if isinstance(event, CallBegin):
+            names.append(event.name)
+        elif isinstance(event, ArgumentsDelta):
+            arguments[event.call] = arguments.get(event.call, "") + event.text
+    try:
+        return [(name, json.loads(arguments.get(i, ""))) for i, name in enumerate(names)]
+    except ValueError:
+        return None
+
+
+def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
+    """Return the variant of a format that a chat template writes; the first if it has another one."""
+    variants = TABLE[name]["written"]
+    found = (form for form in variants if Format(name, TABLE[name], form).write(calls[:1]).strip() in text)
+    written: Written = next(found, variants[0])
+    return written
+
+
+def _spelled(tokenizer: Tokenizer) -> Format | None:
+    """Return the format whose opening is a control token, for a template that reads tools and renders no calls."""
+    for name, template in TABLE.items():
+        opening = template["fields"]["tool_calls"].get("open")
+        if isinstance(opening, str) and opening in tokenizer.special_tokens:
+            return Format(name, template, template["written"][0], is_rendered=False)
+    return None
+
+
+def answer_format(tokenizer: Tokenizer, *, reads_calls: bool) -> AnswerFormat:
+    """Return how the answers of a model are read."""
+    markers = think_markers(tokenizer.chat_template)
+    known, key = _ANSWERS.setdefault(tokenizer, {}), (tokenizer.chat_template, markers, reads_calls)
+    if key not in known:
+        known[key] = _answer_format(tokenizer, markers, format_of(tokenizer) if reads_calls else None)
+    return known[key]
+
+
+def _answer_format(tokenizer: Tokenizer, markers: ThinkMarkers | None, calls: Format | None) -> AnswerFormat:
+    forms, literals = [], tokenizer.special_tokens | tokenizer.user_defined_tokens
+    delimiters = [text for text, i in literals.items() if i in tokenizer.delimiter_ids and is_marked(text)]
+    for special in ((), delimiters):
+        form = compiled(calls.template, special) if calls else Form()
+        if not any(each.is_reasoning for each in form.regions) and markers is not None:
+            if markers.opening.startswith("<|channel|>"):
+                form = form._replace(regions=compiled(TABLE["harmony"], special).regions)
+            else:
+                ends = (Delimiter(marked(literal(text), special)) for text in markers[:2])
+                form = form._replace(first=(Region(True, *ends),))
+        forms.append(form)
+    opening = "" if markers is None else markers.opening
+    return AnswerFormat(forms[0], forms[1], opening, calls is not None and calls.has_letter_ids)

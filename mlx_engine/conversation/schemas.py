@@ -1,0 +1,94 @@
+"""The types of arguments by a tool's JSON Schema, for formats that write values without quotes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Types: TypeAlias = "frozenset[str]"
+
+# Types whose values are texts, except null.
+STRINGS = frozenset({"string", "null"})
+
+PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+
+# References that are followed inside each other.
+MAX_REFERENCES = 16
+
+
+def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:
+    """Return the types that each argument of a tool may have; arguments of unknown types are left out."""
+    schema = tool.get("parameters")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    found = {name: types_in(each, schema) for name, each in properties.items()}
+    return {name: types for name, types in found.items() if types}
+
+
+def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
+    """Return the JSON types that a schema allows; an empty set if it does not say."""
+    if not isinstance(schema, Mapping) or depth > MAX_REFERENCES:
+        return frozenset()
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return types_in(resolved(reference, root), root, depth + 1)
+    given = schema.get("type")
+    found = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
+    if not found:
+        values = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
+        found = {_type(value) for value in values}
+    for key in ("anyOf", "oneOf", "allOf"):
+        for each in schema.get(key) or () if not found else ():
+            found |= types_in(each, root, depth + 1)
+    return frozenset(found | ({"null"} if found and schema.get("nullable") is True else set()))
+
+
+def resolved(reference: str, root: Any) -> Any:
+    """Return the part of a schema that a reference names; None if there is none."""
+    part = root if reference.startswith("#") else None
+    for name in reference.lstrip("#").strip("/").split("/"):
+        if name:
+            part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    return part
+
+
+def json_of(text: str, types: Types | None) -> str:
+    """Return a value that is written without quotes as JSON text, by the types that it may have.
+
+    A value of another type, or one that is no JSON, is a string. Without types, whatever is JSON counts as such, except
+    a quoted string.
+    """
+    plain = PYTHON_NAMES.get(text.strip(), text.strip())
+    try:
+        value = json.loads(plain, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        value, plain = _number(text.strip(), types or frozenset())
+    kind = _type(value)
+    allowed = types if types is not None else frozenset({"integer", "number", "boolean", "object", "array", "null"})
+    is_whole = kind == "number" and "integer" in allowed and float(value).is_integer()
+    if kind in allowed - {"string"} or (kind == "integer" and "number" in allowed) or is_whole:
+        return plain
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _number(text: str, types: Types) -> tuple[Any, str]:
+    """Return a number that JSON writes in another way, such as 007 or .5, and its JSON text."""
+    kinds = [kind for name, kind in (("integer", int), ("number", float)) if name in types]
+    for kind in kinds:
+        try:
+            value = kind(text)
+            return value, json.dumps(value, allow_nan=False)
+        except ValueError:
+            continue
+    return text, text
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _type(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}
+    return kinds.get(type(value), "null")

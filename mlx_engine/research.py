@@ -1,0 +1,323 @@
+"""Research on a model's logits: a session that runs tokens step by step, and the choice among texts by probability.
+
+`Engine.session` and `Engine.choose` are the public functions. Logits and log-probabilities have the bits of
+`Engine.logits` and of `Engine.generate`, however the tokens are divided among passes.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from mlx_engine.cache import KVPool, KVSequence, SequenceInput
+from mlx_engine.cache.pool import PAGE
+from mlx_engine.cache.size import tokens_that_fit
+from mlx_engine.errors import ClosedError, ContextLengthError, NotCopyableError, OptionError, is_whole, shown
+from mlx_engine.loop.finite import check_logits
+from mlx_engine.loop.forward import forward, forward_logits, wanted_logits
+from mlx_engine.loop.logprobs import token_logprobs
+from mlx_engine.loop.memory import spare_bytes
+from mlx_engine.weights.model import Model
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+# Texts in one pass of `choose`, and rows of logits: 128 rows of 152,000 float32 logits are 74 MiB.
+MOST_TEXTS, MOST_ROWS = 32, 128
+
+
+@dataclass(eq=False)
+class _Family:
+    """What a session and its forks share.
+
+    Attributes:
+        model: the model.
+        pool: the memory for keys and values.
+        context: the largest number of tokens of a session.
+        slots: the largest number of sessions.
+        sessions: those that are open.
+    """
+
+    model: Model
+    pool: KVPool
+    context: int
+    slots: int
+    sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet)
+
+    def check_slot(self) -> None:
+        """Check that one more session may be opened; raise OptionError if not."""
+        if len(self.sessions) >= self.slots:
+            message = f"slots: this session and its forks are {self.slots:,}, as many as it was made for"
+            raise OptionError(f"{message}; close one, or pass a larger slots", option="slots", found=self.slots)
+
+
+class Session:
+    """Tokens whose keys and values are kept: logits after more tokens cost a pass over these tokens alone.
+
+    Made by `Engine.session`; `with engine.session(...) as session:` closes it at the end. One thread at a time may use
+    a session and its forks.
+    """
+
+    def __init__(self, family: _Family, ids: Sequence[int], kv: KVSequence, row: np.ndarray | None = None) -> None:
+        self._family, self._ids, self._kv, self._row = family, list(ids), kv, row
+        family.sessions.add(self)
+        # A session that is dropped gives its pages back.
+        self._free = weakref.finalize(self, kv.close)
+        self._free.atexit = False
+
+    @classmethod
+    def begin(cls, model: Model, ids: Sequence[int], *, slots: int, n_tokens: int | None = None) -> Session:
+        """Return a session with `ids`, in memory for `n_tokens` tokens of it and its forks; None for one context.
+
+        Raises:
+            OptionError: `slots` is no whole number above 0, or the memory is too small.
+        """
+        if not is_whole(slots) or slots < 1:
+            raise OptionError(f"slots must be a whole number of at least 1, not {shown(slots)}", option="slots")
+        context = int(model.config.context_length)
+        most = n_tokens or tokens_that_fit(model.kv_layers, spare_bytes(model), slots, most=context)
+        if most < len(ids):
+            message = f"the memory for keys and values has room for {most:,} tokens, and the prompt has {len(ids):,}"
+            raise OptionError(message, option="prompt", expected=f"at most {most:,} tokens", found=len(ids))
+        pool = model.new_pool(most, n_sequences=slots)
+        return cls(_Family(model, pool, context, slots), ids, pool.sequence())
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens so far."""
+        return list(self._ids)
+
+    @property
+    def n_kept(self) -> int:
+        """Number of tokens whose keys and values are kept; the others are run by the next call of `logits`."""
+        return self._kv.length
+
+    def logits(self, next_ids: int | Sequence[int] = ()) -> mx.array:
+        """Append tokens, and return float32 logits (V,) after the last one.
+
+        A call without tokens returns the logits after the tokens so far. If the call fails, the session is unchanged.
+
+        Raises:
+            OptionError: an id is not in the vocabulary.
+            ContextLengthError: the tokens exceed the context.
+            CacheFullError: the session and its forks have no memory left.
+            NotFiniteError: logits are NaN or infinite.
+            ClosedError: the session or its engine has been closed.
+        """
+        import mlx.core as mx
+
+        return mx.array(self.row(next_ids))
+
+    def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
+        """Do the same as `logits`, with a NumPy array, which must not be changed."""
+        self._check_open()
+        more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
+        n = len(self._ids)
+        if more or self._row is None:
+            before, self._row, self._ids = self._row, None, [*self._ids, *more]
+            try:
+                self._row = self._run()
+            except BaseException:
+                self._cut(n)
+                self._row = before
+                raise
+        return self._row
+
+    def fork(self) -> Session:
+        """Return another session with the same tokens. Both share the keys and values so far.
+
+        Raises:
+            OptionError: there are as many forks as `slots` allows.
+            CacheFullError: no page is free for the copy of a partly used page.
+            ClosedError: the session or its engine has been closed.
+        """
+        self._check_open()
+        self._family.check_slot()
+        with self._family.model.backend.session():
+            return Session(self._family, self._ids, self._kv.fork(), self._row)
+
+    def rewind(self, n: int) -> None:
+        """Discard the last n tokens; at least one token must be left.
+
+        The next call of `logits` runs all tokens again if the model has states, or windows that the kept pages no
+        longer cover; otherwise at most one of the tokens that are left.
+
+        Raises:
+            OptionError: n is not from 0 to the number of tokens minus 1.
+            ClosedError: the session has been closed.
+        """
+        self._check_open()
+        most = len(self._ids) - 1
+        if not is_whole(n) or not 0 <= n <= most:
+            expected = f"from 0 to {most:,}, which leaves a token"
+            raise OptionError(f"rewind: n must be {expected}, not {shown(n)}", option="n", expected=expected, found=n)
+        if n:
+            self._cut(len(self._ids) - n)
+            self._row = None
+
+    def close(self) -> None:
+        """Free the keys and values. Forks are not affected."""
+        self._family.sessions.discard(self)
+        self._free()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise NotCopyableError(name="session", hint="its `ids` can; `fork` makes another session")
+
+    def __repr__(self) -> str:
+        n = len(self._ids)
+        state = f"{n:,} token{'' if n == 1 else 's'}" if self._free.alive else "closed"
+        return f"<Session: {state}>"
+
+    def _check_open(self) -> None:
+        if not self._free.alive:
+            raise ClosedError("the session has been closed; make another one with engine.session")
+
+    def _checked(self, next_ids: Sequence[Any]) -> list[int]:
+        """Return the next tokens as ints; raise OptionError if one is not in the vocabulary or they are too many."""
+        model, context = self._family.model, self._family.context
+        values = [i.item() if hasattr(i, "item") else i for i in next_ids]
+        expected = f"token ids from 0 to {model.config.vocab_size - 1}"
+        if isinstance(next_ids, str | bytes) or not all(
+            is_whole(i) and 0 <= i < model.config.vocab_size for i in values
+        ):
+            message = f"next_ids must be {expected}, not {shown(next_ids)}"
+            raise OptionError(message, option="next_ids", expected=expected, found=next_ids)
+        if len(self._ids) + len(values) > context:
+            message = f"the session has {len(self._ids):,} tokens and gets {len(values):,} more"
+            expected = f"at most {context:,} tokens"
+            raise ContextLengthError(
+                f"{message}; the model's context has {context:,}", option="next_ids", expected=expected,
+                found=len(self._ids) + len(values),
+            )  # fmt: skip
+        return [int(i) for i in values]
+
+    def _run(self) -> np.ndarray:
+        """Run the tokens that are not in the KV cache, at least the last one, and return logits (V,) after them."""
+        model, pool = self._family.model, self._family.pool
+        be, n = model.backend, len(self._ids)
+        with be.session():
+            self._truncate(n - 1)
+            while True:
+                start = self._kv.length
+                end = min(n, start + pool.longest_pass)
+                logits = forward(model, SequenceInput(self._ids[start:end], self._kv, wanted=int(end == n)))
+                if end == n:
+                    break
+                be.wait(pool.stores.arrays)  # a lazy backend would keep the graphs of all chunks
+            found = wanted_logits(logits)
+            check_logits(model, found, self._ids)
+            return np.array(be.host(found)[0])
+
+    def _cut(self, length: int) -> None:
+        self._ids = self._ids[:length]
+        self._truncate(length)
+
+    def _truncate(self, length: int) -> None:
+        """Forget keys and values after `length` tokens; those of all tokens if some were given back or are a state."""
+        if self._kv.length > length:
+            try:
+                self._kv.truncate(length)
+            except ValueError:
+                self._kv.close()
+
+
+@dataclass(frozen=True)
+class TextChoice:
+    """One of several texts, with its probability after a prompt.
+
+    Attributes:
+        text: the text; None if it was given as ids.
+        index: its index among the texts.
+        token_ids: its tokens.
+        logprobs: the log-probability of each token after the prompt and the tokens before it, float32 values.
+        logprob: their sum: the log-probability of the whole text.
+        share: its probability divided by the sum of the probabilities of all texts.
+    """
+
+    text: str | None
+    index: int
+    token_ids: list[int]
+    logprobs: list[float]
+    logprob: float
+    share: float
+
+    @property
+    def probability(self) -> float:
+        """The probability of the whole text."""
+        return math.exp(self.logprob)
+
+
+def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return the log-probabilities of the tokens of each text after a prompt, which is read once.
+
+    Raises:
+        NotFiniteError: logits are NaN or infinite.
+        OptionError: the memory for keys and values is too small.
+    """
+    n = min(MOST_TEXTS, len(texts))
+    longest = max(map(len, texts))
+    # Each fork copies the last page of the prompt.
+    n_tokens = len(prompt_ids) + PAGE + n * (longest + 2 * PAGE)
+    be, found = model.backend, []
+    with Session.begin(model, prompt_ids, slots=n + 1, n_tokens=n_tokens) as prompt:
+        row = prompt.row()
+        for first in range(0, len(texts), n):
+            some = texts[first : first + n]
+            with be.session():
+                logprobs = [[token_logprobs(be, row, ids[0]).logprob] for ids in some]
+                _extend(prompt, some, logprobs)
+            found += logprobs
+    return found
+
+
+def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
+    """Append the log-probabilities of all tokens after the first one; the texts share passes."""
+    model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
+    try:
+        while forks:
+            n_rows = max(1, MOST_ROWS // len(forks))
+            parts = {i: texts[i][len(logprobs[i]) - 1 : -1][:n_rows] for i in forks}
+            inputs = [SequenceInput(part, forks[i]._kv, wanted=None) for i, part in parts.items()]
+            logits = forward_logits(model, *inputs)
+            rows = iter(model.backend.host(logits))
+            for i, part in parts.items():
+                _read(prompt, texts[i], rows, len(part), logprobs[i])
+            for i in [i for i in forks if len(logprobs[i]) == len(texts[i])]:
+                forks.pop(i).close()
+    finally:
+        for fork in forks.values():
+            fork.close()
+
+
+def _read(prompt: Session, ids: Sequence[int], rows: Iterator[np.ndarray], n: int, logprobs: list[float]) -> None:
+    """Append the log-probabilities of the next n tokens of a text, each from its row of logits (V,)."""
+    model = prompt._family.model
+    for _ in range(n):
+        row, at = next(rows), len(logprobs)
+        check_logits(model, model.backend.array(row[None]), [*prompt.ids, *ids[:at]])
+        logprobs.append(token_logprobs(model.backend, row, ids[at]).logprob)
+
+
+def ranked(
+    texts: Sequence[str | None], ids: Sequence[Sequence[int]], logprobs: Sequence[list[float]]
+) -> list[TextChoice]:
+    """Return the texts as choices, most likely first; of equally likely ones in their order."""
+    sums = [math.fsum(of) for of in logprobs]
+    total = math.fsum(math.exp(one - max(sums)) for one in sums)
+    found = [
+        TextChoice(text, i, list(ids[i]), logprobs[i], sums[i], math.exp(sums[i] - max(sums)) / total)
+        for i, text in enumerate(texts)
+    ]
+    return sorted(found, key=lambda choice: -choice.logprob)

@@ -1,0 +1,133 @@
+"""The parameters of a request that constrain its answers, under OpenAI's names and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from mlx_engine.constraint import Constraint, without_unsupported
+from mlx_engine.errors import OptionError
+from mlx_engine.serve.errors import ApiError
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A JSON Schema with a name. Unless it is strict, keywords that are not supported are left out, and named."""
+
+    name: str
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The format of an answer, as OpenAI's API names it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One constraint, as vLLM names them: a JSON Schema, any JSON object, an expression, texts, a grammar in Lark."""
+
+    json: str | dict[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Asked(NamedTuple):
+    """The constraint of a request.
+
+    Attributes:
+        constraint: the constraint, or None.
+        param: the parameter that has it.
+        ignored: the paths of what was left out.
+    """
+
+    constraint: Constraint | None = None
+    param: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+HOW: Mapping[str, Callable[[Any], Constraint]] = {
+    "json": Constraint.json_schema,
+    "regex": Constraint.regex,
+    "choice": Constraint.choice,
+    "grammar": Constraint.grammar,
+}
+
+
+class Parameters(Protocol):
+    """The parameters of a request that constrain its answers."""
+
+    response_format: ResponseFormat | None
+    structured_outputs: StructuredOutputs | None
+    guided_json: str | dict[str, Any] | None
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+
+
+def asked(given: Parameters) -> Asked:
+    """Return the constraint of a request.
+
+    Raises:
+        ApiError: there are several, or it is invalid.
+    """
+    found = [(param, make) for param, make in _made(given) if make is not None]
+    if not found:
+        return Asked()
+    if len(found) > 1:
+        names = " and ".join(param for param, _ in found)
+        message = f"{names} both constrain the answer; give one of them"
+        raise ApiError(400, message, param=found[1][0], code="invalid_value")
+    param, make = found[0]
+    with named(param):
+        made = make()
+    return made._replace(param=param) if isinstance(made, Asked) else Asked(made, param)
+
+
+def _made(given: Parameters) -> Iterator[tuple[str, Callable[[], Constraint | Asked] | None]]:
+    """Yield the parameters, each with what makes its constraint; None for one that is not given."""
+    form = given.response_format or ResponseFormat(type="text")
+    is_made = form.type != "text" or form.json_schema is not None
+    yield "response_format", partial(_format, form) if is_made else None
+    outputs = given.structured_outputs or StructuredOutputs()
+    yield "structured_outputs.json_object", Constraint.json_object if outputs.json_object else None
+    for name, how in HOW.items():
+        for param, value in (
+            (f"structured_outputs.{name}", getattr(outputs, name)),
+            (f"guided_{name}", getattr(given, f"guided_{name}")),
+        ):
+            yield param, None if value is None else partial(how, value)
+
+
+def _format(form: ResponseFormat) -> Constraint | Asked:
+    """Return the constraint of a response format that is not text."""
+    given = form.json_schema
+    if (form.type == "json_schema") is not (given is not None):
+        message = "response_format: type json_schema has json_schema, with a name and a schema, and no other type has"
+        raise ApiError(400, message, param="response_format.json_schema", code="invalid_value")
+    if given is None or given.schema is None:
+        return Constraint.json_object()
+    if given.strict:
+        return Constraint.json_schema(given.schema)
+    schema, left_out = without_unsupported(given.schema)
+    return Asked(Constraint.json_schema(schema), ignored=tuple(f"response_format: {path}" for path in left_out))
+
+
+@contextmanager
+def named(param: str) -> Iterator[None]:
+    """Make an error about the constraint in this block an error of the parameter that has it."""
+    try:
+        yield
+    except OptionError as error:
+        if error.option != "constraint" or not param:
+            raise
+        message = f"{param}: {str(error).removeprefix('constraint: ').removeprefix('constraint ')}"
+        raise ApiError(400, message, param=param, code="invalid_value") from None

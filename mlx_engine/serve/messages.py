@@ -1,0 +1,343 @@
+"""The API of /v1/messages: its requests, replies, streams and errors.
+
+A request becomes messages and tools of a chat, and the parts of an answer become blocks. What agents send by habit is
+accepted: beta fields without an effect here, tools that run on the API's own servers, and a limit of tokens above what
+fits. The reply names what was left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from mlx_engine.conversation.tools import ToolChoice as Choice
+from mlx_engine.serve.answers import Part, PartsReply
+from mlx_engine.serve.errors import ApiError, messages_error
+from mlx_engine.serve.parameters import Body, Reading, parse
+from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
+from mlx_engine.serve.sse import named_event
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+
+# A line for the API's bookkeeping that one client writes before its system text; it changes with every session, so that
+# no two of them would share a prefix.
+BILLING = "x-anthropic-billing-header:"
+
+# Signs the blocks of reasoning, for clients that do not send back what is unsigned. Nothing is checked.
+SIGNATURE = "mlx_engine"
+
+ROLES = ("user", "assistant", "system")
+
+
+# Parameters without an effect here, which the clients of the API send.
+IGNORED = (
+    "betas",
+    "container",
+    "context_management",
+    "diagnostics",
+    "fallbacks",
+    "inference_geo",
+    "mcp_servers",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+)
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether tools are called: `any` of them, or the one with a name."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model thinks before it answers, where its template has a switch for that."""
+
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+
+
+class OutputConfig(msgspec.Struct):
+    """How long the model thinks, where its template has efforts, and the form of the answer."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/messages."""
+
+    limit_is_bound: ClassVar[bool] = True
+
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    stop_sequences: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    cache_control: Any = None  # the cache needs no marks
+    betas: Any = None
+    container: Any = None
+    context_management: Any = None
+    diagnostics: Any = None
+    fallbacks: Any = None
+    inference_geo: Any = None
+    mcp_servers: Any = None
+    service_tier: Any = None
+    speed: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+
+    @property
+    def n_messages(self) -> int:
+        """The number of messages."""
+        return len(self.messages)
+
+    @property
+    def limit(self) -> int:
+        """The largest number of new tokens."""
+        return self.max_tokens
+
+    def read(self, template: str | None) -> Reading:
+        """Return the conversation for a model with this chat template."""
+        chat = Chat()
+        for name in IGNORED:
+            if getattr(self, name) is not None:
+                chat.ignore(name)
+        if self.system is not None:
+            _read_system(chat, self.system)
+        for i, message in enumerate(self.messages):
+            _read_message(chat, message, f"messages[{i}]")
+        tools = [] if _choice(self) == "none" else _tools(chat, self.tools or ())
+        prompt = ChatPrompt(chat.messages, tools, variables=self._variables(template))
+        is_parallel = self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+        choice = Choice.of(_choice(self), is_parallel=is_parallel)
+        return Reading([prompt], chat.ignored, {"tools": tools}, choice)
+
+    def forget_prompt(self) -> None:
+        """Drop the messages."""
+        self.messages, self.system, self.tools = [], None, None
+
+    def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return keyword arguments of `Options.of`."""
+        found = super().options(defaults)
+        return found if self.stop_sequences is None else {**found, "stop": self.stop_sequences}
+
+    def check(self, slots: int) -> None:
+        """Check the parameters that the types do not describe; the messages are checked when they are read."""
+        if self.max_tokens < 0:
+            raise wrong("max_tokens", "must be at least 0", self.max_tokens)
+        if (stop := getattr(self, "stop", None)) is not None:
+            raise wrong("stop", "is named stop_sequences in this API; it must be left out", stop)
+        if not self.messages:
+            raise wrong("messages", "must have at least one message", self.messages)
+        _choice(self)
+
+    def _variables(self, template: str | None) -> Json:
+        is_on = self.thinking is not None and self.thinking.type != "disabled"
+        effort = None if self.output_config is None else self.output_config.effort
+        return thinking_variables(template, is_on, effort)
+
+
+class CountRequest(MessagesRequest, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/messages/count_tokens, which has no limit of tokens."""
+
+    max_tokens: int = 0
+
+
+def messages_request(body: bytes) -> MessagesRequest:
+    """Parse the body of a request; raise ApiError if it is invalid."""
+    return parse(body, MessagesRequest)
+
+
+def count_request(body: bytes) -> CountRequest:
+    """Parse the body of a request to count tokens; raise ApiError if it is invalid."""
+    return parse(body, CountRequest)
+
+
+def _read_system(chat: Chat, system: str | Sequence[Json]) -> None:
+    blocks = [system] if isinstance(system, str) else [[block] for block in system]
+    texts = [chat.text(block, f"system[{i}]") for i, block in enumerate(blocks)]
+    if text := "\n\n".join(text for text in texts if text and not text.startswith(BILLING)):
+        chat.say("system", text)
+
+
+def _read_message(chat: Chat, message: Json, at: str) -> None:
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise wrong(f"{at}.role", f"must be {', '.join(ROLES)}", role)
+    if role == "system":
+        chat.say("system", chat.text(content, f"{at}.content"))
+    elif role == "assistant":
+        _read_answer(chat, content, f"{at}.content")
+    else:
+        _read_user(chat, content, f"{at}.content")
+
+
+def _read_user(chat: Chat, content: Any, at: str) -> None:
+    """Read a message of the user. Results of calls come before its text, because they must follow the calls."""
+    if not isinstance(content, list):
+        chat.say("user", chat.text(content, at))
+        return
+    blocks, others = objects(content, at), []
+    for i, block in enumerate(blocks):
+        if text_in(block, "type", f"{at}[{i}]") != "tool_result":
+            others.append(block)
+            continue
+        text = "" if block.get("content") is None else chat.text(block["content"], f"{at}[{i}].content")
+        prefix = "Error: " if block.get("is_error") is True else ""
+        chat.give_result(text_in(block, "tool_use_id", f"{at}[{i}]"), prefix + text)
+    if others or not blocks:
+        chat.say("user", chat.text(others, at))
+
+
+def _read_answer(chat: Chat, content: Any, at: str) -> None:
+    chat.end_turn()
+    if not isinstance(content, list):
+        chat.answer(chat.text(content, at))
+        return
+    for i, block in enumerate(objects(content, at)):
+        where = f"{at}[{i}]"
+        kind = text_in(block, "type", where)
+        if kind == "thinking":
+            chat.think(text_in(block, "thinking", where))
+        elif kind == "tool_use":
+            arguments = block.get("input")
+            if not isinstance(arguments, dict):
+                raise wrong(f"{where}.input", "must be an object", arguments)
+            chat.call(text_in(block, "id", where), text_in(block, "name", where), arguments)
+        else:
+            chat.answer(chat.text([block], at))
+
+
+def _tools(chat: Chat, tools: Sequence[Json]) -> list[Json]:
+    """Return the tools in the form of chat, without those that the API's own servers run."""
+    found = []
+    for i, tool in enumerate(tools):
+        if tool.get("type") is not None and text_in(tool, "type", f"tools[{i}]") != "custom":
+            chat.ignore(f"tool {tool['type']:.80}")
+        else:
+            found.append(
+                function_tool(tool, f"tools[{i}]", name=text_in(tool, "name", f"tools[{i}]"), schema="input_schema")
+            )
+    return found
+
+
+def _choice(request: MessagesRequest) -> Any:
+    """Return the choice of a tool in the form of chat."""
+    given = request.tool_choice or ToolChoice("auto")
+    if given.type != "tool":
+        return {"auto": "auto", "any": "required", "none": "none"}[given.type]
+    if given.name is None:
+        raise wrong("tool_choice.name", "must be the name of a tool", given.name)
+    return {"type": "function", "function": {"name": given.name}}
+
+
+class MessagesReply(PartsReply):
+    """The reply of /v1/messages."""
+
+    prefix = "msg_"
+
+    def whole(self) -> Json:
+        """Return the message."""
+        self.news()
+        return {
+            **self._message([self._block(part) for part in self.parts]),
+            **self._ending(),
+            "usage": self._usage(),
+            "mlx_engine": self.receipt(),
+        }
+
+    def begin(self) -> bytes:
+        """Return the event with the empty message; whether the cache has tokens of its prompt is not known yet."""
+        return named_event({"type": "message_start", "message": {**self._message([]), "usage": self._usage()}})
+
+    def heartbeat(self) -> bytes:
+        """Return the event that keeps a stream alive."""
+        return named_event({"type": "ping"})
+
+    def end(self) -> bytes:
+        """Return the last blocks, why the answer has ended, and the counts of tokens."""
+        data = self.news()
+        last = {"type": "message_delta", "delta": self._ending(), "usage": self._usage(), "mlx_engine": self.receipt()}
+        return data + named_event(last) + named_event({"type": "message_stop"})
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last events of the blocks, and the error."""
+        return self.news() + named_event(messages_error(error))
+
+    def opened(self, part: Part) -> bytes:
+        """Return the event with which a block begins."""
+        empty = {
+            "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+            "text": {"type": "text", "text": "", "citations": None},
+            "call": {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}},
+        }[part.kind]
+        return named_event({"type": "content_block_start", "index": part.index, "content_block": empty})
+
+    def added(self, part: Part, text: str) -> bytes:
+        """Return the event with new text of a block."""
+        delta = {
+            "reasoning": {"type": "thinking_delta", "thinking": text},
+            "text": {"type": "text_delta", "text": text},
+            "call": {"type": "input_json_delta", "partial_json": text},
+        }[part.kind]
+        return self._delta(part, delta)
+
+    def closed(self, part: Part) -> bytes:
+        """Return the events with which a block ends; reasoning is signed."""
+        is_signed = part.kind == "reasoning"
+        signature = self._delta(part, {"type": "signature_delta", "signature": SIGNATURE}) if is_signed else b""
+        return signature + named_event({"type": "content_block_stop", "index": part.index})
+
+    def _delta(self, part: Part, delta: Json) -> bytes:
+        return named_event({"type": "content_block_delta", "index": part.index, "delta": delta})
+
+    def _block(self, part: Part) -> Json:
+        if part.kind == "reasoning":
+            return {"type": "thinking", "thinking": part.text, "signature": SIGNATURE}
+        if part.kind == "text":
+            return {"type": "text", "text": part.text, "citations": None}
+        return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _object(part.text)}
+
+    def _message(self, content: list[Json]) -> Json:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def _ending(self) -> Json:
+        if self.is_cut:
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if self.stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": self.stop}
+        return {"stop_reason": "tool_use" if self.has_calls else "end_turn", "stop_sequence": None}
+
+    def _usage(self) -> Json:
+        """Return the counts of tokens: the API counts those of the cache apart from the others of the prompt."""
+        return {
+            "input_tokens": self.n_prompt - self.n_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self.n_cached,
+            "output_tokens": self.n_generated,
+        }
+
+
+def _object(text: str) -> Json:
+    """Return arguments as an object: empty if the token limit has cut them off, because no other form is allowed."""
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

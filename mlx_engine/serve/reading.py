@@ -1,0 +1,171 @@
+"""What the readers of /v1/responses and /v1/messages share: both write the messages and tools of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlx_engine.serve.errors import ApiError
+from mlx_engine.tokenizer.chat_prompt import SWITCHES, reads
+
+Json = dict[str, Any]
+
+# The types of parts that have text, and the key of the text.
+TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "reasoning_text": "text",
+}
+MEDIA = ("image", "input_image", "image_url", "document", "input_file", "file", "input_audio", "video")
+
+# The efforts of the APIs by those that chat templates read.
+EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium"}
+
+
+class Chat:
+    """The messages of a chat, written turn by turn. A turn of the assistant has reasoning, text and calls.
+
+    Attributes:
+        messages: the messages, as `ChatPrompt` takes them.
+        ignored: what the request had and the server leaves out, each once.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self.ignored: list[str] = []
+        self._is_open = False  # whether the last message is an assistant's turn that may go on
+
+    def say(self, role: str, text: str) -> None:
+        """Add a message of the system, the developer or the user."""
+        self._is_open = False
+        self.messages.append({"role": role, "content": text})
+
+    def give_result(self, call_id: str, text: str) -> None:
+        """Add the result of a tool call."""
+        self._is_open = False
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def think(self, text: str) -> None:
+        """Add reasoning to the assistant's turn; after text, to a new one."""
+        turn = self._turn()
+        if turn["content"] and "tool_calls" not in turn:
+            turn = self._turn(is_new=True)
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+
+    def answer(self, text: str, *, continues: bool = True) -> None:
+        """Add text to the assistant's turn. Without `continues`, a turn that has text alone is followed by a new one.
+
+        Text after calls stays in their turn: the results of calls must follow it.
+        """
+        turn = self._turn()
+        if turn["content"] and "tool_calls" not in turn and not continues:
+            turn = self._turn(is_new=True)
+        turn["content"] += text
+
+    def call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> None:
+        """Add a tool call to the assistant's turn."""
+        function = {"name": name, "arguments": arguments}
+        self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def end_turn(self) -> None:
+        """Let the next part of the assistant begin a new turn."""
+        self._is_open = False
+
+    def ignore(self, what: str) -> None:
+        """Note that something is left out."""
+        if what not in self.ignored:
+            self.ignored.append(what)
+
+    def text(self, content: Any, at: str, between: str = "\n") -> str:
+        """Return the text of a content: a text, or a list of parts, joined by `between`.
+
+        Args:
+            content: the content.
+            at: its place in the request, for errors.
+            between: what stands between two parts.
+
+        Raises:
+            ApiError: the content has another form, or has an image, a document or sound.
+        """
+        if isinstance(content, str):
+            return content
+        texts = []
+        for i, part in enumerate(objects(content, at)):
+            kind = text_in(part, "type", f"{at}[{i}]")
+            if kind in MEDIA:
+                message = f"{at}[{i}] is of type {kind}; this server reads text alone: leave this part out"
+                raise ApiError(400, message, param=f"{at}[{i}]", code="unsupported_content")
+            if kind not in TEXTS:
+                self.ignore(f"content of type {kind:.80}")
+                continue
+            texts.append(text_in(part, TEXTS[kind], f"{at}[{i}]"))
+        return between.join(texts)
+
+    def _turn(self, *, is_new: bool = False) -> Json:
+        if is_new or not self._is_open:
+            self.messages.append({"role": "assistant", "content": ""})
+            self._is_open = True
+        return self.messages[-1]
+
+
+def objects(value: Any, at: str) -> Sequence[Json]:
+    """Return a list of JSON objects as it is; raise ApiError for anything else."""
+    if not isinstance(value, list):
+        raise wrong(at, "must be a text or a list of objects", value)
+    for i, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise wrong(f"{at}[{i}]", "must be an object", item)
+    return value
+
+
+def text_in(value: Mapping[str, Any], key: str, at: str) -> str:
+    """Return the text of a key; raise ApiError if it has none."""
+    found = value.get(key)
+    if not isinstance(found, str):
+        raise wrong(f"{at}.{key}", "must be a text", found)
+    return found
+
+
+def wrong(at: str, rule: str, found: object) -> ApiError:
+    """Return the error for a value: its place, what it must be, and what was found."""
+    return ApiError(400, f"{at} {rule}, not {found!r:.80}", param=at, code="invalid_value")
+
+
+def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -> Json:
+    """Return a tool of another API in the form of chat.
+
+    Args:
+        tool: the tool.
+        at: its place in the request, for errors.
+        name: its name in the chat.
+        schema: the key of the JSON Schema of its arguments.
+
+    Raises:
+        ApiError: the tool has a value of a wrong type.
+    """
+    parameters = tool.get(schema)
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        raise wrong(f"{at}.{schema}", "must be a JSON Schema, an object", parameters)
+    function: Json = {"name": name, "description": "", "parameters": parameters}
+    if tool.get("description") is not None:
+        function["description"] = text_in(tool, "description", at)
+    if isinstance(tool.get("strict"), bool):
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
+
+
+def thinking_variables(template: str | None, is_on: bool | None, effort: str | None) -> Json:
+    """Return the variables with which a template turns thinking on or off, and sets its effort, if it has them."""
+    if effort == "none":
+        is_on = False
+    found: Json = {}
+    name = next((name for name in SWITCHES if reads(template or "", name)), None)
+    if name is not None and is_on is not None:
+        found[name] = is_on
+    if effort is not None and reads(template or "", "reasoning_effort"):
+        found["reasoning_effort"] = EFFORTS.get(effort, "high")
+    return found
