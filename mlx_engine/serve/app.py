@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
+from mlx_engine.serve.embeddings import embed, rerank
 from mlx_engine.serve.errors import (
     REQUEST_ID,
     ApiError,
@@ -72,6 +73,8 @@ def create_app(service: Service) -> Starlette:
         "/v1/responses": partial(generate, form=RESPONSES),
         "/v1/messages": partial(generate, form=MESSAGES),
         "/v1/messages/count_tokens": count_tokens,
+        "/v1/embeddings": embed,
+        "/v1/rerank": rerank,
         "/tokenize": partial(converted, convert=_tokens),
         "/detokenize": partial(converted, convert=_text),
     }

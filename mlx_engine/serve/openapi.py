@@ -14,6 +14,7 @@ import mlx_engine
 from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_BIAS, MOST_STOPS
 from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
+from mlx_engine.serve.embeddings import MOST_TEXTS, EmbeddingRequest, RerankRequest
 from mlx_engine.serve.messages import CountRequest, MessagesRequest
 from mlx_engine.serve.parameters import (
     DECLARED,
@@ -115,6 +116,14 @@ OPERATIONS = [
         *(replies.Count, GENERATION_ERRORS),
         request=CountRequest,
         failure=replies.MessagesErrorReply,
+    ),
+    Operation(
+        *("post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, GENERATION_ERRORS),
+        request=EmbeddingRequest,
+    ),
+    Operation(
+        *("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, GENERATION_ERRORS),
+        request=RerankRequest,
     ),
     Operation(
         "post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, POST_ERRORS, TokenizeRequest
@@ -227,10 +236,24 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         {"properties": {"prompt": one, "content": {"type": "null"}}, "required": ["prompt"]},
     ]
     for name in ("TokenizeRequest", "DetokenizeRequest"):
-        schemas[name]["properties"]["model"] = {"enum": [service.model, None]}
+        schemas[name]["properties"]["model"] = {} if service.any_model else {"enum": [*service.models, None]}
+    _limit_texts(schemas, service, ids)
     for name in ("MessagesRequest", "CountRequest"):
         schemas[name]["properties"] |= {**_blocks(service.context), "stop": {"enum": [None]}}
     schemas["ResponsesRequest"]["properties"] |= _items(service.context)
+
+
+def _limit_texts(schemas: dict[str, Any], service: Service, ids: Schema) -> None:
+    """Add what the types of requests for embeddings and rankings do not say."""
+    several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
+    text, dimensions = TEXTS["items"], {"minimum": 1, "maximum": service.engine.config.hidden_size}
+    embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
+    embedding["input"] = {"anyOf": [text, {**several, "items": text}, ids, {**several, "items": ids}]}
+    embedding["dimensions"]["anyOf"][0].update(dimensions)
+    ranking["documents"].update(several)
+    for properties, known in ((embedding, noops.EMBEDDINGS), (ranking, noops.RERANK)):
+        properties |= known
+        properties["model"] = {} if service.any_model else {"enum": [*service.models, None]}
 
 
 def _blocks(most: int) -> Schema:

@@ -305,6 +305,62 @@ class TokenizerInfo(Reply):
     model_max_length: int
 
 
+class PromptUsage(Reply):
+    """Counts of tokens of a request that generates none."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class VectorReceipt(Reply):
+    """The digest of all float32 values of a reply: of the vectors, or of the scores in the order of the documents."""
+
+    digest: str
+
+
+class Embedding(Reply):
+    """The vector of a text: numbers, or little-endian float32 as base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Reply):
+    """The reply of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PromptUsage
+    mlx_engine: VectorReceipt
+
+
+class RankedText(Reply):
+    """The text of a document."""
+
+    text: str
+
+
+class RankedDocument(Reply):
+    """A document: its place in the request, and its relevance from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ranking(Reply):
+    """The reply of /v1/rerank: the most relevant document first."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: PromptUsage
+    mlx_engine: VectorReceipt
+
+
 class Health(Reply):
     """The reply of /health."""
 
