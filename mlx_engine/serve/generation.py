@@ -72,7 +72,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
                 given = params.options(service.sampling)
                 requests, reading = await turn.run(partial(_requests, service, params, given, turn))
             except Exception as error:
-                raise _logged(api_error(error, form.prompt), error) from error
+                raise logged(api_error(error, form.prompt), error) from error
         del body, read
         call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
@@ -151,7 +151,7 @@ async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
         try:
             n = await turn.run(partial(_count, service, body, turn))
         except Exception as error:
-            raise _logged(api_error(error, COUNT.prompt), error) from error
+            raise logged(api_error(error, COUNT.prompt), error) from error
     await respond(json_response({"input_tokens": n}))
 
 
@@ -185,7 +185,7 @@ async def _answer(
     except ClientGoneError:
         raise
     except Exception as error:
-        raise _logged(api_error(error, prompt), error) from error
+        raise logged(api_error(error, prompt), error) from error
     finally:
         if service.recorder is not None:
             service.recorder.record(call, reply.id)
@@ -211,10 +211,10 @@ async def _events(service: Service, call: Call, reply: Reply, prompt: str) -> As
     if call.error is None:
         yield reply.end()
     else:
-        yield reply.failure(_logged(api_error(call.error, prompt), call.error))
+        yield reply.failure(logged(api_error(call.error, prompt), call.error))
 
 
-def _logged(error: ApiError, cause: Exception) -> ApiError:
+def logged(error: ApiError, cause: Exception) -> ApiError:
     """Write the traceback of an internal error to the log; return the error."""
     if error.code == "internal_error":
         LOGGER.error("a request failed", exc_info=cause)
