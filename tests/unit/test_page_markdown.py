@@ -63,6 +63,9 @@ BOMBS = {
     "rows": "|a|b|\n|-|-|\n" + "|c|d|\n" * (N // 6),
     "fence": "```\n" + "code line\n" * (N // 10),
     "fence in a line": "```\n" + "x" * N,
+    "comments": "```js\n" + "/*" * (N // 2) + "\n```\n",
+    "strings": "```py\n" + "\"'`" * (N // 3) + "\n```\n",
+    "escapes": "```c\n" + '"\\' * (N // 2) + "\n```\n",
     "lazy": "> a\n" + "b\n" * (N // 2),
     "hashes": "# " + "#" * N,
     "breaks": "<br>" * (N // 4),
@@ -81,7 +84,7 @@ def markdown(*cases: dict[str, Any]) -> list[dict[str, Any]]:
 def normal(html: str) -> str:
     """Return HTML without what the page writes differently: wrappers, classes, levels, images, tightness."""
     html = re.sub(r'<div class="head">.*?</div>', "", html)
-    html = re.sub(r"</?(?:div|span)[^>]*>", "", html)
+    html = re.sub(r"</?(?:div|span|b)(?: [^>]*)?>", "", html)
     html = re.sub(r' (?:class|rel|style|title)="[^"]*"', "", html)
     html = re.sub(r"(</?h)\d>", r"\1>", html.replace(" />", ">"))
     html = html.replace("<s>", "<del>").replace("</s>", "</del>").replace("\n</code></pre>", "</code></pre>")
@@ -115,6 +118,21 @@ def test_links_keep_their_referrer_and_opener_to_themselves():
     assert re.findall(r'href="([^"]*)"', html) == ["https://x.y/", "https://z.a/b_(c)", "https://d.e/"]
     assert html.count('rel="noopener noreferrer nofollow"') == 3
     assert unescape(re.sub(r"<[^>]*>", "", html)) == "a https://z.a/b_(c). (https://d.e)"
+
+
+def test_code_is_colored_when_it_is_complete_and_its_text_stays():
+    code = 'def f(x):  # comment\n    return \'a\' + """b\n# no""" + str(1.5)\n'
+    html = markdown({"text": f"```python\n{code}```\n", "size": 2})[0]["html"]
+    colored = re.findall(r'<b class="(\w+)">(.*?)</b>', html, flags=re.DOTALL)
+    assert [(kind, unescape(text)) for kind, text in colored] == [
+        ("word", "def"),
+        ("comment", "# comment"),
+        ("word", "return"),
+        ("string", "'a'"),
+        ("string", '"""b\n# no"""'),
+        ("number", "1.5"),
+    ]
+    assert unescape(re.sub(r"<[^>]*>", "", html.split("<code>")[1])) == code.rstrip("\n")
 
 
 def test_texts_of_users_are_shown_as_they_are_except_for_fences():
