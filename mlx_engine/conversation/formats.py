@@ -541,14 +541,6 @@ def required_format(tokenizer: Tokenizer) -> Format:
     return found
 
 
-def writing_format(tokenizer: Tokenizer) -> Format:
-    """Return the format in which calls of earlier turns are written; the most common one if none is known."""
-    found = format_of(tokenizer)
-    if found is not None and found.written is not None:
-        return found
-    return Format("hermes-json", TABLE["hermes-json"], TABLE["hermes-json"]["written"][0])
-
-
 def _chosen(tokenizer: Tokenizer) -> Format | None:
     """Return the format whose reading of a rendered conversation gives the calls of the conversation back."""
     own, template = _own(tokenizer), tokenizer.chat_template

@@ -29,7 +29,6 @@ from mlx_engine.options import Options
 from mlx_engine.serve.page import routes
 from mlx_engine.serve.status import Monitor, Status
 
-
 Delta = dict[str, Any]
 # Returns the deltas that answer the body of a chat request, and the reason for their end; None leaves it to the engine;
 # a response refuses it.

@@ -80,7 +80,11 @@ def script(body: dict[str, Any]) -> Any:
     if body.get("tools"):
         arguments = [{"index": 0, "function": {"arguments": piece}} for piece in ('{"city":', ' "Paris"}')]
         begin = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
-        return [*pieces("I look."), {"tool_calls": [begin]}, *({"tool_calls": [one]} for one in arguments)], "tool_calls"
+        return [
+            *pieces("I look."),
+            {"tool_calls": [begin]},
+            *({"tool_calls": [one]} for one in arguments),
+        ], "tool_calls"
     if text.startswith("attack "):
         return pieces(ATTACKS[text.removeprefix("attack ")], 997), "stop"
     if text.startswith("Write code"):
