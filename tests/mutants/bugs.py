@@ -321,6 +321,12 @@ MUTANTS = [
     Mutant("cutting groups joins the bytes of all rows", "Parameters._own", "type(stored) is Weight", "True"),
     # ---- Paths and drafts ----
     Mutant("drafts without a lock", "_created", "_locked(lock)", "lock"),
+    # ---- Conversations ----
+    Mutant("arguments stay JSON text", "_normal_call", "isinstance(given, str)", "False"),
+    Mutant("a loss in a prompt is silent", "accepts.accept", "part is not None", "False"),
+    Mutant("a reminder moves to the head", "template._Probe._mark", "is_moved or is_shown", "is_shown"),
+    Mutant("results in the order in which they came", "_ordered", "place(found[at - 1]) > place(message)", "False"),
+    Mutant("values of calls forge control tokens", "SpokenCalls.changed", "_map(calls, change)", "calls"),
     # ---- Tokenizers, stop strings, sampling ----
     Mutant("tokens of the prompt are penalised as generated ones", "adjust", "recent[draw.n_prompt :]", "recent"),
     Mutant("log-sum-exp without the maximum", "token_logprobs", "float(logits.max())", "0.0"),
@@ -381,6 +387,7 @@ MUTANTS = [
     Mutant(
         "a slow reader is waited for", "Connection.check", "lingers or now - self._moved_at > patience.read", "lingers"
     ),
+    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(text)]", "ids"),
     # ---- The life of an engine ----
     Mutant(
         "a sum that overflows is a fault",
