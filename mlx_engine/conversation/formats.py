@@ -174,8 +174,7 @@ TABLE: Mapping[str, Template] = {
                 "close": "<|end|>",
             },
             "content": {
-                "open_pattern": HARMONY_START
-                + r"<\|channel\|>(?:final|commentary)(?: ?(?:<\|constrain\|>)?\w+)?<\|message\|>",
+                "open_pattern": HARMONY_START + rf"<\|channel\|>(?:final|commentary){HARMONY_KIND}<\|message\|>",
                 "close": ["<|end|>", "<|return|>"],
             },
             "tool_calls": {
@@ -539,14 +538,6 @@ def required_format(tokenizer: Tokenizer) -> Format:
         message = f"tools: this model's chat template {why}; leave the tools out, or use a model that is made for them"
         raise OptionError(message, option="tools", expected="a model whose calls can be read", found=tokenizer.where)
     return found
-
-
-def writing_format(tokenizer: Tokenizer) -> Format:
-    """Return the format in which calls of earlier turns are written; the most common one if none is known."""
-    found = format_of(tokenizer)
-    if found is not None and found.written is not None:
-        return found
-    return Format("hermes-json", TABLE["hermes-json"], TABLE["hermes-json"]["written"][0])
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:

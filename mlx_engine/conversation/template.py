@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from mlx_engine.conversation.dialect import ASSISTANT, INSTRUCTIONS, PLAINEST, SYSTEM, TOOL, USER, Dialect, rewritten
-from mlx_engine.conversation.formats import writing_format
+from mlx_engine.conversation.formats import format_of
 from mlx_engine.conversation.thinking import MARKERS
 from mlx_engine.errors import ChatTemplateError, shown
 from mlx_engine.machine.forks import kept_over_forks
@@ -67,8 +67,17 @@ def chat_ids(
 
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return tool calls as the model writes them, for templates that leave them out."""
-    return writing_format(tokenizer).write(calls)
+    """Return tool calls as the model writes them, for templates that leave them out.
+
+    A model whose form is not known gets the one that most models have.
+    """
+    form = format_of(tokenizer)
+    return _in_tags(calls) if form is None or form.written is None else form.write(calls)
+
+
+def _in_tags(calls: Sequence[Mapping[str, Any]]) -> str:
+    each = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in each)
 
 
 def _dialects(tokenizer: Tokenizer, messages: Sequence[Message]) -> Iterator[Dialect]:
@@ -302,6 +311,10 @@ STEPS: list[Step] = [
             _said((SYSTEM, HEAD), (USER, ASKED), (SYSTEM, LATE)) + ENDED,
             _said((SYSTEM, HEAD)) + _called(NAMES[0]) + _said((SYSTEM, LATE)),
         ],
+    ),
+    (
+        _one_of("reminders", "message", "result"),
+        [_called(NAMES[0], reasoning_content=THOUGHT) + _said((SYSTEM, LATE))],
     ),
 ]
 

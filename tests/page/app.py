@@ -1,7 +1,7 @@
 """A small server for the page: an engine thread, and just enough of the API for a chat that streams.
 
-The engine's model tells stories of animals. Answers with code, tables, tool calls or attacks are scripted: `script` says
-which deltas answer a request.
+The engine's model tells stories of animals. Answers with code, tables, tool calls or attacks are scripted: `script`
+says which deltas answer a request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.options import Options
 from mlx_engine.serve.page import routes
 from mlx_engine.serve.status import Monitor, Status
-
 
 Delta = dict[str, Any]
 # Returns the deltas that answer the body of a chat request, and the reason for their end; None leaves it to the engine;
