@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 from starlette.responses import Response
 
-<<<<<<< HEAD
-from mlx_engine.conversation.formats import required_format
-=======
 from mlx_engine.conversation.answer import AnswerReader
->>>>>>> page
+from mlx_engine.conversation.formats import required_format
 from mlx_engine.conversation.tools import with_choice
 from mlx_engine.engine import constrained
 from mlx_engine.loop.request import Request

@@ -35,40 +35,6 @@ def expect(of: Any) -> Any:
     return sync_api.expect(of)
 
 
-<<<<<<< HEAD
-def script(body: dict[str, Any]) -> Any:
-    """Answer what the engine's model cannot: code, attacks, tool calls and refusals."""
-    last = body["messages"][-1]
-    text = last["content"]
-    if "refuse tools" in text and "tools" in body:
-        return error(400, "tools: this model's chat template has no tools; leave them out", param="tools")
-    if last["role"] == "tool":
-        return pieces(f"It is {json.loads(text)['celsius']} °C."), "stop"
-    if body.get("tools"):
-        arguments = [{"index": 0, "function": {"arguments": piece}} for piece in ('{"city":', ' "Paris"}')]
-        begin = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
-        return [
-            *pieces("I look."),
-            {"tool_calls": [begin]},
-            *({"tool_calls": [one]} for one in arguments),
-        ], "tool_calls"
-    if text.startswith("attack "):
-        return pieces(ATTACKS[text.removeprefix("attack ")], 997), "stop"
-    if text.startswith("Write code"):
-        return [{"reasoning_content": "Which *language*?"}, *pieces(CODE, 5)], "stop"
-    if text.startswith("A blue bear"):
-        return pieces("It slept."), "stop"
-    if body.get("continue_final_message"):
-        return pieces(" And on."), "stop"
-    return None
-
-
-def pieces(text: str, n: int = 4) -> list[Delta]:
-    return [{"content": text[i : i + n]} for i in range(0, len(text), n)]
-
-
-=======
->>>>>>> page
 @pytest.fixture(scope="module")
 def engine() -> mlx_engine.Engine:
     return mlx_engine.load()
