@@ -356,25 +356,26 @@ class Engine:
         chosen = matching(names, [tap.name for tap in self.tap_names()])
         return {name: mx.array(values) for name, values in hidden_states(self.model, ids, chosen).items()}
 
-    def session(self, prompt: Prompt, *, slots: int = 4) -> Session:
+    def session(self, prompt: Prompt, *, slots: int = 4, n_tokens: int | None = None) -> Session:
         """Return a session that begins with a prompt: `session.logits(next_ids)` runs further tokens step by step.
 
         The prompt is run with the first call of `logits`.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            slots: the largest number of sessions with shared memory: this one and its forks. Together they may have as
-                many different tokens as the context, or as half of the free memory allows.
+            slots: the largest number of sessions with shared memory: this one and its forks.
+            n_tokens: how many different tokens they may have together; by default as many as the context, or as half of
+                the free memory allows.
 
         Raises:
-            OptionError: the prompt is empty, or the memory is too small.
+            OptionError: the prompt is empty or does not fit into the memory, or `slots` or `n_tokens` is invalid.
             ContextLengthError, ChatTemplateError: the prompt cannot be run.
         """
         from mlx_engine.research import Session
 
         ids = self.prompts.ids(prompt)
         self.prompts.fitting(len(ids) - 1, 1, None)
-        return Session.begin(self.model, ids, slots=slots)
+        return Session.begin(self.model, ids, slots=slots, n_tokens=n_tokens)
 
     def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
         """Return texts with their exact probabilities after a prompt, most likely first.

@@ -89,6 +89,11 @@ class AnswerReader:
         return found + self._resumed()
 
     @property
+    def is_thinking(self) -> bool:
+        """Whether the prompt has opened the reasoning."""
+        return self._is_thinking
+
+    @property
     def n_calls(self) -> int:
         """The number of calls so far."""
         return self._calls.n_calls if self._reading else 0

@@ -50,6 +50,8 @@ class Dialect:
         parts: contents that are lists of text parts, if the template has a loop over them; else one text.
         head: a system message at the beginning; else its text precedes that of the first user message.
         late: a system message later on, at its place; else it is a user message in `<system-reminder>` tags.
+        reminders: where such a reminder after tool results is: in a message of its own, or in the last result, if the
+            template takes the message for a new question and drops the reasoning before it.
         developer: the role developer; else it is system.
         runs: roles of which two turns may follow each other; of others, they become one turn.
         opening: an answer as the first message; else an empty user message precedes it.
@@ -68,6 +70,7 @@ class Dialect:
     parts: bool = True
     head: bool = True
     late: bool = True
+    reminders: Literal["message", "result"] = "message"
     developer: bool = True
     runs: frozenset[str] = frozenset({USER, ASSISTANT})
     opening: bool = True
@@ -218,7 +221,7 @@ def _instructions(messages: list[Dict], dialect: Dialect) -> list[Dict]:
     head, rest = messages[:n_head], messages[n_head:]
     if not dialect.late:
         head = [_one(head)] if head else []
-        rest = [_reminder(message) if message["role"] in INSTRUCTIONS else message for message in rest]
+        rest = _with_reminders(rest, dialect)
     if head and not dialect.head:
         first = [{**message, "role": USER} for message in head]
         is_asked = bool(rest) and rest[0]["role"] == USER
@@ -226,9 +229,19 @@ def _instructions(messages: list[Dict], dialect: Dialect) -> list[Dict]:
     return head + rest
 
 
-def _reminder(message: Dict) -> Dict:
-    text = joined_parts(message["content"])
-    return {"role": USER, "content": f"<system-reminder>\n{text}\n</system-reminder>"}
+def _with_reminders(messages: list[Dict], dialect: Dialect) -> list[Dict]:
+    found: list[Dict] = []
+    for message in messages:
+        if message["role"] not in INSTRUCTIONS:
+            found.append(message)
+            continue
+        text = f"<system-reminder>\n{joined_parts(message['content'])}\n</system-reminder>"
+        reminder = {"role": USER, "content": text}
+        if found and found[-1]["role"] == TOOL and dialect.reminders == "result":
+            found[-1] = {**found[-1], "content": _one([found[-1], reminder])["content"]}
+        else:
+            found.append(reminder)
+    return found
 
 
 def _one(messages: Sequence[Dict]) -> Dict:

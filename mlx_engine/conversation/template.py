@@ -312,6 +312,10 @@ STEPS: list[Step] = [
             _said((SYSTEM, HEAD)) + _called(NAMES[0]) + _said((SYSTEM, LATE)),
         ],
     ),
+    (
+        _one_of("reminders", "message", "result"),
+        [_called(NAMES[0], reasoning_content=THOUGHT) + _said((SYSTEM, LATE))],
+    ),
 ]
 
 
@@ -335,7 +339,7 @@ class _Probe:
         """Return the first candidate that writes all conversations, in sound JSON if one does; else the last one."""
         candidates = [each for each in candidates if self._has_calls or not each.calls]
         prompts = [
-            ChatPrompt(rewritten(messages, candidate, _in_tags), tools=self._tools)
+            ChatPrompt(rewritten(messages, candidate, json.dumps), tools=self._tools)
             for candidate in candidates
             for messages in conversations
         ]

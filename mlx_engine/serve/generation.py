@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 from starlette.responses import Response
 
+from mlx_engine.conversation.answer import AnswerReader
 from mlx_engine.conversation.formats import required_format
 from mlx_engine.conversation.tools import with_choice
 from mlx_engine.engine import constrained
@@ -27,7 +28,9 @@ from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_o
 from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import EventStream
+from mlx_engine.tokenizer.chat import unchecked
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+from mlx_engine.tokenizer.tokenizer import Tokenizer
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
@@ -126,6 +129,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
             if prompt.tools:
                 required_format(engine.tokenizer)
             ids = engine.prompts.chat_ids(prompt, check=check)
+            ids = begun(engine.tokenizer, ids, reading.begun, is_free=asked.constraint is None, check=check)
         else:
             check(prompt if isinstance(prompt, str) else "")
             ids = engine.prompt_ids(prompt)
@@ -142,6 +146,32 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
         echoes = echoes_of(requests, reading.prompts, engine.tokenizer)
         reading = reading._replace(about={**reading.about, "echoes": echoes})
     return requests, reading._replace(ignored=(*reading.ignored, *asked.ignored))
+
+
+def begun(
+    tokenizer: Tokenizer, ids: list[int], text: str, *, is_free: bool = True, check: Callable[[str], None] = unchecked
+) -> list[int]:
+    """Return the prompt `ids` with the beginning of its answer, which the new tokens continue.
+
+    Args:
+        tokenizer: the tokenizer of the prompt.
+        ids: the prompt, at whose end the template has begun the turn of the assistant.
+        text: the beginning of the answer.
+        is_free: whether the answer has no constraint: one would hold for the new tokens alone.
+        check: called with the text before it is encoded.
+
+    Raises:
+        ApiError: the answer has a constraint, or the template begins the turn with reasoning, which the text is not.
+    """
+    if not text:
+        return ids
+    is_thinking = AnswerReader.after(tokenizer, ids).is_thinking
+    if is_thinking or not is_free:
+        why = "the template begins an answer with reasoning" if is_thinking else "the answer has a constraint"
+        message = f"continue_final_message: {why}; leave it out, and ask for the rest in a message"
+        raise ApiError(400, message, param="continue_final_message", code="unsupported_value")
+    check(text)
+    return [*ids, *tokenizer.encode(text)]
 
 
 async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:

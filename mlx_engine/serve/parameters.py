@@ -102,12 +102,14 @@ class Reading(NamedTuple):
         ignored: what the request had and the server leaves out.
         about: keyword arguments of the class of the reply.
         choice: which tools of the prompt an answer must or may call.
+        begun: the text with which the answer has begun: the new tokens follow it.
     """
 
     prompts: Sequence[Any]
     ignored: Sequence[str] = ()
     about: Mapping[str, Any] = {}
     choice: ToolChoice = ToolChoice()
+    begun: str = ""
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
@@ -263,6 +265,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -282,12 +285,14 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     @property
     def prompts(self) -> list[ChatPrompt]:
         """The conversation, as the only prompt."""
-        return [ChatPrompt(self.messages, self._tools(), variables=self.chat_template_kwargs or {})]
+        messages = self.messages[:-1] if self.continue_final_message else self.messages
+        return [ChatPrompt(messages, self._tools(), variables=self.chat_template_kwargs or {})]
 
     def read(self, template: str | None) -> Reading:
         """Return the conversation, and what its answers may call."""
         found = super().read(template)
-        return found._replace(about={**found.about, "tools": self._tools()}, choice=self._tool_choice())
+        begun = self.messages[-1]["content"] if self.continue_final_message else ""
+        return found._replace(about={**found.about, "tools": self._tools()}, choice=self._tool_choice(), begun=begun)
 
     def forget_prompt(self) -> None:
         """Drop the messages and the tools."""
@@ -313,6 +318,11 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         _require(not alone, "top_logprobs", "needs logprobs: true")
         _require(len(self.messages) > 0, "messages", "must have at least one message")
         self._check_tools()
+        if self.continue_final_message:
+            last, text = self.messages[-1], self.messages[-1].get("content")
+            sound = last.get("role") == "assistant" and not last.get("tool_calls") and len(self.messages) > 1
+            sound = sound and isinstance(text, str) and bool(text)
+            _require(sound, "continue_final_message", "needs a last message of the assistant with a text and no calls")
         for i, message in enumerate(self.messages):
             role = message.get("role")
             _require(role in ROLES, f"messages[{i}].role", f"must be {listed(ROLES)}", role)

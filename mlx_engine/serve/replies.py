@@ -300,6 +300,10 @@ class ChatReply(Choices):
         self._tools = tools
         self._readers = [self._reader(i) for i in range(len(call.outputs))]
 
+    def heartbeat(self) -> bytes:
+        """Return a comment with the phase of the call, and a chunk that adds nothing: agents wait for events."""
+        return super().heartbeat() + event(self._chunk(self._with_delta(0, {})))
+
     def _reader(self, i: int) -> AnswerReader:
         return AnswerReader.after(self._tokenizer, self._owners[i].prompt_ids, self._tools)
 

@@ -321,6 +321,12 @@ MUTANTS = [
     Mutant("cutting groups joins the bytes of all rows", "Parameters._own", "type(stored) is Weight", "True"),
     # ---- Paths and drafts ----
     Mutant("drafts without a lock", "_created", "_locked(lock)", "lock"),
+    # ---- Conversations ----
+    Mutant("arguments stay JSON text", "_normal_call", "isinstance(given, str)", "False"),
+    Mutant("a loss in a prompt is silent", "accepts.accept", "part is not None", "False"),
+    Mutant("a reminder moves to the head", "template._Probe._mark", "is_moved or is_shown", "is_shown"),
+    Mutant("results in the order in which they came", "_ordered", "place(found[at - 1]) > place(message)", "False"),
+    Mutant("values of calls forge control tokens", "SpokenCalls.changed", "_map(calls, change)", "calls"),
     # ---- Tokenizers, stop strings, sampling ----
     Mutant("tokens of the prompt are penalised as generated ones", "adjust", "recent[draw.n_prompt :]", "recent"),
     Mutant("log-sum-exp without the maximum", "token_logprobs", "float(logits.max())", "0.0"),
@@ -381,6 +387,7 @@ MUTANTS = [
     Mutant(
         "a slow reader is waited for", "Connection.check", "lingers or now - self._moved_at > patience.read", "lingers"
     ),
+    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(text)]", "ids"),
     # ---- The life of an engine ----
     Mutant(
         "a sum that overflows is a fault",
@@ -495,4 +502,26 @@ MUTANTS = [
         "sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())",
         "sum([array.nbytes for part in parts for array in part.arrays])",
     ),
+    # ---- Constraints ----
+    Mutant(
+        "a bias wins over the mask",
+        "sampling.adjust",
+        "logits if draw.mask is None else masked(logits, draw.mask)",
+        "logits if draw.mask is None or sampling.logit_bias else masked(logits, draw.mask)",
+    ),
+    Mutant(
+        "a constrained greedy choice takes the largest of all",
+        "Draw.is_argmax",
+        "self.mask is None and self.sampling.is_argmax",
+        "self.sampling.is_argmax",
+    ),
+    Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
+    Mutant(
+        "a pass ahead is chosen with the mask of the token before",
+        "ModelRunner._waits_for_mask",
+        "self.n_pending(chunk.sequence) > 0",
+        "False",
+    ),
+    Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
 ]

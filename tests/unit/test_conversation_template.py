@@ -4,17 +4,23 @@ import json
 import re
 from dataclasses import fields, replace
 from itertools import pairwise
+from random import Random
+from time import perf_counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.conversation import template as templates
 from mlx_engine.conversation.dialect import ASSISTANT, PLAINEST, USER, Dialect, normal, rewritten, without_noise
 from mlx_engine.conversation.template import chat_ids, dialect_of, lost
 from mlx_engine.errors import ChatTemplateError, OptionError
+from mlx_engine.tokenizer import from_gguf
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt, reads
 from tests.chat_families import FAMILIES, STORED
+from tests.golden.chat_conversations import tool
+from tests.golden.test_vocab import vocab_file
 from tests.unit.test_chat import CHATML, user
 from tests.unit.test_tokenizer import CONTROL, SPECIAL, build, byte_level
 
@@ -93,8 +99,6 @@ CONVERSATIONS = {
 @pytest.mark.parametrize("title", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_text_name_and_argument_is_in_the_prompt(tokenizers, name, title):
-    if name == "thinking" and title in ("a call as text", "an answer first", "developer"):
-        pytest.skip("this template asks for the first question")
     messages = CONVERSATIONS[title]
     text = prompt_text(tokenizers[name], messages, [TOOL])
     words = re.findall(r"(?:One|Two|Three|Four|Five)\.", str(messages))
@@ -117,7 +121,7 @@ def test_every_text_name_and_argument_is_in_the_prompt(tokenizers, name, title):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("tagged", {"late": False}),
+        ("tagged", {"late": False, "reminders": "result"}),
         (
             "alternating",
             {
@@ -268,6 +272,14 @@ def test_reasoning_goes_back_where_the_template_wants_it(tokenizers):
     assert "[THINK]Hmm.[/THINK]Two." in prompt_text(tokenizers["reasoning in parts"], sent)
 
 
+def test_a_reminder_after_results_is_no_new_question(tokenizers):
+    messages = [*user("One."), called(1, "weather", reasoning_content="Hmm."), result(1, 0, "Two.")]
+    before = prompt_text(tokenizers["tagged"], messages, [TOOL])
+    after = prompt_text(tokenizers["tagged"], [*messages, said("system", "Three.")], [TOOL])
+    assert after.startswith(before[: before.index("Two.")])  # with the reasoning, which a question would remove
+    assert "Two.\n\n<system-reminder>\nThree.\n</system-reminder>" in after
+
+
 # ---- calls as text ----
 
 
@@ -335,6 +347,37 @@ def test_only_reasoning_leaves_a_prompt_when_the_next_question_comes(tokenizers)
     assert texts[3] == prompt_text(tokenizers["tagged"], without, [TOOL])
 
 
+@pytest.mark.slow
+def test_a_coding_agents_prompt_is_rendered_checked_and_encoded_in_half_a_second():
+    with open_gguf(vocab_file("qwen2")) as file:
+        metadata = {**file.metadata, "tokenizer.chat_template": FAMILIES["tagged"]}
+    tokenizer = from_gguf(metadata, where="qwen2")
+    words = [
+        *["Return", "list", "of", "files", "that", "match", "below", "sorted", "by", "time", "see", "also"],
+        "`pattern`",
+        "<path>",
+        "|\n",
+    ]
+
+    def text(n, seed):
+        choice = Random(seed)
+        return " ".join(choice.choice(words) for _ in range(n))
+
+    properties = {f"p{k}": {"type": "string", "description": text(20, k)} for k in range(6)}
+    tools = [tool(f"tool_{i}", text(250, i), **properties) for i in range(24)]
+    messages = [said("system", text(3000, 1)), *user("Run it."), said("system", text(200, 2))]
+    for i in range(12):
+        arguments = json.dumps({"p0": text(40, i)})
+        messages += [called(i, "tool_1", arguments=arguments), result(i, 0, text(100, i))]
+    taken = []
+    for _ in range(3):
+        begin = perf_counter()
+        ids = chat_ids(tokenizer, ChatPrompt(messages, tools=tools))
+        taken.append(perf_counter() - begin)
+    assert len(ids) > 19_000
+    assert min(taken) < 0.5
+
+
 # ---- rewriting loses nothing ----
 
 TEXTS = st.integers(0, 999).map("text{}.".format)
@@ -353,6 +396,7 @@ CHOICES = {
     "after_results": ["after", "after an answer", "inside"],
     "no_content": ["text", "null", "absent"],
     "reasoning": ["field", "part"],
+    "reminders": ["message", "result"],
     "runs": [frozenset(), frozenset({USER}), frozenset({ASSISTANT}), frozenset({USER, ASSISTANT})],
 }
 DIALECTS = st.fixed_dictionaries(
