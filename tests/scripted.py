@@ -286,6 +286,7 @@ class ScriptedEngine(Engine):
         pause: seconds that a step with tokens of a prompt takes more.
         record: a file that gets a line of JSON per request that has ended; None for none.
         requests: all requests that its schedulers got, in order.
+        form: the name of the chat template.
     """
 
     script: Script
@@ -296,7 +297,7 @@ class ScriptedEngine(Engine):
         super().__init__(opened, progress)
         self.requests: list[Request] = []
         template = self.tokenizer.chat_template or ""
-        self._form = next(name for name, text in TEMPLATES.items() if text == template)
+        self.form = next(name for name, text in TEMPLATES.items() if text == template)
         self._answer = lru_cache(maxsize=64)(self._answer_to)
         choose = self.backend.choose
 
@@ -334,7 +335,7 @@ class ScriptedEngine(Engine):
     def _write(self, request: Request) -> None:
         if self.record is None:
             return
-        prompt = Rendered.of(self.text_of(request.prompt_ids), self._form)
+        prompt = Rendered.of(self.text_of(request.prompt_ids), self.form)
         line = {
             "prompt": len(request.prompt_ids),
             "cached": request.n_cached,
@@ -355,7 +356,7 @@ class ScriptedEngine(Engine):
 
     def _answer_to(self, prompt: tuple[int, ...]) -> list[int]:
         """Return the ids of the script's answer, which ends with the end of the turn."""
-        text = self.script(Rendered.of(self.text_of(prompt), self._form))
+        text = self.script(Rendered.of(self.text_of(prompt), self.form))
         return self.tokenizer.encode(f"{text}<|im_end|>", special=True)
 
 

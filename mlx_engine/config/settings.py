@@ -41,8 +41,8 @@ _GENERATION = (
 )  # fmt: skip
 # Other tasks than the next token.
 _OTHER_TASKS = (
-    "classifier_dropout", "finetuning_task", "id2label", "label2id", "num_labels", "problem_type",
-    "task_specific_params",
+    "classifier.output_labels", "classifier_dropout", "classifier_from_token", "finetuning_task", "id2label",
+    "is_original_qwen3_reranker", "label2id", "num_labels", "pooling_type", "problem_type", "task_specific_params",
 )  # fmt: skip
 
 HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_OTHER_TASKS))

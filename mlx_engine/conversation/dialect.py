@@ -47,8 +47,11 @@ class Dialect:
     """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
 
     Attributes:
+        parts: contents that are lists of text parts, if the template has a loop over them; else one text.
         head: a system message at the beginning; else its text precedes that of the first user message.
         late: a system message later on, at its place; else it is a user message in `<system-reminder>` tags.
+        reminders: where such a reminder after tool results is: in a message of its own, or in the last result, if the
+            template takes the message for a new question and drops the reasoning before it.
         developer: the role developer; else it is system.
         runs: roles of which two turns may follow each other; of others, they become one turn.
         opening: an answer as the first message; else an empty user message precedes it.
@@ -64,8 +67,10 @@ class Dialect:
         results: the role tool; else results are user messages in `<tool_response>` tags.
     """
 
+    parts: bool = True
     head: bool = True
     late: bool = True
+    reminders: Literal["message", "result"] = "message"
     developer: bool = True
     runs: frozenset[str] = frozenset({USER, ASSISTANT})
     opening: bool = True
@@ -81,7 +86,7 @@ class Dialect:
 
 
 PLAINEST = Dialect(
-    head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
+    parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
 )  # fmt: skip
 """User messages and answers in turns, and nothing else: every chat template can write these."""
 
@@ -92,7 +97,10 @@ def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteC
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
     """
-    found = _instructions(normal(messages), dialect)
+    found = normal(messages)
+    if not dialect.parts:
+        found = [{**message, "content": joined_parts(message["content"])} for message in found]
+    found = _instructions(found, dialect)
     found = _in_turns(_with_calls(found, dialect, write_calls), dialect)
     return [_with_reasoning(message) for message in found] if dialect.reasoning == "part" else found
 
@@ -186,13 +194,17 @@ def _ordered(messages: list[Dict]) -> list[Dict]:
     """Return the messages with each run of results in the order of the calls before it: many templates write no ids."""
     found: list[Dict] = []
     places: dict[str, int] = {}
+
+    def place(result: Dict) -> int:
+        return places.get(result.get("tool_call_id", ""), len(places))
+
     for message in messages:
         if message["role"] != TOOL:
             places = {call["id"]: i for i, call in enumerate(message.get("tool_calls", ()))}
             found.append(message)
             continue
-        place, at = places.get(message.get("tool_call_id", ""), len(places)), len(found)
-        while at and found[at - 1]["role"] == TOOL and places.get(found[at - 1].get("tool_call_id", ""), -1) > place:
+        at = len(found)
+        while at and found[at - 1]["role"] == TOOL and place(found[at - 1]) > place(message):
             at -= 1
         found.insert(at, message)
     return found
@@ -209,7 +221,7 @@ def _instructions(messages: list[Dict], dialect: Dialect) -> list[Dict]:
     head, rest = messages[:n_head], messages[n_head:]
     if not dialect.late:
         head = [_one(head)] if head else []
-        rest = [_reminder(message) if message["role"] in INSTRUCTIONS else message for message in rest]
+        rest = _with_reminders(rest, dialect)
     if head and not dialect.head:
         first = [{**message, "role": USER} for message in head]
         is_asked = bool(rest) and rest[0]["role"] == USER
@@ -217,9 +229,19 @@ def _instructions(messages: list[Dict], dialect: Dialect) -> list[Dict]:
     return head + rest
 
 
-def _reminder(message: Dict) -> Dict:
-    text = joined_parts(message["content"])
-    return {"role": USER, "content": f"<system-reminder>\n{text}\n</system-reminder>"}
+def _with_reminders(messages: list[Dict], dialect: Dialect) -> list[Dict]:
+    found: list[Dict] = []
+    for message in messages:
+        if message["role"] not in INSTRUCTIONS:
+            found.append(message)
+            continue
+        text = f"<system-reminder>\n{joined_parts(message['content'])}\n</system-reminder>"
+        reminder = {"role": USER, "content": text}
+        if found and found[-1]["role"] == TOOL and dialect.reminders == "result":
+            found[-1] = {**found[-1], "content": _one([found[-1], reminder])["content"]}
+        else:
+            found.append(reminder)
+    return found
 
 
 def _one(messages: Sequence[Dict]) -> Dict:

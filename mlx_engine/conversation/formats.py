@@ -174,8 +174,7 @@ TABLE: Mapping[str, Template] = {
                 "close": "<|end|>",
             },
             "content": {
-                "open_pattern": HARMONY_START
-                + r"<\|channel\|>(?:final|commentary)(?: ?(?:<\|constrain\|>)?\w+)?<\|message\|>",
+                "open_pattern": HARMONY_START + rf"<\|channel\|>(?:final|commentary){HARMONY_KIND}<\|message\|>",
                 "close": ["<|end|>", "<|return|>"],
             },
             "tool_calls": {
@@ -449,7 +448,7 @@ class Format:
                 form.call.format(
                     name=name,
                     quoted=json.dumps(name, ensure_ascii=False),
-                    arguments=self._arguments(arguments),
+                    arguments=self.shown(arguments),
                     values=separator.join(values),
                     id=call.get("id", ""),
                     index=i,
@@ -463,12 +462,12 @@ class Format:
 
     def _value(self, value: Any) -> str:
         """Return an argument between tags, or after its name in Python."""
-        if self._content == "python-calls":
+        if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-    def _arguments(self, value: Any) -> str:
-        """Return arguments as JSON, or in the format's variant of it."""
+    def shown(self, value: Any) -> str:
+        """Return a value as JSON, or in the format's variant of it."""
         settings = self.template["fields"]["tool_calls"].get("content_args", {})
         quotes = (settings.get("string_delims") or [None])[0]
         if quotes is None:
@@ -476,9 +475,9 @@ class Format:
         if isinstance(value, str):
             return f"{quotes[0]}{value}{quotes[1]}"
         if isinstance(value, Mapping):
-            return "{" + ",".join(f"{key}:{self._arguments(item)}" for key, item in value.items()) + "}"
+            return "{" + ",".join(f"{key}:{self.shown(item)}" for key, item in value.items()) + "}"
         if isinstance(value, list | tuple):
-            return "[" + ",".join(map(self._arguments, value)) + "]"
+            return "[" + ",".join(map(self.shown, value)) + "]"
         return json.dumps(value)
 
 
@@ -539,14 +538,6 @@ def required_format(tokenizer: Tokenizer) -> Format:
         message = f"tools: this model's chat template {why}; leave the tools out, or use a model that is made for them"
         raise OptionError(message, option="tools", expected="a model whose calls can be read", found=tokenizer.where)
     return found
-
-
-def writing_format(tokenizer: Tokenizer) -> Format:
-    """Return the format in which calls of earlier turns are written; the most common one if none is known."""
-    found = format_of(tokenizer)
-    if found is not None and found.written is not None:
-        return found
-    return Format("hermes-json", TABLE["hermes-json"], TABLE["hermes-json"]["written"][0])
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:

@@ -23,17 +23,17 @@ def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return {}
-    found = {name: _types(each, schema) for name, each in properties.items()}
+    found = {name: types_in(each, schema) for name, each in properties.items()}
     return {name: types for name, types in found.items() if types}
 
 
-def _types(schema: Any, root: Any, depth: int = 0) -> Types:
+def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
     """Return the JSON types that a schema allows; an empty set if it does not say."""
     if not isinstance(schema, Mapping) or depth > MAX_REFERENCES:
         return frozenset()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _types(resolved(reference, root), root, depth + 1)
+        return types_in(resolved(reference, root), root, depth + 1)
     given = schema.get("type")
     found = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
     if not found:
@@ -41,7 +41,7 @@ def _types(schema: Any, root: Any, depth: int = 0) -> Types:
         found = {_type(value) for value in values}
     for key in ("anyOf", "oneOf", "allOf"):
         for each in schema.get(key) or () if not found else ():
-            found |= _types(each, root, depth + 1)
+            found |= types_in(each, root, depth + 1)
     return frozenset(found | ({"null"} if found and schema.get("nullable") is True else set()))
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from mlx_engine.conversation.dialect import ASSISTANT, INSTRUCTIONS, PLAINEST, SYSTEM, TOOL, USER, Dialect, rewritten
-from mlx_engine.conversation.formats import writing_format
+from mlx_engine.conversation.formats import format_of
 from mlx_engine.conversation.thinking import MARKERS
 from mlx_engine.errors import ChatTemplateError, shown
 from mlx_engine.machine.forks import kept_over_forks
@@ -50,7 +50,7 @@ def chat_ids(
     problem: ChatTemplateError | None = None
     tried: list[list[dict[str, Any]]] = []
     for dialect in _dialects(tokenizer, prompt.messages):
-        messages = rewritten(prompt.messages, dialect, lambda calls: written_calls(tokenizer, calls))
+        messages = rewritten(prompt.messages, dialect, partial(written_calls, tokenizer))
         if messages in tried:
             continue
         tried.append(messages)
@@ -67,8 +67,17 @@ def chat_ids(
 
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return tool calls as the model writes them, for templates that leave them out."""
-    return writing_format(tokenizer).write(calls)
+    """Return tool calls as the model writes them, for templates that leave them out.
+
+    A model whose form is not known gets the one that most models have.
+    """
+    form = format_of(tokenizer)
+    return _in_tags(calls) if form is None or form.written is None else form.write(calls)
+
+
+def _in_tags(calls: Sequence[Mapping[str, Any]]) -> str:
+    each = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in each)
 
 
 def _dialects(tokenizer: Tokenizer, messages: Sequence[Message]) -> Iterator[Dialect]:
@@ -86,11 +95,15 @@ def _is_common(messages: Sequence[Message]) -> bool:
     """Return whether there are texts of a user and answers in turns alone, and a system message at the beginning."""
     try:
         roles = [message["role"] for message in messages]
-        has_calls = any(message.get("tool_calls") for message in messages)
+        are_texts = all(isinstance(message.get("content"), str) for message in messages)
+        has_more = any(message.get(key) for message in messages for key in ("tool_calls", *REASONING))
     except (AttributeError, KeyError, TypeError):
         return True  # to be refused by name
     turns = roles[1:] if roles[:1] == [SYSTEM] else roles
-    return not has_calls and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
+    return are_texts and not has_more and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
+
+
+REASONING = ("reasoning_content", "reasoning")
 
 
 # ---- the check ----
@@ -238,6 +251,10 @@ def _called(*names: str, text: str = "", **more: str) -> list[dict[str, Any]]:
     return [*_said((USER, ASKED)), {"role": ASSISTANT, "content": text, "tool_calls": made, **more}, *results]
 
 
+def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+
+
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
 """Dialects to choose from, those that change less first, and conversations that the chosen one must write."""
@@ -277,6 +294,10 @@ STEPS: list[Step] = [
         _one_of("beside", "one message", "apart", "text", "plain text"),
         [_called(NAMES[0], text=AGAIN), _called(NAMES[0], text=AGAIN) + ENDED],
     ),
+    (
+        _one_of("parts", True, False),
+        [_in_parts(_said((USER, ASKED)) + ENDED), _in_parts(_called(NAMES[0], text=AGAIN))],
+    ),
     (_one_of("reasoning", "field", "part"), [_called(NAMES[0], reasoning_content=THOUGHT)]),
     (
         _one_of("after_results", "after", "after an answer", "inside"),
@@ -290,6 +311,10 @@ STEPS: list[Step] = [
             _said((SYSTEM, HEAD), (USER, ASKED), (SYSTEM, LATE)) + ENDED,
             _said((SYSTEM, HEAD)) + _called(NAMES[0]) + _said((SYSTEM, LATE)),
         ],
+    ),
+    (
+        _one_of("reminders", "message", "result"),
+        [_called(NAMES[0], reasoning_content=THOUGHT) + _said((SYSTEM, LATE))],
     ),
 ]
 
@@ -313,9 +338,8 @@ class _Probe:
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
         """Return the first candidate that writes all conversations, in sound JSON if one does; else the last one."""
         candidates = [each for each in candidates if self._has_calls or not each.calls]
-        write = partial(written_calls, self._tokenizer)
         prompts = [
-            ChatPrompt(rewritten(messages, candidate, write), tools=self._tools)
+            ChatPrompt(rewritten(messages, candidate, json.dumps), tools=self._tools)
             for candidate in candidates
             for messages in conversations
         ]
@@ -329,10 +353,11 @@ class _Probe:
     def _mark(self, prompt: ChatPrompt, text: str | None) -> int:
         if text is None or lost(prompt, text) is not None:
             return FAILED
+        is_shown = any(f"'type': '{kind}'" in text for kind in ("text", "thinking"))  # parts as Python writes them
         is_moved = 0 <= text.find(LATE) < text.find(ASKED)
         is_odd = "{'probecity'" in text or r"\"probecity" in text  # Python's form of an object; JSON in JSON
         is_thoughtless = THOUGHT not in text and THOUGHT in str(prompt.messages)
-        return FAILED if is_moved else ODD if is_odd or is_thoughtless else SOUND
+        return FAILED if is_moved or is_shown else ODD if is_odd or is_thoughtless else SOUND
 
 
 SOUND, ODD, FAILED = range(3)

@@ -1,15 +1,28 @@
-"""Which tools an answer may or must call, and the constraint that follows from it."""
+"""Which tools an answer may or must call, and the grammar of such an answer.
+
+A required call, the choice of one tool, a strict tool and `parallel_tool_calls: false` become a Lark grammar, made from
+the texts that the model itself generates (`formats.Written`). Other answers are free.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlx_engine.conversation.formats import required_format
-from mlx_engine.errors import OptionError
+from mlx_engine.constraint import Constraint, check_schema
+from mlx_engine.conversation.formats import Format, required_format
+from mlx_engine.conversation.schemas import STRINGS, resolved, types_in
+from mlx_engine.errors import OptionError, shown
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.tokenizer import Tokenizer
+
+Tool = Mapping[str, Any]
+
+# Any text; tokens that delimit parts of an answer are never part of it.
+TEXT = "/(?s:.*)/"
 
 
 class ToolChoice(NamedTuple):
@@ -25,18 +38,297 @@ class ToolChoice(NamedTuple):
     name: str | None = None
     is_parallel: bool = True
 
+    @classmethod
+    def of(cls, given: str | Mapping[str, Any] | None, *, is_parallel: bool = True) -> ToolChoice:
+        """Return a choice in the form of OpenAI's API: "auto", "none", "required", or an object with a name."""
+        name = None if given is None or isinstance(given, str) else str(given["function"]["name"])
+        return cls(name is not None or given == "required", name, is_parallel)
+
 
 def with_choice(
-    options: Mapping[str, Any], tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], choice: ToolChoice
-) -> dict[str, Any]:
-    """Return the options of an answer to a prompt with tools.
+    content: Constraint | None, tokenizer: Tokenizer, tools: Sequence[Tool], choice: ToolChoice
+) -> Constraint | None:
+    """Return the constraint of an answer to a prompt with tools; None if none is needed.
+
+    Args:
+        content: the constraint of an answer without calls, if it has one.
+        tokenizer: the model's tokenizer.
+        tools: the tools of the prompt.
+        choice: which of them are called.
 
     Raises:
-        OptionError: there are tools, and the model's calls cannot be read, or the choice cannot be a constraint.
+        OptionError: the model's calls cannot be read or written, the schema of a strict tool has a keyword that is not
+            supported, or both the answer and its calls would be constrained.
     """
+    if choice.is_required and choice.name not in (None, *map(_name, tools)):
+        message = f"tool_choice must name one of the tools, not {shown(choice.name)}"
+        raise OptionError(message, option="tool_choice", expected="the name of a tool", found=choice.name)
     if not tools:
-        return dict(options)
-    required_format(tokenizer)
-    if choice.is_required or choice.name:
-        raise OptionError("tool_choice required", option="tool_choice")
-    return dict(options)
+        if choice.is_required:
+            raise OptionError("tool_choice needs tools", option="tool_choice", expected="tools", found="required")
+        return content
+    form = required_format(tokenizer)
+    is_strict = any(tool["function"].get("strict") for tool in tools)
+    if not (choice.is_required or is_strict or not choice.is_parallel or content is not None):
+        return None
+    if content is not None and choice.is_required:
+        message = "tool_choice: an answer that must be a call cannot have a constraint of its own; leave one out"
+        raise OptionError(message, option="tool_choice", expected="auto or none", found="required")
+    if content is not None and content.kind != "json_schema":
+        message = f"tools: the constraint of an answer with tools must be a JSON Schema, not a {content.kind}"
+        raise OptionError(message, option="tools", expected="a JSON Schema", found=content.kind)
+    made = Constraint.grammar(grammar(tokenizer, form, tools, choice, None if content is None else content.text))
+    # The channels of gpt-oss are part of the grammar.
+    return made if form.name == "harmony" else made.after_reasoning()
+
+
+def grammar(
+    tokenizer: Tokenizer, form: Format, tools: Sequence[Tool], choice: ToolChoice, content: str | None = None
+) -> str:
+    """Return the Lark grammar of answers with calls.
+
+    Args:
+        tokenizer: the tokenizer, whose delimiters are tokens of their own in the grammar.
+        form: how the model writes calls.
+        tools: the tools.
+        choice: which of them are called.
+        content: a JSON Schema of the text of an answer without calls.
+
+    Raises:
+        OptionError: the texts of the format are not known, or the schema of a strict tool is not supported.
+    """
+    return _Grammar(tokenizer, form).of([t for t in tools if choice.name in (None, _name(t))], choice, content)
+
+
+def _name(tool: Tool) -> str:
+    return str(tool["function"]["name"])
+
+
+class _Grammar:
+    """The rules of a grammar, which are added one by one."""
+
+    def __init__(self, tokenizer: Tokenizer, form: Format) -> None:
+        if form.written is None:
+            message = f"tool_choice: this model's calls ({form.name}) can be read, but not demanded; use auto"
+            raise OptionError(message, option="tool_choice", expected="auto or none", found=form.name)
+        self._form, self._written, self._rules = form, form.written, list[str]()
+        literals = tokenizer.special_tokens | tokenizer.user_defined_tokens
+        self._tokens = {text: i for text, i in literals.items() if text and i in tokenizer.delimiter_ids}
+        self._ends = [text for text, i in self._tokens.items() if i in tokenizer.eog_ids]
+
+    def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
+        """Return the whole grammar."""
+        written = self._written
+        # The texts before a call are in one element with its first characters, which decide what follows.
+        another = " | ".join(self._call(tool, after=written.between) for tool in tools)
+        several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
+        ending = f"{several} {self._text(written.after)}"
+        first = " | ".join(self._call(tool, after=written.before) for tool in tools)
+        calls = self._rule("calls", f"({first}) {ending}")
+        if choice.is_required:
+            answer = calls
+        elif content is not None:
+            answer = f"{calls} | {self._rule('content', f'%json {content}')}"
+        else:
+            answer = self._free(calls, tools, ending)
+        if self._form.name == "harmony":
+            answer = self._in_channels(answer if choice.is_required else calls, choice, content)
+        return "\n".join([f"start: {answer}", *self._rules])
+
+    def _free(self, calls: str, tools: Sequence[Tool], ending: str) -> str:
+        """Return an answer of text, or of text and then calls."""
+        text = self._rule("text", TEXT)
+        opening = self._opening()
+        if opening in self._tokens:
+            return f"{text} | {text} {calls}"
+        if opening.startswith("{"):
+            return f"{self._rule('text_first', '/([^{](?s:.*))?/')} | {calls}"
+        # The text ends with the opening of a call: what follows must be one.
+        head = self._rule("head[lazy]", f"{TEXT[:-1]}{_regex(opening)}/")
+        rest = " | ".join(self._call(tool, after=self._written.before, without=opening) for tool in tools)
+        return f"{text} | {head} ({rest}) {ending}"
+
+    def _opening(self) -> str:
+        """Return the text with which calls begin, up to what differs: a token, or the first tag."""
+        whole = self._written.before + self._written.call.replace("{{", "{")
+        token = next((text for text in self._tokens if whole.startswith(text)), "")
+        return token or (whole if whole.startswith("{") else whole[: whole.index(">") + 1])
+
+    def _in_channels(self, answer: str, choice: ToolChoice, content: str | None) -> str:
+        """Return an answer of gpt-oss: reasoning in its channel, then a call, or a text in the last channel."""
+        thought = self._rule(
+            "thought",
+            f"{self._text('<|channel|>analysis<|message|>')} {TEXT} {self._text('<|end|><|start|>assistant')}",
+        )
+        if choice.is_required:
+            return f"{thought}* {answer}"
+        body = TEXT if content is None else f"%json {content}"
+        final = self._rule("final", f"{self._text('<|channel|>final<|message|>')} {self._rule('body', body)}")
+        return f"{thought}* ({answer} | {final})"
+
+    def _rule(self, name: str, body: str) -> str:
+        """Add a rule, and return its name."""
+        plain, _, options = name.partition("[")
+        plain = f"{plain}_{len(self._rules)}"
+        self._rules.append(f"{plain}{'[' + options if options else ''}: {body}")
+        return plain
+
+    def _text(self, text: str) -> str:
+        """Return the elements that match a text: delimiters are tokens, the rest are characters."""
+        return " ".join(element for _, element in self._elements(text))
+
+    def _elements(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield the parts of a text, and the elements that match them."""
+        while text:
+            places = [(at, -len(token), token) for token in self._tokens if (at := text.find(token)) >= 0]
+            at, _, token = min(places, default=(len(text), 0, ""))
+            if at:
+                yield text[:at], json.dumps(text[:at], ensure_ascii=False)
+            if token:
+                yield token, f"<[{self._tokens[token]}]>"
+            text = text[at + len(token) :]
+
+    def _call(self, tool: Tool, *, after: str, without: str = "") -> str:
+        """Add the rule of a text and a call of a tool, `without` what it begins with, and return its name."""
+        function, call = tool["function"], self._written.call
+        for end in self._ends:  # the end of an answer is a token of its own
+            call = call.removesuffix(end)
+        schema = _supported(function)
+        fields: dict[str, Callable[[], str]] = {
+            "name": lambda: self._text(function["name"]),
+            "quoted": lambda: self._text(json.dumps(function["name"], ensure_ascii=False)),
+            "arguments": lambda: self._arguments(schema, schema),
+            "values": lambda: self._values(schema),
+            "id": lambda: "/[A-Za-z0-9]{9}/",
+            "index": lambda: "/[0-9]+/",
+        }
+        parts: list[str] = []
+        for text, field, _, _ in string.Formatter().parse(call):
+            parts.append(self._text(text if parts else (after + text).removeprefix(without)))
+            parts.append(fields[field]() if field else "")
+        return self._rule("call_of", " ".join(part for part in parts if part))
+
+    def _arguments(self, schema: Any, root: Any) -> str:
+        """Return the element of arguments, or of a value in them."""
+        quotes = self._settings.get("string_delims")
+        if not quotes:
+            return self._rule("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
+        schema, types = _plain(schema, root), types_in(schema, root)
+        if "enum" in schema or "const" in schema:
+            values = schema.get("enum", [schema.get("const")])
+            return "(" + " | ".join(self._text(self._form.shown(value)) for value in values) + ")"
+        if "properties" in schema or types == {"object"}:
+            return f'"{{" {self._members(schema, root)} "}}"'
+        if types == {"array"}:
+            item = self._arguments(schema.get("items", {}), root)
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if types <= STRINGS and types:
+            return f"{self._text(quotes[0][0])} {self._rule('string', TEXT)} {self._text(quotes[0][1])}"
+        scalars = sorted(types & {"integer", "number", "boolean", "null"}) or ["number", "boolean", "null"]
+        plain = self._rule("scalar", f"%json {json.dumps({'type': scalars})}")
+        return plain if types and "string" not in types else f"({plain} | {self._arguments({'type': 'string'}, root)})"
+
+    @property
+    def _settings(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._form.template["fields"]["tool_calls"].get("content_args", {})
+        return found
+
+    def _members(self, schema: Any, root: Any) -> str:
+        """Return the members of an object whose keys have no quotes."""
+        found = [
+            (f"{json.dumps(key + ':', ensure_ascii=False)} {self._arguments(each, root)}", key in _required(schema))
+            for key, each in schema.get("properties", {}).items()
+        ]
+        return self._sequence(found, '","')
+
+    def _sequence(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Return elements in their order, those that are not required left out at will, with separators between."""
+        # The first element that is there has no separator before it.
+        ways = []
+        for i, (element, is_required) in enumerate(elements):
+            after = self._after(elements[i + 1 :], separator)
+            ways.append(f"{element} {after}".strip())
+            if is_required:
+                break
+        else:
+            ways.append('""')
+        return self._rule("members", " | ".join(ways))
+
+    def _after(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
+        return " ".join(f"({separator} {element}){'' if needs else '?'}" for element, needs in elements)
+
+    def _values(self, schema: Any) -> str:
+        """Return the values of arguments, one after the other."""
+        found = []
+        for key, each in schema.get("properties", {}).items():
+            before, _, after = self._written.value.partition("{value}")
+            before = before.format(key=key)
+            found.append((f"{self._text(before)} {self._value(each, schema, after)}", key in _required(schema)))
+        if self._form.template["fields"]["tool_calls"]["content"] == "python-calls":
+            return self._sequence(found, '", "')
+        return " ".join(f"({element}){'' if needs else '?'}" for element, needs in found)
+
+    def _value(self, schema: Any, root: Any, after: str) -> str:
+        """Return a value without quotes, and the text after it."""
+        plain, types = _plain(schema, root), types_in(schema, root)
+        if not after:
+            return self._python(plain, types)
+        values = plain.get("enum", [plain["const"]] if "const" in plain else None)
+        if values and all(isinstance(value, str) for value in values):
+            return f"({' | '.join(self._text(value) for value in values)}) {self._text(after)}"
+        if types and types <= STRINGS:
+            (text, _), *rest = self._elements(after)
+            if text in self._tokens:
+                return f"{self._rule('string', TEXT)} {self._text(after)}"
+            end = self._rule("string[lazy]", f"{TEXT[:-1]}{_regex(text)}/")
+            return " ".join([end, *(element for _, element in rest)])
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        value = self._rule("json", f"%json {json.dumps({**schema, **definitions}, ensure_ascii=False)}")
+        return f"{value} {self._text(after)}"
+
+    def _python(self, schema: Any, types: frozenset[str]) -> str:
+        """Return a value in Python's syntax; lists and objects are those of JSON."""
+        text = r"""/"([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*'/"""
+        if "enum" in schema:
+            return "(" + " | ".join(json.dumps(repr(value), ensure_ascii=False) for value in schema["enum"]) + ")"
+        names = {"string": text, "boolean": '"True" | "False"', "null": '"None"', "integer": "/-?(0|[1-9][0-9]*)/"}
+        ways = [names[kind] for kind in sorted(types) if kind in names]
+        if not types or types & {"number", "array", "object"}:
+            kinds = sorted(types & {"number", "array", "object"}) or ["number", "array", "object"]
+            ways += [] if types else [text]
+            ways.append(self._rule("json", f"%json {json.dumps({**schema, 'type': kinds}, ensure_ascii=False)}"))
+        return "(" + " | ".join(ways) + ")"
+
+
+def _required(schema: Any) -> Sequence[str]:
+    found: Sequence[str] = schema.get("required") or ()
+    return found
+
+
+def _plain(schema: Any, root: Any) -> Any:
+    """Return a schema without a reference at its top."""
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    found = resolved(reference, root) if isinstance(reference, str) else schema
+    return found if isinstance(found, Mapping) else {}
+
+
+def _supported(function: Mapping[str, Any]) -> Any:
+    """Return the schema of a tool's arguments; any object if it is not supported and the tool is not strict.
+
+    Arguments that the schema does not name are left out, unless it says that there may be others.
+    """
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    try:
+        check_schema(schema)
+    except OptionError as error:
+        if function.get("strict"):
+            message = f"tools: the schema of {function['name']}, which is strict: {error}"
+            raise OptionError(message, option="tools", found=function["name"]) from None
+        return {"type": "object"}
+    is_open = "properties" not in schema or "additionalProperties" in schema or "patternProperties" in schema
+    return schema if is_open else {**schema, "additionalProperties": False}
+
+
+def _regex(text: str) -> str:
+    """Return a text as a regular expression between slashes."""
+    return "".join(c if c.isalnum() or c in " _<>=:,\"'" else {"\n": "\\n"}.get(c, "\\" + c) for c in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from anyio import to_thread
 from starlette.responses import Response
 
 from mlx_engine.conversation.answer import AnswerReader
+from mlx_engine.conversation.formats import required_format
 from mlx_engine.conversation.tools import with_choice
 from mlx_engine.engine import constrained
 from mlx_engine.loop.request import Request
@@ -73,7 +75,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
                 given = params.options(service.sampling)
                 requests, reading = await turn.run(partial(_requests, service, params, given, turn))
             except Exception as error:
-                raise _logged(api_error(error, form.prompt), error) from error
+                raise logged(api_error(error, form.prompt), error) from error
         del body, read
         call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
@@ -124,7 +126,8 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
     for prompt in reading.prompts:
         if isinstance(prompt, ChatPrompt):
-            given = with_choice(given, engine.tokenizer, prompt.tools, reading.choice)
+            if prompt.tools:
+                required_format(engine.tokenizer)
             ids = engine.prompts.chat_ids(prompt, check=check)
             ids = begun(engine.tokenizer, ids, reading.begun, is_free=asked.constraint is None, check=check)
         else:
@@ -135,6 +138,9 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
         options = Options.of(limit, logprobs=params.n_logprobs or 0, **given)
         with named(asked.param):
             options = constrained(options, is_chat=isinstance(prompt, ChatPrompt))
+            if isinstance(prompt, ChatPrompt):
+                chosen = with_choice(options.constraint, engine.tokenizer, prompt.tools, reading.choice)
+                options = replace(options, constraint=chosen)
             requests.append(engine.request(ids, options, n=params.n_choices))
     if isinstance(params, CompletionRequest) and params.echo:
         echoes = echoes_of(requests, reading.prompts, engine.tokenizer)
@@ -175,7 +181,7 @@ async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
         try:
             n = await turn.run(partial(_count, service, body, turn))
         except Exception as error:
-            raise _logged(api_error(error, COUNT.prompt), error) from error
+            raise logged(api_error(error, COUNT.prompt), error) from error
     await respond(json_response({"input_tokens": n}))
 
 
@@ -209,7 +215,7 @@ async def _answer(
     except ClientGoneError:
         raise
     except Exception as error:
-        raise _logged(api_error(error, prompt), error) from error
+        raise logged(api_error(error, prompt), error) from error
     finally:
         if service.recorder is not None:
             service.recorder.record(call, reply.id)
@@ -235,10 +241,10 @@ async def _events(service: Service, call: Call, reply: Reply, prompt: str) -> As
     if call.error is None:
         yield reply.end()
     else:
-        yield reply.failure(_logged(api_error(call.error, prompt), call.error))
+        yield reply.failure(logged(api_error(call.error, prompt), call.error))
 
 
-def _logged(error: ApiError, cause: Exception) -> ApiError:
+def logged(error: ApiError, cause: Exception) -> ApiError:
     """Write the traceback of an internal error to the log; return the error."""
     if error.code == "internal_error":
         LOGGER.error("a request failed", exc_info=cause)

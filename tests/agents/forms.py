@@ -1,6 +1,6 @@
 """Requests in the form of each agent program, of our own writing: what each sends first, and after a tool's result.
 
-The texts are generated: a system text of some length, and 24 tools with nested schemas.
+The texts are generated: a system text of some length, and tools with nested schemas, 24 of Claude Code and Codex.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def prose(n: int, seed: int = 0) -> str:
     return "\n".join(sentences)
 
 
-def schemas(shell: str, parameter: str, n: int = 24, words: int = 30) -> list[tuple[str, str, dict[str, Any]]]:
+def schemas(shell: str, parameter: str, n: int = 24, words: int = 15) -> list[tuple[str, str, dict[str, Any]]]:
     """Return the names, descriptions and schemas of n tools, of which the first is the shell."""
     command = {parameter: {"type": "string", "description": "The command."}, "timeout": {"type": "number"}}
     found = [(shell, f"Run a command.\n{prose(words)}", object_of(command, parameter))]
@@ -57,11 +57,11 @@ def object_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {**head, "properties": properties, "required": list(required), "additionalProperties": False}
 
 
-def functions(shell: str, parameter: str, **more: Any) -> list[dict[str, Any]]:
+def functions(shell: str, parameter: str, n: int = 6, **more: Any) -> list[dict[str, Any]]:
     """Return tools in the form of chat completions."""
     return [
         {"type": "function", "function": {"name": name, "description": about, "parameters": schema, **more}}
-        for name, about, schema in schemas(shell, parameter)
+        for name, about, schema in schemas(shell, parameter, n)
     ]
 
 
@@ -138,11 +138,10 @@ def _next_chat(
     return {**body, "messages": [*body["messages"], message, *results]}
 
 
-def _claude_code(*, session: str = "a3c", tools: int = 24, words: int = 400) -> dict[str, Any]:
+def _claude_code() -> dict[str, Any]:
     cached = {"cache_control": {"type": "ephemeral"}}
-    listed = schemas("Bash", "command", tools, words=60 if words > 400 else 30)
-    billing = f"x-anthropic-billing-header: cc_version=2.1.331.{session}; cc_entrypoint=sdk-cli;"
-    system = [{"type": "text", "text": billing}, {"type": "text", "text": prose(words), **cached}]
+    billing = "x-anthropic-billing-header: cc_version=2.1.331.a3c; cc_entrypoint=sdk-cli;"
+    system = [{"type": "text", "text": billing}, {"type": "text", "text": prose(200), **cached}]
     reminder = {"type": "text", "text": f"<system-reminder>\n{prose(40, 1)}\n</system-reminder>"}
     return {
         "model": "test-model",
@@ -157,7 +156,10 @@ def _claude_code(*, session: str = "a3c", tools: int = 24, words: int = 400) -> 
             {"role": "user", "content": [reminder, {"type": "text", "text": ASKED}]},
             {"role": "system", "content": [{"type": "text", "text": NOTE, **cached}]},
         ],
-        "tools": [{"name": name, "description": about, "input_schema": schema} for name, about, schema in listed],
+        "tools": [
+            {"name": name, "description": about, "input_schema": schema}
+            for name, about, schema in schemas("Bash", "command")
+        ],
     }
 
 
@@ -183,7 +185,7 @@ def _codex() -> dict[str, Any]:
         for name, about, schema in schemas("exec_command", "cmd")
     ]
     spaced = {"type": "namespace", "name": "agents_v1", "description": "Sub-agents.", "tools": flat[20:]}
-    texts = [{"type": "input_text", "text": prose(200, seed)} for seed in (3, 4)]
+    texts = [{"type": "input_text", "text": prose(100, seed)} for seed in (3, 4)]
     return {
         "model": "test-model",
         "stream": True,
@@ -215,7 +217,7 @@ def _next_codex(body: dict[str, Any], events: Sequence[Any]) -> dict[str, Any]:
 
 
 def _opencode() -> dict[str, Any]:
-    messages = [{"role": "system", "content": prose(400)}, {"role": "user", "content": f'"{ASKED}"\n'}]
+    messages = [{"role": "system", "content": prose(200)}, {"role": "user", "content": f'"{ASKED}"\n'}]
     limits = {"model": "test-model", "max_tokens": 8192, "tool_choice": "auto"}
     return {**limits, **STREAM, "messages": messages, "tools": functions("bash", "command")}
 
@@ -228,7 +230,7 @@ def _pi() -> dict[str, Any]:
 
 
 def _cline() -> dict[str, Any]:
-    texts = [("system", prose(300)), ("user", ASKED), ("user", "[SYSTEM] Go on until it is done.")]
+    texts = [("system", prose(200)), ("user", ASKED), ("user", "[SYSTEM] Go on until it is done.")]
     messages = [{"role": role, "content": text} for role, text in texts]
     common = {"model": "test-model", "tool_choice": "auto", **STREAM}
     return {**common, "messages": messages, "tools": functions("run_commands", "commands")}

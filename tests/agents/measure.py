@@ -51,7 +51,7 @@ def body_of(path: str, words: int, name: str = "") -> dict[str, Any]:
         head = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": text}]}
         return {**body, "input": [head, *body["input"][2:]]}
     messages = [{"role": "system", "content": text}, {"role": "user", "content": ASKED}]
-    return {**FORMS["opencode"].first(), "messages": messages}
+    return {**FORMS["opencode"].first(), "messages": messages, "tools": functions("bash", "command", 24)}
 
 
 def words_for(engine: ScriptedEngine) -> int:
@@ -67,7 +67,9 @@ def words_for(engine: ScriptedEngine) -> int:
 def prompt_of(words: int, start: int = 0) -> ChatPrompt:
     """Return the conversation as the engine takes it, with the words of the manual from `start` on."""
     messages = [("system", manual(words, start)), ("user", ASKED), ("system", NOTE)]
-    return ChatPrompt([{"role": role, "content": text} for role, text in messages], tools=functions("Bash", "command"))
+    return ChatPrompt(
+        [{"role": role, "content": text} for role, text in messages], tools=functions("Bash", "command", 24)
+    )
 
 
 def encoding(engine: ScriptedEngine, words: int) -> list[float]:

@@ -156,7 +156,7 @@ PROGRAMS = {
         "bin/aider",
         lambda url: [
             *("--model", f"openai/{MODEL}", "--no-show-model-warnings", "--no-check-update", "--analytics-disable"),
-            *("--yes-always", "--no-git", "--message", "Say hello.", "hello.txt"),
+            *("--yes-always", "--no-git", "--message", "Greet the user.", "hello.txt"),
         ],
         env=_openai,
         uses_tools=False,
@@ -181,7 +181,8 @@ PROGRAMS = {
         ("@qwen-code/qwen-code",),
         "node_modules/.bin/qwen",
         lambda url: ["--auth-type", "openai", "-y", "-p", PROMPT],
-        env=_openai,
+        # It asks for 32,000 tokens otherwise, which must fit beside the prompt.
+        env=lambda url: {**_openai(url), "QWEN_CODE_MAX_OUTPUT_TOKENS": "8192"},
     ),
 }
 # The packages of Python that `sdks/use_NAME.py` uses, by their names here; they share an environment.

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,15 +26,11 @@ REPLIES = {
     "/v1/chat/completions": "CreateChatCompletionResponse",
     "/v1/completions": "CreateCompletionResponse",
     "/v1/models": "ListModelsResponse",
-    "/v1/responses": "Response",
 }
 CHUNKS = {
     "/v1/chat/completions": "CreateChatCompletionStreamResponse",
     "/v1/completions": "CreateCompletionResponse",
-    "/v1/responses": "ResponseStreamEvent",
 }
-# The last events of a stream of responses, which has no [DONE].
-ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 ERROR, MODEL = "ErrorResponse", "Model"
 
 VARIABLE = "OPENAI_DOCUMENT"
@@ -106,9 +102,9 @@ def documents(
     elif exchange.media_type == "text/event-stream":
         events = exchange.events
         if exchange.is_whole:
-            assert _has_end(events), f"expected [DONE] or the last event, found {events[-1:]}"
+            assert "[DONE]" in events[-1:] or "error" in json.loads(events[-1]), f"expected [DONE], found {events[-1:]}"
         for value in (json.loads(event) for event in events if event != "[DONE]"):
-            yield (ERROR, value, False) if _is_error(value) else (CHUNKS[exchange.path], value, True)
+            yield (ERROR, value, False) if "error" in value else (CHUNKS[exchange.path], value, True)
     elif exchange.is_whole:
         assert exchange.media_type == "application/json", f"expected JSON, found {exchange.media_type}"
         if exchange.status >= 400:
@@ -122,17 +118,6 @@ def _events(schemas: Mapping[str, Any]) -> dict[str, str]:
     """Return the names of the schemas of the events of /v1/responses by their types."""
     names = [one["$ref"].rpartition("/")[2] for one in schemas.get("ResponseStreamEvent", {"anyOf": []})["anyOf"]]
     return {schemas[name]["properties"]["type"]["enum"][0]: name for name in names}
-
-
-def _has_end(events: Sequence[str]) -> bool:
-    if "[DONE]" in events[-1:]:
-        return True
-    last = json.loads(events[-1])
-    return _is_error(last) or last.get("type") in ENDS
-
-
-def _is_error(value: Any) -> bool:
-    return "error" in value and "type" not in value
 
 
 def with_null(value: Any) -> Any:

@@ -33,7 +33,7 @@ class Exchange:
 
     @property
     def events(self) -> list[str]:
-        """The data of the events of a stream, in full events alone; comments and names of events are left out."""
+        """The data of the events of a stream, in full events alone; comments are left out."""
         blocks = self.body.decode("utf-8", "strict" if self.is_whole else "ignore").split("\n\n")[:-1]
         return [block.partition("data: ")[2] for block in blocks if not block.startswith(":")]
 

@@ -321,6 +321,12 @@ MUTANTS = [
     Mutant("cutting groups joins the bytes of all rows", "Parameters._own", "type(stored) is Weight", "True"),
     # ---- Paths and drafts ----
     Mutant("drafts without a lock", "_created", "_locked(lock)", "lock"),
+    # ---- Conversations ----
+    Mutant("arguments stay JSON text", "_normal_call", "isinstance(given, str)", "False"),
+    Mutant("a loss in a prompt is silent", "accepts.accept", "part is not None", "False"),
+    Mutant("a reminder moves to the head", "template._Probe._mark", "is_moved or is_shown", "is_shown"),
+    Mutant("results in the order in which they came", "_ordered", "place(found[at - 1]) > place(message)", "False"),
+    Mutant("values of calls forge control tokens", "SpokenCalls.changed", "_map(calls, change)", "calls"),
     # ---- Tokenizers, stop strings, sampling ----
     Mutant("tokens of the prompt are penalised as generated ones", "adjust", "recent[draw.n_prompt :]", "recent"),
     Mutant("log-sum-exp without the maximum", "token_logprobs", "float(logits.max())", "0.0"),
@@ -346,20 +352,35 @@ MUTANTS = [
         "pass",
     ),
     Mutant("BOS written twice", "_with_bos", "bos_id is None or ids[:1] == [bos_id]", "bos_id is None"),
+    # ---- Research ----
+    Mutant("logits of discarded tokens stay", "Session.rewind", "self._row = None", "pass"),
+    Mutant("processors change the reported probabilities", "_edited", "np.array(be.host(logits))", "be.host(logits)"),
+    Mutant(
+        "a pass for hidden states goes on with composed results",
+        "_twice",
+        "return fused(*args, **kwargs)",
+        "return composed(self, *args, **kwargs)",
+    ),
+    Mutant("a processor that fails ends the pass", "_edited", "chunk.error = error", "raise error"),
     # ---- Conversations ----
     Mutant("tools make markers", "TemplateInput.map_texts", "map_values(self.tools, change)", "self.tools"),
     Mutant("names are trusted", "map_texts", 'key == "role"', 'key in ("role", "name")'),
     # ---- The server ----
     Mutant(
         "a stream without its end",
-        "_events",
-        'yield b"".join(map(event, chunks)) + DONE',
-        'yield b"".join(map(event, chunks))',
+        "Choices.end",
+        'return b"".join(map(event, chunks)) + DONE',
+        'return b"".join(map(event, chunks))',
     ),
     Mutant(
-        "the end-of-text token has a log-probability", "Reply._tokens", "until.n_tokens - is_hidden", "until.n_tokens"
+        "the end-of-text token has a log-probability", "Choices._tokens", "until.n_tokens - is_hidden", "until.n_tokens"
     ),
     Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", call)', "pass"),
+    Mutant("steps of a long prompt hold back the heartbeat", "_events", "not data and now() >= due", "not is_new"),
+    Mutant("a line of one client ends the common prefix", "_read_system", "not text.startswith(BILLING)", "True"),
+    Mutant("a call goes back without its namespace", "ResponsesReply._item", "namespace is None", "True"),
+    Mutant("cached tokens count twice", "MessagesReply._usage", "self.n_prompt - self.n_cached", "self.n_prompt"),
+    Mutant("a call that was cut off is a tool use", "MessagesReply._ending", "self.is_cut", "False"),
     Mutant("a body without a bound", "read_body", "len(body) > limit", "False"),
     Mutant("the document has another number of choices than the server", "_limit", "service.worker.slots", "100"),
     Mutant("a dead engine is healthy", "Worker._die", "self.fault = fault", "pass"),
@@ -481,4 +502,26 @@ MUTANTS = [
         "sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())",
         "sum([array.nbytes for part in parts for array in part.arrays])",
     ),
+    # ---- Constraints ----
+    Mutant(
+        "a bias wins over the mask",
+        "sampling.adjust",
+        "logits if draw.mask is None else masked(logits, draw.mask)",
+        "logits if draw.mask is None or sampling.logit_bias else masked(logits, draw.mask)",
+    ),
+    Mutant(
+        "a constrained greedy choice takes the largest of all",
+        "Draw.is_argmax",
+        "self.mask is None and self.sampling.is_argmax",
+        "self.sampling.is_argmax",
+    ),
+    Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
+    Mutant(
+        "a pass ahead is chosen with the mask of the token before",
+        "ModelRunner._waits_for_mask",
+        "self.n_pending(chunk.sequence) > 0",
+        "False",
+    ),
+    Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
 ]

@@ -51,10 +51,10 @@ class Script:
     def __init__(self, script: Sequence[Event]) -> None:
         self._rest: Iterator[Event] = iter(script)
 
-    def add(self, text: str) -> list[Event]:
+    def add(self, text: str, marks: object = None) -> list[Event]:
         return [event for event in (next(self._rest, None),) if event is not None]
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         return list(self._rest)
 
 

@@ -22,10 +22,7 @@ COMPLETION = {
         "usage": {"type": "object"},
     }
 }
-NAMES = (
-    *("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse", "ErrorResponse", "Model"),
-    *("Response", "ResponseStreamEvent"),
-)
+NAMES = ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse", "ErrorResponse", "Model")
 
 
 @pytest.fixture
@@ -86,9 +83,6 @@ def test_a_response_that_is_cut_off_is_not_whole():
         (exchange(b'data: {"a": 1, "error": 1}\n\n'), None),
         (exchange(b'data: {"error": 1}\n\n'), "ErrorResponse"),
         (exchange({"b": 1}, path="/tokenize"), None),
-        (exchange({"a": "1"}, path="/v1/responses"), "Response.a"),
-        (exchange(b'event: x\ndata: {"a": 1, "type": "error"}\n\n', path="/v1/responses"), None),
-        (exchange(b'data: {"a": 1, "type": "response.created"}\n\n', path="/v1/responses"), "the last event"),
     ],
     ids=str,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from collections.abc import Iterator
 
@@ -72,13 +74,15 @@ def test_during_decode(held: Served, stream: bool):
     assert held.gate.n_steps == 7
 
 
-def test_a_silent_prefill_is_filled_with_comments(held: Served):
+def test_a_silent_prefill_is_filled_with_comments_and_chunks_without_text(held: Served):
     with held.connect(CHAT, chat_body(LONG, stream=True)) as connection:
         held.gate.allow(1)
         found = b""
         while found.count(b": prefill 64/") < 2:
             found += connection.recv(65536)
-        assert b"data:" not in found
+        chunks = [json.loads(data) for data in re.findall(rb"data: (.*)\n", found)]
+        assert chunks
+        assert [choice["delta"] for chunk in chunks for choice in chunk["choices"]] == [{}] * len(chunks)
         held.gate.allow()
         while b"[DONE]" not in found:
             found += connection.recv(65536)

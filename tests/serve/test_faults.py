@@ -283,7 +283,7 @@ def test_what_a_client_still_sends_is_discarded_before_its_connection_is_closed(
     async def wait() -> None:
         order.append("wait")
 
-    anyio.run(refuse, ApiError(408, "too slow", headers={"Connection": "close"}), receive, send, wait)
+    anyio.run(refuse, ApiError(408, "too slow", headers={"Connection": "close"}).response(), receive, send, wait)
     assert order == ["reply", "reply", *["wait", "read"] * 3, "end"]
 
 

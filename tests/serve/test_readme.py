@@ -45,12 +45,15 @@ def test_the_options_exist():
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_curl(builtin: Served):
     lines = [line for block in blocks("sh", builtin) for line in block.splitlines() if line.startswith("curl ")]
-    reply, stream = (
+    reply, stream, response, message, count = (
         subprocess.run([*shlex.split(line), "-sS"], capture_output=True, check=True, timeout=PATIENCE).stdout
         for line in lines
     )
     assert json.loads(reply)["usage"]["completion_tokens"] <= 40
     assert events(stream)[-1] == "[DONE]"
+    assert json.loads(response)["object"] == "response"
+    n_prompt = json.loads(message)["usage"]["input_tokens"] + json.loads(message)["usage"]["cache_read_input_tokens"]
+    assert json.loads(count)["input_tokens"] == n_prompt
 
 
 def test_python(builtin: Served):

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from mlx_engine.errors import ChatTemplateError, TokenizerError
-from mlx_engine.tokenizer import load_tokenizer, sandbox, sandbox_process
+from mlx_engine.tokenizer import chat, load_tokenizer, sandbox, sandbox_process
 from mlx_engine.tokenizer.chat import Limits, chat_ids
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, SandboxProcess
 from tests.golden.goldens import DATA
 from tests.patience import PATIENCE, wait_for
@@ -154,6 +155,17 @@ def test_a_failure_ends_the_process_and_the_next_conversation_has_another():
     assert not is_alive(before)
     assert tokenizer.decode(chat_ids(tokenizer, user("a"))) == "a"
     assert pid(tokenizer) != before
+
+
+def test_inputs_that_a_template_fails_on_do_not_end_the_process_that_asks_for_each():
+    tokenizer = build(byte_level(chat_template=REFUSES))
+    chat_ids(tokenizer, user("a"))
+    before = pid(tokenizer)
+    prompts = [ChatPrompt(user(text)) for text in ("a", "no", "bad", "b")]
+    assert chat.render_each(tokenizer, prompts) == ["a", None, None, "b"]
+    assert pid(tokenizer) == before
+    with pytest.raises(ChatTemplateError, match="writes more than 2"):
+        chat.render_each(build(byte_level(chat_template=BROKEN["much text"])), prompts)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

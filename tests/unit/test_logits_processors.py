@@ -133,6 +133,11 @@ def test_parallel_samples_and_preemption_do_not_matter(simd):
     assert requests[0].outputs[1].token_ids != requests[0].output.token_ids
 
 
+def test_without_a_kv_cache_it_is_the_same(simd):
+    found = simd.generate(PROMPT, 6, kv=False, **RUN)
+    assert found.token_ids == simd.generate(PROMPT, 6, **RUN).token_ids
+
+
 class Faulty:
     """Fails at the third token."""
 
@@ -143,7 +148,16 @@ class Faulty:
 
 
 def test_a_processor_that_fails_ends_its_run_alone(engine):
-    good, bad, other = engine.generate_batch([PROMPT, [1, 2, 3, 4], "The"], 9, processors=[None, [Faulty()], None])
+    lengths = []
+
+    def counted(ids, logits):
+        lengths.append(len(ids))
+        return logits
+
+    prompts = [PROMPT, [1, 2, 3, 4], "The"]
+    good, bad, other = engine.generate_batch(prompts, 9, processors=[counted, [Faulty()], None])
+    first = len(engine.prompt_ids(PROMPT))
+    assert lengths == list(range(first, first + 9))  # no pass was repeated
     assert (bad.finish_reason, len(bad.token_ids)) == ("error", 3)
     assert str(bad.error) == "processors[0] (Faulty) failed after 7 tokens: KeyError: 'at the third token'"
     shown = "".join(traceback.format_exception(bad.error.__cause__))

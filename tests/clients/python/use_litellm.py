@@ -72,7 +72,7 @@ def errors_have_their_classes() -> None:
     long = [{"role": "user", "content": "word " * 2000}]
     for kind, parameters in [
         (litellm.BadRequestError, {"top_p": 2}),
-        (litellm.BadRequestError, {"audio": {}}),
+        (litellm.BadRequestError, {"response_format": {"type": "json_object"}}),
         (litellm.ContextWindowExceededError, {"messages": long}),
         (litellm.AuthenticationError, {"api_key": "wrong"}),
         (litellm.NotFoundError, {"model": "openai/gpt-4"}),
