@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant(
         "prompts fill the pass while others are answered",
         "Scheduler._chunks",
-        "self._shared_budget if chunks else self._budget",
+        "self._shared_budget if is_shared else self._budget",
         "self._budget",
     ),
     Mutant(
