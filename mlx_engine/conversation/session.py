@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.errors import OptionError
@@ -348,9 +348,13 @@ def conversation_ids(
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
         return prompts.chat_ids(ChatPrompt(messages, tools, variables=variables or {}), history)
-    from mlx_engine.tokenizer.chat_prompt import messages_for_template
+    from functools import partial
 
-    return prompts.ids(plain_text(messages_for_template(messages, "", prompts.tokenizer.where)))
+    from mlx_engine.conversation.dialect import PLAINEST, rewritten
+    from mlx_engine.conversation.template import written_calls
+
+    turns = replace(PLAINEST, head=True, late=True, runs=frozenset({USER, ASSISTANT}), opening=True)
+    return prompts.ids(plain_text(rewritten(messages, turns, partial(written_calls, prompts.tokenizer))))
 
 
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:
