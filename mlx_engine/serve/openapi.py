@@ -317,24 +317,43 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _message() -> Schema:
-    """Return the schema of a message. Tool calls are left out: only some templates read them."""
+    """Return the schema of a message. An assistant's may have tool calls, and then no content."""
     part = {
         "type": "object",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
         "required": ["type", "text"],
         "additionalProperties": False,
     }
+    function = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "arguments": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    call = {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": function},
+        "required": ["function"],
+        "additionalProperties": False,
+    }
     text = {"anyOf": [{"type": "string"}, ABSENT]}
+    content = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
+    calls = {"type": "array", "minItems": 1, "items": call}
     return {
         "type": "object",
         "properties": {
             "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]},
+            "content": {"anyOf": [content, ABSENT]},
+            "tool_calls": {"anyOf": [calls, ABSENT]},
             "name": text,
             "tool_call_id": text,
             "reasoning_content": text,
         },
-        "required": ["role", "content"],
+        "required": ["role"],
+        "anyOf": [
+            {"properties": {"content": content, "tool_calls": ABSENT}, "required": ["content"]},
+            {"properties": {"role": {"const": "assistant"}, "tool_calls": calls}, "required": ["tool_calls"]},
+        ],
         "additionalProperties": ABSENT,
     }
 

@@ -36,6 +36,9 @@ def test_the_document_needs_no_key_and_asks_for_one():
     assert found["paths"]["/health"]["get"]["security"] == []
 
 
+ASKED = {"role": "user", "content": "a"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "b"}
 VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {}),
     (CHAT, {"max_tokens": 1, "temperature": 0, "top_p": 1, "top_k": -1, "min_p": 1, "seed": -(1 << 63), "n": 4}),
@@ -52,6 +55,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": [], "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}),
     (CHAT, {"metadata": {"a": [1]}, "user": "x", "service_tier": "auto", "store": None}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b", "refusal": None}]}),
+    (CHAT, {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0, "max_tokens": 1, "prompt_logprobs": 3}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0}),
@@ -74,6 +78,10 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {name: 2.5}) for name in ("top_p", "min_p", "presence_penalty", "frequency_penalty", "n", "seed")),
     *((CHAT, {name: "1"}) for name in ("max_tokens", "temperature", "stream", "n", "logprobs", "messages")),
     (CHAT, {"n": 5}),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}),
+    (CHAT, {"messages": [{"role": "assistant"}]}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": ""}}]}),
+    (CHAT, {"tools": [{"type": "function", "function": {}}]}),
     (CHAT, {"seed": 1 << 65}),
     (CHAT, {"model": 3}),
     (CHAT, {"unheard_of": None}),
