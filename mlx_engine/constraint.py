@@ -37,6 +37,20 @@ UNSUPPORTED = frozenset(
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """The values of `format` that masks implement."""
 
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
+_SHORT = "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+
+# Dates that exist, and times without leap seconds: llguidance also accepts 29 February of every year, and second 60.
+STRICTER = {
+    "date": f"^({_SHORT}|{_LEAP})$",
+    "time": f"^{_TIME}[^0-9]",
+    "date-time": f"^({_SHORT}|{_LEAP})[tT]{_TIME}[^0-9]",
+}
+
+# Keywords whose values are whole numbers, which JSON may write with a point.
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
 # At most one space, and no line feed: a small model may otherwise write white space until the token limit.
 WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
@@ -128,11 +142,17 @@ class Constraint:
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema for llguidance, with white space bounded and without keywords that change nothing."""
+    """Return a schema as llguidance must read it: white space bounded, formats as defined, no more keywords."""
     copied: dict[str, Any] = json.loads(_text(schema))
-    for part in _parts(copied):
-        for name in [name for name, value in part.schema.items() if _is_noop(name, value)]:
-            del part.schema[name]
+    for part in list(_parts(copied)):
+        for name, value in list(part.schema.items()):
+            if _is_noop(name, value):
+                del part.schema[name]
+            elif name in COUNTS and isinstance(value, float) and value.is_integer():
+                part.schema[name] = int(value)
+        pattern = STRICTER.get(str(part.schema.get("format")))
+        if pattern is not None:
+            part.schema["allOf"] = [*part.schema.get("allOf", []), {"pattern": pattern}]
     return {**copied, "x-guidance": WHITESPACE}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import operator
 import os
 import threading
@@ -19,20 +20,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
+import numpy as np
+
 from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.checkpoint.pooling import read_pooling
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.config.rope import context_notes
 from mlx_engine.constraint import Constraint
 from mlx_engine.errors import (
     ClosedError,
     ContextLengthError,
+    ModelError,
     NotCopyableError,
     OptionError,
+    is_whole,
     listed,
     out_of_memory,
     shown,
@@ -42,8 +48,9 @@ from mlx_engine.loop.finite import check_logits
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.memory import Traffic, pool_for
 from mlx_engine.loop.metrics import Metrics
-from mlx_engine.loop.output import Output
+from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
+from mlx_engine.loop.row_reader import LastLogits, PooledHidden, PromptLogprobs, RowReader
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.cores import bounded_threads
@@ -248,6 +255,70 @@ class Engine:
             check_logits(self.model, logits, checked)
             return mx.array(self.backend.host(logits))
 
+    def logprobs(self, prompt: Prompt) -> mx.array:
+        """Return the float32 log-probability (n - 1,) of each of a prompt's n tokens after the first.
+
+        The prompt is run in chunks, and its logits are dropped as they are read. `generate(prompt, 0,
+        prompt_logprobs=N)` also lists the N most likely tokens at each place.
+
+        Args:
+            prompt: text, which gets a BOS token if the file asks for one; token ids; or messages.
+
+        Raises:
+            OptionError: the prompt is empty, or has an id that is not in the vocabulary.
+            ContextLengthError: the prompt is longer than the context.
+            NotFiniteError: logits are NaN or infinite.
+        """
+        import mlx.core as mx
+
+        found = drained(self.run(prompt, Options(0, prompt_logprobs=0))).prompt_logprobs or []
+        return mx.array([token.logprob for token in found], dtype=mx.float32)
+
+    def embed(self, texts: str | Sequence[str | Sequence[int]], dimensions: int | None = None) -> mx.array:
+        """Return float32 vectors (n, D) of texts, each the same bits alone as with others.
+
+        The model's files say which hidden states count, whether the vectors have length 1, and which token ends a text;
+        without such files it is the last token's hidden state after the last norm, of length 1.
+
+        Args:
+            texts: the texts; those that are lists of token ids are taken as they are.
+            dimensions: keep so many dimensions, for models that are made for it; None keeps all.
+
+        Raises:
+            OptionError: a text is empty, or `dimensions` is out of range.
+            ContextLengthError: a text is longer than the context.
+            ModelError: the model's files ask for a step that is not implemented.
+        """
+        import mlx.core as mx
+
+        given: Sequence[str | Sequence[int]] = [texts] if isinstance(texts, str) else texts
+        requests = [self.prompts.embedding(text) for text in given]
+        self.prompts.check_dimensions(dimensions)
+        if not requests:
+            return mx.zeros((0, dimensions or self.config.hidden_size), dtype=mx.float32)
+        for stream in self.run_requests(requests):
+            drained(stream)
+        return mx.array(np.stack([self.prompts.vector(request, dimensions) for request in requests]))
+
+    def rerank(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> list[float]:
+        """Return the relevance of each document to a query, from 0 to 1, by a model that is made for it.
+
+        It is the probability of "yes" against "no" after the prompt of Qwen3-Reranker, or that of the model's file.
+
+        Args:
+            query: the query.
+            documents: the documents.
+            instruction: what makes a document relevant; None is a web search.
+
+        Raises:
+            ModelError: the model's files do not say that it is a reranker.
+            ContextLengthError: query and document are longer than the context.
+        """
+        requests = [self.prompts.reranking(query, document, instruction) for document in documents]
+        for stream in self.run_requests(requests):
+            drained(stream)
+        return [self.prompts.relevance(request) for request in requests]
+
     def tap_names(self) -> list[Tap]:
         """Return all named values of a forward pass in the order of computation: name, shape and meaning of each.
 
@@ -285,25 +356,26 @@ class Engine:
         chosen = matching(names, [tap.name for tap in self.tap_names()])
         return {name: mx.array(values) for name, values in hidden_states(self.model, ids, chosen).items()}
 
-    def session(self, prompt: Prompt, *, slots: int = 4) -> Session:
+    def session(self, prompt: Prompt, *, slots: int = 4, n_tokens: int | None = None) -> Session:
         """Return a session that begins with a prompt: `session.logits(next_ids)` runs further tokens step by step.
 
         The prompt is run with the first call of `logits`.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            slots: the largest number of sessions with shared memory: this one and its forks. Together they may have as
-                many different tokens as the context, or as half of the free memory allows.
+            slots: the largest number of sessions with shared memory: this one and its forks.
+            n_tokens: how many different tokens they may have together; by default as many as the context, or as half of
+                the free memory allows.
 
         Raises:
-            OptionError: the prompt is empty, or the memory is too small.
+            OptionError: the prompt is empty or does not fit into the memory, or `slots` or `n_tokens` is invalid.
             ContextLengthError, ChatTemplateError: the prompt cannot be run.
         """
         from mlx_engine.research import Session
 
         ids = self.prompts.ids(prompt)
         self.prompts.fitting(len(ids) - 1, 1, None)
-        return Session.begin(self.model, ids, slots=slots)
+        return Session.begin(self.model, ids, slots=slots, n_tokens=n_tokens)
 
     def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
         """Return texts with their exact probabilities after a prompt, most likely first.
@@ -571,10 +643,12 @@ class RequestBuilder:
     Attributes:
         config: the model's config.
         phases: seconds of the phases of loading so far, included in the metrics of every request.
+        pooling: how the model makes embeddings, and whether it is a reranker.
     """
 
     def __init__(self, checkpoint: Checkpoint, path: Path, config: Any) -> None:
         self.config, self.phases = config, dict[str, float]()
+        self.pooling = read_pooling(checkpoint, path)
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
         self._grammars: Grammars | None = None
@@ -629,10 +703,101 @@ class RequestBuilder:
         max_tokens = self.fitting(len(prompt_ids), options.max_tokens, options.context_len)
         end_ids = self.tokenizer.eog_ids
         outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
-        matcher = None
+        matcher, n_top = None, options.prompt_logprobs
         if options.constraint is not None:
             matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
-        return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher)
+        reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
+        return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader)
+
+    def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
+        """Return a request for the vector of a text, which `vector` returns when it has ended.
+
+        A text gets the tokens before and after it that the model's files ask for. `check(text)` runs before it is
+        encoded; its exception aborts.
+
+        Raises:
+            OptionError: the text is empty, or an id is not in the vocabulary.
+            ContextLengthError: the text is longer than the context.
+            ModelError: the model's files ask for a step that is not implemented.
+        """
+        if self.pooling.missing is not None:
+            raise ModelError(
+                f"{self._path.name}: embeddings: {self.pooling.missing} is not implemented; use another model"
+            )
+        if isinstance(text, str):
+            check(text)
+            if not text:
+                raise OptionError("input is empty", option="input", expected="at least one character", found=text)
+            end = self.tokenizer.ends
+            if (
+                not end
+                and self.pooling.is_declared
+                and self.pooling.kind == "last"
+                and self.tokenizer.eos_id is not None
+            ):
+                end = (self.tokenizer.eos_id,)
+            ids = self.checked([*self.ids(text), *end])
+        else:
+            ids = self.checked(text)
+        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind))
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raise OptionError if the model's vectors do not have so many dimensions."""
+        most: int = self.config.hidden_size
+        if dimensions is not None and not (is_whole(dimensions) and 1 <= dimensions <= most):
+            message = f"dimensions must be from 1 to the model's {most:,}, not {shown(dimensions)}"
+            raise OptionError(message, option="dimensions", expected=f"1 to {most}", found=dimensions)
+
+    def vector(self, request: Request, dimensions: int | None = None) -> np.ndarray:
+        """Return the float32 vector (D,) of a request of `embedding` that has ended."""
+        assert isinstance(request.reader, PooledHidden)  # noqa: S101 - `embedding` has made it
+        return request.reader.vector(dimensions, normalized=self.pooling.is_normalized)
+
+    def reranking(
+        self,
+        query: str,
+        document: str,
+        instruction: str | None = None,
+        check: Callable[[str], None] = lambda text: None,
+    ) -> Request:
+        """Return a request for the relevance of a document, which `relevance` returns when it has ended.
+
+        Raises:
+            ModelError: the model's files do not say that it is a reranker.
+            ContextLengthError: query and document are longer than the context.
+        """
+        from mlx_engine.tokenizer.ranking import label_ids, ranking_ids
+
+        ranking = self.pooling.ranking
+        if ranking is None:
+            raise ModelError(
+                f"{self._path.name}: is not known as a reranker: expected pooling type 4 (rank) in a GGUF file, or "
+                "classifier_from_token in config.json of a folder; use a model made for it, such as Qwen3-Reranker"
+            )
+        for text in (query, document, instruction or ""):
+            check(text)
+        ids = self.checked(ranking_ids(self.tokenizer, ranking.template, query, document, instruction))
+        if ranking.classifier is not None:
+            return self.reading(ids, PooledHidden(len(ids), "last"))
+        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)))
+
+    def relevance(self, request: Request) -> float:
+        """Return the relevance, from 0 to 1, of a request of `reranking` that has ended: a float32 value."""
+        reader, ranking = request.reader, self.pooling.ranking
+        if isinstance(reader, PooledHidden) and ranking is not None and ranking.classifier is not None:
+            hidden = reader.vector(normalized=False).astype(np.float64)
+            values = [math.fsum((row * hidden).tolist()) for row in ranking.classifier.astype(np.float64)]
+        else:
+            assert isinstance(reader, LastLogits)  # noqa: S101 - `reranking` has made it
+            values = reader.values
+        yes, no = values
+        return float(np.float32(1 / (1 + math.exp(min(no - yes, 700)))))
+
+    def reading(self, ids: list[int], reader: RowReader) -> Request:
+        """Return a request that generates nothing: it runs a prompt for its reader."""
+        self.fitting(len(ids), 0, None)
+        output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
+        return Request(ids, Options(0), [output], metrics=Metrics(phases=dict(self.phases)), reader=reader)
 
     @property
     def grammars(self) -> Grammars:

@@ -325,6 +325,11 @@ class Options:
         None, "Compute the log-probability of every new token, and list the N most likely at its place, 0 to 20.",
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
+    prompt_logprobs: int | None = option(
+        None, "Compute the log-probability of every token of the prompt, and list the N most likely at its place, 0 to "
+        "20. The prompt is then read without the prefix cache.",
+        int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
+    )  # fmt: skip
     constraint: Constraint | None = option(  # noqa: RUF009 - it returns a field
         None, "Generate only text that a JSON Schema, an expression, a grammar or a choice allows.",
         unset="none", parameter=None, has_flag=False,
@@ -466,6 +471,7 @@ class OptionValues(TypedDict, total=False):
     timeout: float | None
     context_len: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
     constraint: Constraint | None
     processors: Processor | Sequence[Processor] | None
     sampler: Processor | None
@@ -490,6 +496,7 @@ class BatchOptionValues(TypedDict, total=False):
     timeout: float | Sequence[float | None] | None
     context_len: int | Sequence[int | None] | None
     logprobs: int | Sequence[int | None] | None
+    prompt_logprobs: int | Sequence[int | None] | None
     constraint: Constraint | Sequence[Constraint | None] | None
     processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
     sampler: Processor | Sequence[Processor | None] | None

@@ -76,10 +76,12 @@ class Session:
         """Return a session with `ids`, in memory for `n_tokens` tokens of it and its forks; None for one context.
 
         Raises:
-            OptionError: `slots` is no whole number above 0, or the memory is too small.
+            OptionError: `slots` or `n_tokens` is no whole number above 0, or the memory is too small.
         """
-        if not is_whole(slots) or slots < 1:
-            raise OptionError(f"slots must be a whole number of at least 1, not {shown(slots)}", option="slots")
+        given: dict[str, Any] = {"slots": slots} | ({} if n_tokens is None else {"n_tokens": n_tokens})
+        for name, value in given.items():
+            if not is_whole(value) or value < 1:
+                raise OptionError(f"{name} must be a whole number of at least 1, not {shown(value)}", option=name)
         context = int(model.config.context_length)
         most = n_tokens or tokens_that_fit(model.kv_layers, spare_bytes(model), slots, most=context)
         if most < len(ids):

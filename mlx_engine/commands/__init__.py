@@ -31,6 +31,7 @@ SUMMARIES = {
     "serve": "Answer HTTP requests in the form of OpenAI's API",
     "replay": "Run the requests of a journal again, and check every token and log-probability",
     "bench": "Measure prefill and decode in tokens per second",
+    "perplexity": "Measure a model's perplexity on a text, and compare its probabilities with those of a reference",
     "report": "Profile a model's forward passes and rank the bottlenecks",
     "quantize": "Quantise a model and write it as a GGUF file or a folder",
     "inspect": "Show the header, metadata and tensors of a model without loading it",

@@ -335,7 +335,7 @@ def print_failure(
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object, with "logprobs" if asked for, and "stop" or "error" if that ended it."""
+    """Return the run as one JSON object, with log-probabilities if asked for, and "stop" or "error" if one ended it."""
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
@@ -348,9 +348,10 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         found["stop"] = generation.stop
     if generation.error is not None:
         found["error"] = str(generation.error)
-    if generation.logprobs is None:
-        return found
-    return found | {"logprobs": [logprob_row(token, engine.tokenizer) for token in generation.logprobs]}
+    for name, tokens in (("logprobs", generation.logprobs), ("prompt_logprobs", generation.prompt_logprobs)):
+        if tokens is not None:
+            found[name] = [logprob_row(token, engine.tokenizer) for token in tokens]
+    return found
 
 
 def closing(
@@ -358,7 +359,10 @@ def closing(
 ) -> list[str]:
     """Return the lines about finished runs: log-probabilities if asked for, tokens, backend and times."""
     generations = [stream.generation for stream in runs]
-    tables = [table(run.logprobs, engine.tokenizer) for run in generations if run.logprobs is not None]
+    tables = []
+    for run in generations:
+        tokens = [*(run.prompt_logprobs or ()), *(run.logprobs or ())]
+        tables += [table(tokens, engine.tokenizer)] if tokens else []
     if is_batch:
         tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
         if output.verbose:

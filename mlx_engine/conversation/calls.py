@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from mlx_engine.conversation.delimiters import MARK, Delimiter, _More
-from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event
+from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, TextDelta
 from mlx_engine.conversation.formats import AnswerFormat, CallForm
 from mlx_engine.conversation.schemas import STRINGS, Types, json_of, types_of
 
@@ -199,32 +201,38 @@ class CallReader:
         yield from self._take("]")
 
     def _object(self, name: str | None) -> Reading:
-        """Read an object with the name and the arguments of a call, and with keys that mean nothing."""
-        form, held, n = self._form, "", self.n_calls
+        """Read an object with the name and the arguments of a call. Unknown members are text after the call."""
+        form, held, others, n = self._form, "", list[str](), self.n_calls
         yield from self._take("{")
         while (yield from self._char()) != "}":
-            key = json.loads((yield from self._collected(self._member))[:-1])
+            member = yield from self._collected(self._member)
+            key = json.loads(member[:-1])
             yield from self._cursor.spaces()
-            if key == form.name_key:
+            is_arguments = key == form.arguments_key or (self._is_marked and key in ("arguments", "parameters"))
+            if key == form.name_key and name is None:
                 name = json.loads((yield from self._collected(self._string)))
-            elif key == form.arguments_key or (key in ("arguments", "parameters") and self._is_marked):
-                if name is None:
-                    held = yield from self._collected(self._value)
-                else:
-                    yield from self._arguments(name)
-            elif key in IGNORED or (self._is_marked and self.n_calls > n):
-                yield from self._collected(self._value)
+            elif is_arguments and name is not None and self.n_calls == n and not held:
+                yield from self._arguments(name)
+            elif is_arguments and self.n_calls == n and not held:
+                held = yield from self._collected(self._value)
+            elif self._is_marked or key in IGNORED:
+                value = yield from self._collected(self._value)
+                others += [] if key in IGNORED else [f"{member} {value}"]
             else:
                 raise MalformedError
             if (yield from self._char()) == ",":
                 self._cursor.at += 1
+            elif (yield from self._char()) != "}":
+                raise MalformedError
         self._cursor.at += 1
-        if self.n_calls == n and (held or self._is_marked):
+        if self.n_calls == n:
+            if not held and not self._is_marked:
+                raise MalformedError
+            text = _object_text(held or "{}")
             self._begin(name)
-            self._argue(_object_text(held or "{}"))
+            self._argue(text)
             self._end()
-        elif self.n_calls == n:
-            raise MalformedError
+        self._events += [TextDelta(", ".join(others))] if others else []
 
     def _arguments(self, name: str | None) -> Reading:
         """Read arguments: an object, which streams; its text as a string; or null."""
@@ -500,29 +508,32 @@ def _lines(text: str, settings: Mapping[str, Any], types: Mapping[str, Types]) -
 
 def _python_calls(text: str, tools: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the names and arguments of a list of calls in Python's syntax."""
-    for source in (text.strip(), text.strip().replace("\n", "\\n")):
+    for source in (text.strip(), text.strip().replace("\n", "\\n")):  # strings may have line ends
         try:
+            if any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(source).readline)):
+                continue
             tree = ast.parse(source, mode="eval").body
             calls = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
             return [_python_call(call, tools) for call in calls]
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
+        except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
             continue
     raise MalformedError
 
 
 def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
-    if not isinstance(call, ast.Call):
-        raise ValueError("no call")
+    """Return the name and the arguments of a call; raise ValueError if it is none, or has values that JSON lacks."""
+    if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError("no call with literal arguments")
     name = ast.unparse(call.func)
     names = tools.get(name, {}).get("parameters", {}).get("properties", {})
     arguments = dict(zip(names, map(_python_value, call.args), strict=False))
     if len(arguments) < len(call.args):
         raise ValueError("more arguments than parameters")
     for keyword in call.keywords:
-        if keyword.arg is None:
-            raise ValueError("arguments without names")
-        arguments[keyword.arg] = _python_value(keyword.value)
-    return name, json.dumps(arguments, ensure_ascii=False)
+        if keyword.arg in arguments:
+            raise ValueError("an argument twice")
+        arguments[str(keyword.arg)] = _python_value(keyword.value)
+    return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def _python_value(value: ast.expr) -> Any:
@@ -531,9 +542,10 @@ def _python_value(value: ast.expr) -> Any:
         return json.loads(value.id)
     if isinstance(value, ast.List | ast.Tuple):
         return [_python_value(item) for item in value.elts]
-    if isinstance(value, ast.Dict):
+    if isinstance(value, ast.Dict) and None not in value.keys:
         return {
-            ast.literal_eval(key or value): _python_value(item)
+            _python_value(key): _python_value(item)
             for key, item in zip(value.keys, value.values, strict=True)
+            if key is not None
         }
     return ast.literal_eval(value)

@@ -174,8 +174,7 @@ TABLE: Mapping[str, Template] = {
                 "close": "<|end|>",
             },
             "content": {
-                "open_pattern": HARMONY_START
-                + r"<\|channel\|>(?:final|commentary)(?: ?(?:<\|constrain\|>)?\w+)?<\|message\|>",
+                "open_pattern": HARMONY_START + rf"<\|channel\|>(?:final|commentary){HARMONY_KIND}<\|message\|>",
                 "close": ["<|end|>", "<|return|>"],
             },
             "tool_calls": {

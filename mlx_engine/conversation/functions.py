@@ -86,9 +86,10 @@ def function_tool(function: Function) -> dict[str, Any]:
     """
     import msgspec
 
+    made = _struct(function)
     text = inspect.cleandoc(function.__doc__ or "")
     section = SECTION.search(text)
-    _, components = msgspec.json.schema_components([_struct(function)])
+    _, components = msgspec.json.schema_components([made])
     definitions = dict(components)
     schema: dict[str, Any] = definitions.pop(_name(function))
     described = ARGUMENTS.search(text)
@@ -117,7 +118,10 @@ def _struct(function: Function) -> Any:
     """Return a type whose fields are the parameters of a function."""
     import msgspec
 
-    name, parameters = _name(function), inspect.signature(function).parameters.values()
+    name = _name(function)
+    if not name.isidentifier():
+        raise OptionError(f"tools: {name} has no name; define it with def", option="tools", found=name)
+    parameters = inspect.signature(function).parameters.values()
     unnamed = next((each for each in parameters if each.kind not in KINDS), None)
     if unnamed is not None:
         message = f"tools: {name} has the parameter {unnamed}, which cannot be given by name; give it a name"
@@ -141,13 +145,15 @@ class _Default:
     """The value of a parameter that was left out."""
 
 
-def call_function(function: Function, arguments: Mapping[str, Any]) -> str:
+def call_function(function: Function, arguments: Mapping[str, Any] | None) -> str:
     """Call a function with the arguments of a model, and return its result as text.
 
     An error of the arguments or of the function is the result, too: the model can react to it.
     """
     import msgspec
 
+    if arguments is None:
+        return "Error: the arguments are no JSON object"
     try:
         given = msgspec.convert(dict(arguments), _struct(function))
         values = {name: getattr(given, name) for name in given.__struct_fields__}

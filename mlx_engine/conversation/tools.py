@@ -313,7 +313,10 @@ def _plain(schema: Any, root: Any) -> Any:
 
 
 def _supported(function: Mapping[str, Any]) -> Any:
-    """Return the schema of a tool's arguments; any object if it is not supported and the tool is not strict."""
+    """Return the schema of a tool's arguments; any object if it is not supported and the tool is not strict.
+
+    Arguments that the schema does not name are left out, unless it says that there may be others.
+    """
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     try:
         check_schema(schema)
@@ -322,7 +325,8 @@ def _supported(function: Mapping[str, Any]) -> Any:
             message = f"tools: the schema of {function['name']}, which is strict: {error}"
             raise OptionError(message, option="tools", found=function["name"]) from None
         return {"type": "object"}
-    return schema
+    is_open = "properties" not in schema or "additionalProperties" in schema or "patternProperties" in schema
+    return schema if is_open else {**schema, "additionalProperties": False}
 
 
 def _regex(text: str) -> str:

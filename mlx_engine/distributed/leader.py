@@ -24,7 +24,7 @@ from mlx_engine.cache import CacheLayer, KVPool
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values
 from mlx_engine.distributed.messages import BatchMessages, Message, receive_message, send_message
-from mlx_engine.errors import DistributedError
+from mlx_engine.errors import DistributedError, ModelError
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import COUNTED
@@ -101,6 +101,10 @@ class SharedModel(Model):
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
         logits = self.submit(batch)
         return None if logits is None else logits()
+
+    def forward_hidden(self, batch: Batch) -> Array | None:
+        """Raise ModelError: ranks exchange logits, and no hidden states."""
+        raise ModelError("embeddings: expected a model that one process runs alone, found ranks; load it without them")
 
     def kv_capacity(self) -> tuple[int, int | None]:
         """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits it.

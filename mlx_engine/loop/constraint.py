@@ -296,4 +296,8 @@ def _reason(error: str) -> str:
     """Return what an error of llguidance says, on one line, without the place in our Lark text."""
     lines = [line for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|$)", line)]
     said = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))
+    if "coerce_one_of" in said:
+        said = (
+            "oneOf is supported if its schemas visibly exclude each other; write anyOf, or add a const property to each"
+        )
     return f"{said or 'llguidance gives no reason':.500}"

@@ -30,21 +30,30 @@ class TokenLogprobs:
         token_id: the token.
         logprob: the natural logarithm of its probability, a float32 value.
         top: pairs (token id, log-probability), most likely first, and of equally likely tokens the lower id first.
+        rank: 1 for the most likely token, 1 more for each token that is more likely; None if it was not asked for.
         allowed: the sum of the probabilities of the tokens that the constraint allowed; None without a constraint.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
     allowed: float | None = None
 
 
 def token_logprobs(
-    backend: Backend, logits: np.ndarray, token_id: int, n_top: int = 0, mask: NDArray[np.bool_] | None = None
+    backend: Backend,
+    logits: np.ndarray,
+    token_id: int,
+    n_top: int = 0,
+    mask: NDArray[np.bool_] | None = None,
+    *,
+    ranked: bool = False,
 ) -> TokenLogprobs:
     """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,).
 
-    With the mask (V,) of a constraint, also return the sum of the probabilities that it left.
+    With `ranked`, also return the rank of the token. With the mask (V,) of a constraint, also return the sum of the
+    probabilities that it left.
     """
     top = float(logits.max())
     log_sum = natural_log(backend.sum_exp(logits, top))
@@ -53,13 +62,14 @@ def token_logprobs(
         return float(np.float32(float(logits[i]) - top - log_sum))
 
     alternatives = largest(logits, n_top).tolist() if n_top else []
+    rank = 1 + int(np.count_nonzero(logits > logits[token_id])) if ranked else None
     allowed = None
     if mask is not None:
         # The divisor of softmax without the other tokens: relative to its own largest, so that nothing is lost.
         left = masked(logits, mask)
         largest_left = float(left.max())
         allowed = min(1.0, math.exp(largest_left - top + natural_log(backend.sum_exp(left, largest_left)) - log_sum))
-    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives), allowed)
+    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives), rank, allowed)
 
 
 def natural_log(x: float) -> float:

@@ -15,9 +15,11 @@ from mlx_engine.cache import KVPool, KVSequence
 from mlx_engine.cache.prefix import Match
 from mlx_engine.errors import EngineError
 from mlx_engine.loop.constraint import Matcher
+from mlx_engine.loop.logprobs import TokenLogprobs
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.processors import Processors
+from mlx_engine.loop.row_reader import PromptLogprobs, RowReader
 from mlx_engine.loop.sampler import Choice, Sampler
 from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
@@ -47,6 +49,7 @@ class Request:
         outputs: the output of each answer. The answers share one prefill.
         matcher: the constraint of the answers, at their start; None without one.
         output: that of the first answer.
+        reader: reads rows of the prompt's logits or hidden states; None for a request that only generates.
         metrics: the times of the passes that computed tokens of the first answer.
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
@@ -69,6 +72,7 @@ class Request:
         outputs: abc.Sequence[Output],
         *,
         metrics: Metrics | None = None,
+        reader: RowReader | None = None,
         matcher: Matcher | None = None,
     ) -> None:
         if not prompt_ids or not outputs:
@@ -80,6 +84,7 @@ class Request:
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.match: Match | None = None
         self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
+        self.reader = reader
         self.error: Exception | None = None
         self.number = next(_numbers)
 
@@ -87,6 +92,16 @@ class Request:
     def has_ended(self) -> bool:
         """Whether all answers have ended, or the request has failed."""
         return self.error is not None or all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether its passes return hidden states in place of logits: it generates nothing."""
+        return self.reader is not None and self.reader.kind == "hidden"
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """The log-probabilities of the prompt's tokens after the first, as far as it has been run; None for none."""
+        return list(self.reader.tokens) if isinstance(self.reader, PromptLogprobs) else None
 
     @property
     def longest(self) -> int:
@@ -160,10 +175,18 @@ class Sequence:
         page, length = self.kv.pool.page, self.kv.length + self.kv.pending
         return -(-(length + n) // page) - -(-length // page)
 
-    def chunk(self, budget: int) -> ScheduledChunk:
-        """Return the first unread tokens, at most `budget`, as a part of a pass."""
-        n = min(len(self.unread), budget)
-        return ScheduledChunk(self, n, (self.sampler, *self.parallel) if n == len(self.unread) else ())
+    def chunk(self, budget: int, most_rows: int | None = None) -> ScheduledChunk:
+        """Return the first unread tokens, at most `budget`, as a part of a pass.
+
+        `most_rows` bounds the number of logits that the request's reader gets; it does not bound the choice of a token.
+        """
+        n, reader, request = min(len(self.unread), budget), self.request.reader, self.request
+        first = self.kv.length + self.kv.pending
+        if reader is not None and most_rows is not None:
+            n = min(n, max(0, reader.start - first) + most_rows)
+        ends = n == len(self.unread) and not request.is_hidden
+        n_read = 0 if reader is None else reader.n_wanted(first, n)
+        return ScheduledChunk(self, n, (self.sampler, *self.parallel) if ends else (), n_read=n_read)
 
     def fork(self, sampler: Sampler, token: int) -> Sequence:
         """Return the sequence of the next output, which shares the prompt and continues with another token."""
@@ -185,7 +208,8 @@ class ScheduledChunk:
         n: the number of its unread tokens.
         samplers: each chooses a token from the logits of the last of these tokens. The first one is the sequence's own.
             Empty if other unread tokens follow.
-        row: the row of these logits in the pass, if there are samplers.
+        row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
+        n_read: the number of last tokens whose rows the request's reader gets.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
     """
@@ -195,4 +219,10 @@ class ScheduledChunk:
     samplers: tuple[Sampler, ...] = ()
     row: int = -1
     choices: list[Choice] = field(default_factory=list)
+    n_read: int = 0
     error: EngineError | None = None
+
+    @property
+    def n_wanted(self) -> int:
+        """The number of last tokens whose logits or hidden states the pass returns."""
+        return max(self.n_read, int(bool(self.samplers)))

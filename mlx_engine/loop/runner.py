@@ -71,11 +71,12 @@ class _Pass:
     Attributes:
         batch: its batch.
         chunks: the chunks that it runs, without those that were dropped.
-        n_rows: the number of rows of its logits.
+        n_rows: the number of rows of its logits or hidden states.
         started: the time when it was submitted.
         reply: returns the logits, if no tokens have been chosen from them yet. It waits for those of a pass that
             several machines run.
         check: the check of the logits that tokens were chosen from.
+        rows: its logits or hidden states, if readers of requests get some of them.
         sampling: the time of choosing tokens; None if it was not measured.
     """
 
@@ -85,6 +86,7 @@ class _Pass:
     started: float
     reply: Callable[[], Array] | None = None
     check: FiniteCheck | None = None
+    rows: Array | None = None
     sampling: float | None = None
 
 
@@ -198,24 +200,26 @@ class ModelRunner:
             self._last_had_no_choice = False
         start, inputs, n_rows = self._clock(), [], 0
         for chunk in chunks:
-            inputs.append(SequenceInput(chunk.sequence.unread[: chunk.n], chunk.sequence.kv, int(bool(chunk.samplers))))
-            chunk.row, n_rows = n_rows, n_rows + bool(chunk.samplers)
+            inputs.append(SequenceInput(chunk.sequence.unread[: chunk.n], chunk.sequence.kv, chunk.n_wanted))
+            n_rows += chunk.n_wanted
+            chunk.row = n_rows - 1
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(inputs)
-        if model.is_shared:
+        if model.is_shared and not any(chunk.n_read for chunk in chunks):
             batch.best = best_of([sampler for chunk in chunks for sampler in chunk.samplers])
         submitted = _Pass(batch, chunks, n_rows, start)
         try:
             if self._is_staged:
                 submitted.reply = model.submit(batch)
             else:
-                logits = model.forward(batch)
-                if logits is not None and any(map(self._waits_for_mask, chunks)):
-                    model.backend.begin([logits])
-                    submitted.reply = partial(_as_it_is, logits)
-                elif logits is not None:
-                    self._choose(submitted, logits)
+                is_hidden = chunks[0].sequence.request.is_hidden
+                rows = model.forward_hidden(batch) if is_hidden else model.forward(batch)
+                if rows is not None and any(map(self._waits_for_mask, chunks)):
+                    model.backend.begin([rows])
+                    submitted.reply = partial(_as_it_is, rows)
+                elif rows is not None:
+                    self._take(submitted, rows)
         except BaseException:
             batch.roll_back()
             raise
@@ -226,6 +230,15 @@ class ModelRunner:
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
         return submitted
 
+    def _take(self, submitted: _Pass, rows: Array) -> None:
+        """Choose the tokens of a pass, and keep the rows for the readers until the pass is settled."""
+        if any(chunk.n_read for chunk in submitted.chunks):
+            submitted.rows = rows
+        if any(chunk.samplers for chunk in submitted.chunks):
+            self._choose(submitted, rows)
+        else:
+            (self._model.backend.begin if self.overlaps else self._model.backend.wait)([rows])
+
     def _waits_for_mask(self, chunk: ScheduledChunk) -> bool:
         """Return whether the choice of a chunk needs a mask that depends on a token that is not settled."""
         return any(sampler.is_constrained for sampler in chunk.samplers) and self.n_pending(chunk.sequence) > 0
@@ -234,7 +247,7 @@ class ModelRunner:
         """Choose the tokens of a pass that was submitted without a choice."""
         if submitted.reply is None:
             return
-        self._choose(submitted, submitted.reply())
+        self._take(submitted, submitted.reply())
         submitted.reply = None
         for chunk in submitted.chunks:
             chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[:1])]
@@ -268,10 +281,13 @@ class ModelRunner:
         """
         self._choose_late(submitted)
         bad = submitted.check.bad_rows() if submitted.check else {}
-        failed: list[tuple[ScheduledChunk, EngineError]] = []
+        failed: list[tuple[ScheduledChunk, EngineError]] = [*self._read(submitted)]
         chosen: list[tuple[ScheduledChunk, list[int]]] = []
+        unreadable = [chunk for chunk, _ in failed]
         for chunk in submitted.chunks:
             first = chunk.choices[0] if chunk.choices else None
+            if chunk in unreadable:
+                continue
             if chunk.error is not None:
                 failed.append((chunk, chunk.error))
             elif first is not None and first.row in bad:
@@ -291,6 +307,26 @@ class ModelRunner:
         if self._flight and not self._is_staged:
             self._choose_late(self._flight[0])
         return chosen, failed
+
+    def _read(self, submitted: _Pass) -> list[tuple[ScheduledChunk, EngineError]]:
+        """Hand the rows of the oldest pass to the readers; return the chunks whose rows are not finite."""
+        failed: list[tuple[ScheduledChunk, EngineError]] = []
+        of_pass, be = submitted.rows, self._model.backend
+        for chunk in submitted.chunks:
+            reader = chunk.sequence.request.reader
+            if of_pass is None or reader is None or not chunk.n_read:
+                continue
+            rows = be.host(of_pass)[chunk.row + 1 - chunk.n_read : chunk.row + 1]
+            first = chunk.sequence.kv.length + chunk.n - chunk.n_read
+            bad = [
+                i for i, total in enumerate(rows.sum(axis=1)) if not (np.isfinite(total) or np.isfinite(rows[i]).all())
+            ]
+            if bad:
+                ids = chunk.sequence.ids[: first + bad[0] + 1]
+                failed.append((chunk, not_finite(self._model, ids, rows[bad[0]])))
+            else:
+                reader.read(be, first, rows)
+        return failed
 
     def _prepare_masks(self, samplers: abc.Sequence[Sampler]) -> None:
         """Begin to compute the masks of the next tokens."""

@@ -29,6 +29,7 @@ from mlx_engine.errors import ContextLengthError, DistributedError
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.loop.output import FinishReason
 from mlx_engine.loop.request import Request, ScheduledChunk, Sequence
+from mlx_engine.loop.row_reader import MOST_BYTES
 from mlx_engine.loop.runner import ModelRunner, PassOutput
 from mlx_engine.weights.model import Model
 
@@ -105,8 +106,13 @@ class Scheduler:
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
+        # Rows of logits that readers get in one pass, without and with an answer being generated.
+        most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
+        self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
         if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
             self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
+            self._read_budget = self._shared_read_budget = self._budget
+        self._was_hidden = False
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._failed: list[Request] = []
@@ -199,6 +205,7 @@ class Scheduler:
         for chunk, error in done.failed:
             self._fail(chunk.sequence, error)
         self._keep_prompts([chunk.sequence for chunk in done.chunks if chunk.sequence.request.error is None])
+        self._finish_hidden(done)
         for chunk, ids in done.chosen:
             if chunk.sequence.request.error is None:  # another sequence of the request may have failed
                 self._deliver(chunk.sequence, ids)
@@ -261,20 +268,33 @@ class Scheduler:
 
         If several machines run the model, a pass has its share of the sequences and of the budget.
         """
-        ready = [sequence for sequence in self.running if self._is_ready(sequence)]
-        n_batches = self._runner.n_batches
+        ready, n_batches = self._of_one_kind(), self._runner.n_batches
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
-        left = -(-(self._shared_budget if chunks else self._budget) // n_batches)
+        # Answers wait for a pass of hidden states, which runs none of their tokens.
+        is_hidden = bool(ready) and ready[0].request.is_hidden
+        is_shared = bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
+        left = -(-(self._shared_budget if is_shared else self._budget) // n_batches)
+        rows = -(-(self._shared_read_budget if is_shared else self._read_budget) // n_batches)
         for sequence in ready:
-            if left and len(sequence.unread) > 1:
-                chunks.append(sequence.chunk(left))
+            is_read = sequence.request.reader is not None
+            if left and len(sequence.unread) > 1 and (rows or not is_read):
+                chunks.append(sequence.chunk(left, rows if is_read else None))
                 left -= chunks[-1].n
+                rows -= chunks[-1].n_read
         return chunks
+
+    def _of_one_kind(self) -> list[Sequence]:
+        """Return the sequences that the next pass may run. Passes return either logits or hidden states, in turns."""
+        ready = [sequence for sequence in self.running if self._is_ready(sequence)]
+        if len({sequence.request.is_hidden for sequence in ready}) < 2:
+            return ready
+        return [sequence for sequence in ready if sequence.request.is_hidden != self._was_hidden]
 
     def _chunk_alone(self, sequence: Sequence) -> list[ScheduledChunk]:
         """Return the next chunk of one sequence; none if it has lost its slot or a pass is under way."""
-        return [sequence.chunk(self._budget)] if sequence in self.running and self._runner.is_idle else []
+        is_free = sequence in self.running and self._runner.is_idle
+        return [sequence.chunk(self._budget, self._read_budget)] if is_free else []
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Return whether a sequence has unread tokens, and a pass may run them."""
@@ -334,7 +354,9 @@ class Scheduler:
         if self.prefix is None:
             return
         ids, request = sequence.ids, sequence.request
-        match = self.prefix.attach(sequence.kv, ids[:-1])
+        # The rows that the request's reader has not got must be computed; rows are not cached.
+        most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
+        match = self.prefix.attach(sequence.kv, ids[:most])
         sequence.unread = list(ids[match.length :])
         if request.times.admitted is None:
             request.match = match._replace(pages=[], state=None)  # they may soon belong to others
@@ -396,6 +418,17 @@ class Scheduler:
                     sequence.rewind()
         except Exception as error:
             self._fail(first, error)
+
+    def _finish_hidden(self, done: PassOutput) -> None:
+        """End the requests for hidden states whose prompts have been run."""
+        for chunk in done.chunks:
+            sequence = chunk.sequence
+            self._was_hidden = sequence.request.is_hidden
+            if self._was_hidden and sequence.request.error is None and not sequence.unread:
+                if sequence.request.times.first_token is None:
+                    sequence.request.times.first_token = self._clock()
+                sequence.output.end("length")
+                self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
         """Free the pages of a sequence that has ended, except those that the prefix cache holds."""

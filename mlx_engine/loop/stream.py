@@ -46,6 +46,7 @@ class Generation:
             if the timeout came first, "error" if it failed; None while the run continues.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token, if they were asked for.
+        prompt_logprobs: those of each token of the prompt after the first, if they were asked for.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
         stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
@@ -60,6 +61,7 @@ class Generation:
     prompt_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     n_cached: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
     error: RunError | None = None
     stop: str | int | None = None
     processors: tuple[str, ...] = ()
@@ -194,6 +196,7 @@ class Stream:
             list(request.prompt_ids),
             None if output.logprobs is None else list(output.logprobs),
             request.n_cached,
+            request.prompt_logprobs,
             stop=output.stop,
             processors=tuple(
                 map(name_of, [*options.processors, *([] if options.sampler is None else [options.sampler])])

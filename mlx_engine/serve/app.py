@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
+from mlx_engine.serve.embeddings import embed, rerank
 from mlx_engine.serve.errors import (
     REQUEST_ID,
     ApiError,
@@ -72,10 +73,13 @@ def create_app(service: Service) -> Starlette:
         "/v1/responses": partial(generate, form=RESPONSES),
         "/v1/messages": partial(generate, form=MESSAGES),
         "/v1/messages/count_tokens": count_tokens,
+        "/v1/embeddings": embed,
+        "/v1/rerank": rerank,
         "/tokenize": partial(converted, convert=_tokens),
         "/detokenize": partial(converted, convert=_text),
     }
     gets = {"/v1/models": models, "/v1/models/{name:path}": model, "/metrics": metrics}
+    gets["/tokenizer_info"] = tokenizer_info
     guard = Middleware(OriginGuard, hosts=service.hosts, origins=service.origins, errors=service.metrics.errors)
     cors = Middleware(CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"])
     app = Starlette(
@@ -227,26 +231,40 @@ async def converted(
 def _tokens(service: Service, body: bytes) -> Response:
     """Return the ids of a text."""
     asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
-    n, most = len(asked.content.encode(errors="replace")), BYTES_PER_TOKEN * service.most_ids
+    service.check_model(asked.model)
+    text, param = asked.text, "content" if asked.prompt is None else "prompt"
+    n, most = len(text.encode(errors="replace")), BYTES_PER_TOKEN * service.most_ids
     if n > most:
-        raise too_many("content", n, most, "bytes")
+        raise too_many(param, n, most, "bytes")
     try:
-        ids = tokenizer.encode(asked.content, asked.special)
+        ids = tokenizer.encode(text, asked.special or asked.prompt is not None)
     except TokenizerError as error:
-        raise api_error(error, "content") from error
-    return json_response({"tokens": ids, "count": len(ids)})
+        raise api_error(error, param) from error
+    bos = tokenizer.bos_id if tokenizer.add_bos and asked.add_special_tokens and asked.prompt is not None else None
+    ids = ids if bos is None else [bos, *ids]
+    return json_response({"tokens": ids, "count": len(ids), "max_model_len": service.context})
 
 
 def _text(service: Service, body: bytes) -> Response:
     """Return the text of ids."""
     asked, tokenizer, most = parse(body, DetokenizeRequest), service.engine.tokenizer, service.most_ids
+    service.check_model(asked.model)
     if len(asked.tokens) > most:
         raise too_many("tokens", len(asked.tokens), most, "ids")
     try:
         text = tokenizer.decode(asked.tokens)
     except TokenizerError as error:
         raise api_error(error, "tokens") from error
-    return json_response({"content": text})
+    return json_response({"content": text, "prompt": text})
+
+
+async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> None:
+    """Describe the tokenizer as vLLM does: clients that tokenize by this server look here for its end-of-text token."""
+    tokenizer = service.engine.tokenizer
+    names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    found: dict[str, object] = {name: None if i is None else tokenizer.token(i) or None for name, i in names.items()}
+    found |= {"add_bos_token": tokenizer.add_bos, "chat_template": tokenizer.chat_template}
+    await respond(json_response({**found, "vocab_size": tokenizer.vocab_size, "model_max_length": service.context}))
 
 
 def too_many(param: str, n: int, most: int, what: str) -> ApiError:

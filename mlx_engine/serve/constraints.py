@@ -92,6 +92,19 @@ def asked(given: Parameters) -> Asked:
     return made._replace(param=param) if isinstance(made, Asked) else Asked(made, param)
 
 
+def asked_format(form: ResponseFormat, param: str) -> Asked:
+    """Return the constraint of a format of the answer that another API has under this name.
+
+    Raises:
+        ApiError: it is invalid.
+    """
+    if form.type == "text" and form.json_schema is None:
+        return Asked()
+    with named(param):
+        made = _format(form, param)
+    return made._replace(param=param) if isinstance(made, Asked) else Asked(made, param)
+
+
 def _made(given: Parameters) -> Iterator[tuple[str, Callable[[], Constraint | Asked] | None]]:
     """Yield the parameters, each with what makes its constraint; None for one that is not given."""
     form = given.response_format or ResponseFormat(type="text")
@@ -107,18 +120,18 @@ def _made(given: Parameters) -> Iterator[tuple[str, Callable[[], Constraint | As
             yield param, None if value is None else partial(how, value)
 
 
-def _format(form: ResponseFormat) -> Constraint | Asked:
+def _format(form: ResponseFormat, param: str = "response_format") -> Constraint | Asked:
     """Return the constraint of a response format that is not text."""
     given = form.json_schema
     if (form.type == "json_schema") is not (given is not None):
-        message = "response_format: type json_schema has json_schema, with a name and a schema, and no other type has"
-        raise ApiError(400, message, param="response_format.json_schema", code="invalid_value")
+        message = f"{param}: type json_schema has json_schema, with a name and a schema, and no other type has"
+        raise ApiError(400, message, param=f"{param}.json_schema", code="invalid_value")
     if given is None or given.schema is None:
         return Constraint.json_object()
     if given.strict:
         return Constraint.json_schema(given.schema)
     schema, left_out = without_unsupported(given.schema)
-    return Asked(Constraint.json_schema(schema), ignored=tuple(f"response_format: {path}" for path in left_out))
+    return Asked(Constraint.json_schema(schema), ignored=tuple(f"{param}: {path}" for path in left_out))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 from starlette.responses import Response
 
+from mlx_engine.conversation.answer import AnswerReader
 from mlx_engine.conversation.formats import required_format
 from mlx_engine.conversation.tools import with_choice
 from mlx_engine.engine import constrained
@@ -27,7 +28,9 @@ from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_o
 from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import EventStream
+from mlx_engine.tokenizer.chat import unchecked
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+from mlx_engine.tokenizer.tokenizer import Tokenizer
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
@@ -72,7 +75,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
                 given = params.options(service.sampling)
                 requests, reading = await turn.run(partial(_requests, service, params, given, turn))
             except Exception as error:
-                raise _logged(api_error(error, form.prompt), error) from error
+                raise logged(api_error(error, form.prompt), error) from error
         del body, read
         call = Call(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
@@ -126,6 +129,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
             if prompt.tools:
                 required_format(engine.tokenizer)
             ids = engine.prompts.chat_ids(prompt, check=check)
+            ids = begun(engine.tokenizer, ids, reading, is_free=asked.constraint is None, check=check)
         else:
             check(prompt if isinstance(prompt, str) else "")
             ids = engine.prompt_ids(prompt)
@@ -144,6 +148,37 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     return requests, reading._replace(ignored=(*reading.ignored, *asked.ignored))
 
 
+def begun(
+    tokenizer: Tokenizer,
+    ids: list[int],
+    reading: Reading,
+    *,
+    is_free: bool = True,
+    check: Callable[[str], None] = unchecked,
+) -> list[int]:
+    """Return the prompt `ids` with the beginning of its answer, which the new tokens continue.
+
+    Args:
+        tokenizer: the tokenizer of the prompt.
+        ids: the prompt, at whose end the template has begun the turn of the assistant.
+        reading: the request, which has the beginning of the answer.
+        is_free: whether the answer has no constraint: one would hold for the new tokens alone.
+        check: called with the text before it is encoded.
+
+    Raises:
+        ApiError: the answer has a constraint, or the template begins the turn with reasoning, which the text is not.
+    """
+    if not reading.begun:
+        return ids
+    is_thinking = AnswerReader.after(tokenizer, ids).is_thinking
+    if is_thinking or not is_free:
+        why = "the template begins an answer with reasoning" if is_thinking else "the answer has a constraint"
+        message = f"{reading.begun_in}: an answer cannot be continued, because {why}; ask for the rest in a message"
+        raise ApiError(400, message, param=reading.begun_in, code="unsupported_value")
+    check(reading.begun)
+    return [*ids, *tokenizer.encode(reading.begun)]
+
+
 async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
     """Respond with the number of tokens of a conversation, which /v1/messages would read."""
     _ = service.engine  # refuse at once what cannot be answered now
@@ -151,14 +186,15 @@ async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
         try:
             n = await turn.run(partial(_count, service, body, turn))
         except Exception as error:
-            raise _logged(api_error(error, COUNT.prompt), error) from error
+            raise logged(api_error(error, COUNT.prompt), error) from error
     await respond(json_response({"input_tokens": n}))
 
 
 def _count(service: Service, body: bytes, turn: Turn) -> int:
     params, engine = _parsed(service, body, COUNT), service.engine
-    prompt = params.read(engine.tokenizer.chat_template).prompts[0]
-    return len(engine.prompts.chat_ids(prompt, check=partial(_check, service, turn)))
+    reading, check = params.read(engine.tokenizer.chat_template), partial(_check, service, turn)
+    ids = engine.prompts.chat_ids(reading.prompts[0], check=check)
+    return len(begun(engine.tokenizer, ids, reading, check=check))
 
 
 def _check(service: Service, turn: Turn, text: str) -> None:
@@ -185,7 +221,7 @@ async def _answer(
     except ClientGoneError:
         raise
     except Exception as error:
-        raise _logged(api_error(error, prompt), error) from error
+        raise logged(api_error(error, prompt), error) from error
     finally:
         if service.recorder is not None:
             service.recorder.record(call, reply.id)
@@ -211,10 +247,10 @@ async def _events(service: Service, call: Call, reply: Reply, prompt: str) -> As
     if call.error is None:
         yield reply.end()
     else:
-        yield reply.failure(_logged(api_error(call.error, prompt), call.error))
+        yield reply.failure(logged(api_error(call.error, prompt), call.error))
 
 
-def _logged(error: ApiError, cause: Exception) -> ApiError:
+def logged(error: ApiError, cause: Exception) -> ApiError:
     """Write the traceback of an internal error to the log; return the error."""
     if error.code == "internal_error":
         LOGGER.error("a request failed", exc_info=cause)

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from mlx_engine.conversation.tools import ToolChoice as Choice
+from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.answers import Part, PartsReply
+from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError, messages_error
 from mlx_engine.serve.parameters import Body, Reading, parse
 from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
@@ -46,7 +47,7 @@ IGNORED = (
 )
 
 
-class ToolChoice(msgspec.Struct):
+class Choice(msgspec.Struct):
     """Whether tools are called: `any` of them, or the one with a name."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -60,11 +61,18 @@ class Thinking(msgspec.Struct):
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
 
+class OutputFormat(msgspec.Struct):
+    """The JSON Schema of the answer."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(msgspec.Struct):
     """How long the model thinks, where its template has efforts, and the form of the answer."""
 
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: OutputFormat | None = None
 
 
 class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
@@ -76,7 +84,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     max_tokens: int
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
@@ -114,11 +122,24 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             _read_system(chat, self.system)
         for i, message in enumerate(self.messages):
             _read_message(chat, message, f"messages[{i}]")
-        tools = [] if _choice(self) == "none" else _tools(chat, self.tools or ())
+        begun = chat.begun_answer() if self.messages[-1].get("role") == "assistant" else ""
+        given = self.tool_choice or Choice("auto")
+        tools = [] if given.type == "none" else _tools(chat, self.tools or ())
         prompt = ChatPrompt(chat.messages, tools, variables=self._variables(template))
-        is_parallel = self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
-        choice = Choice.of(_choice(self), is_parallel=is_parallel)
-        return Reading([prompt], chat.ignored, {"tools": tools}, choice)
+        choice = ToolChoice(
+            is_required=given.type in ("any", "tool"),
+            name=given.name if given.type == "tool" else None,
+            is_parallel=given.disable_parallel_tool_use is not True,
+        )
+        return Reading([prompt], chat.ignored, {"tools": tools}, choice, begun, "messages")
+
+    def asked(self) -> Asked:
+        """Return the constraint of the answer: its JSON Schema."""
+        form = None if self.output_config is None else self.output_config.format
+        if form is None:
+            return Asked()
+        schema = JsonSchema(name="output", schema=form.schema, strict=True)
+        return asked_format(ResponseFormat(type="json_schema", json_schema=schema), "output_config.format")
 
     def forget_prompt(self) -> None:
         """Drop the messages."""
@@ -137,7 +158,8 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             raise wrong("stop", "is named stop_sequences in this API; it must be left out", stop)
         if not self.messages:
             raise wrong("messages", "must have at least one message", self.messages)
-        _choice(self)
+        if self.tool_choice is not None and self.tool_choice.type == "tool" and self.tool_choice.name is None:
+            raise wrong("tool_choice.name", "must be the name of a tool", None)
 
     def _variables(self, template: str | None) -> Json:
         is_on = self.thinking is not None and self.thinking.type != "disabled"
@@ -218,25 +240,17 @@ def _read_answer(chat: Chat, content: Any, at: str) -> None:
 
 def _tools(chat: Chat, tools: Sequence[Json]) -> list[Json]:
     """Return the tools in the form of chat, without those that the API's own servers run."""
-    found = []
+    found: dict[str, Json] = {}
     for i, tool in enumerate(tools):
-        if tool.get("type") is not None and text_in(tool, "type", f"tools[{i}]") != "custom":
+        at = f"tools[{i}]"
+        if tool.get("type") is not None and text_in(tool, "type", at) != "custom":
             chat.ignore(f"tool {tool['type']:.80}")
-        else:
-            found.append(
-                function_tool(tool, f"tools[{i}]", name=text_in(tool, "name", f"tools[{i}]"), schema="input_schema")
-            )
-    return found
-
-
-def _choice(request: MessagesRequest) -> Any:
-    """Return the choice of a tool in the form of chat."""
-    given = request.tool_choice or ToolChoice("auto")
-    if given.type != "tool":
-        return {"auto": "auto", "any": "required", "none": "none"}[given.type]
-    if given.name is None:
-        raise wrong("tool_choice.name", "must be the name of a tool", given.name)
-    return {"type": "function", "function": {"name": given.name}}
+            continue
+        name = text_in(tool, "name", at)
+        if name in found:
+            raise wrong("tools", "must have different names", name)
+        found[name] = function_tool(tool, at, name=name, schema="input_schema")
+    return list(found.values())
 
 
 class MessagesReply(PartsReply):

@@ -52,6 +52,10 @@ COMPLETIONS: Mapping[str, Schema] = {
 }
 
 
+EMBEDDINGS: Mapping[str, Schema] = {"user": ANY}
+RERANK: Mapping[str, Schema] = {"user": ANY}
+
+
 def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:
     """Return the parameters of a request without those that change nothing.
 

@@ -14,6 +14,7 @@ import mlx_engine
 from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_BIAS, MOST_STOPS
 from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
+from mlx_engine.serve.embeddings import MOST_TEXTS, EmbeddingRequest, RerankRequest
 from mlx_engine.serve.messages import CountRequest, MessagesRequest
 from mlx_engine.serve.parameters import (
     DECLARED,
@@ -117,11 +118,20 @@ OPERATIONS = [
         failure=replies.MessagesErrorReply,
     ),
     Operation(
+        *("post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, GENERATION_ERRORS),
+        request=EmbeddingRequest,
+    ),
+    Operation(
+        *("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, GENERATION_ERRORS),
+        request=RerankRequest,
+    ),
+    Operation(
         "post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, POST_ERRORS, TokenizeRequest
     ),
     Operation(
         "post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, POST_ERRORS, DetokenizeRequest
     ),
+    Operation("get", "/tokenizer_info", "tokenizer", "Describe the tokenizer", replies.TokenizerInfo, (401, 403, 503)),
     Operation("get", "/v1/models", "models", "List the model", replies.ModelList, (401, 403, 503)),
     Operation("get", "/v1/models/{name}", "model", "Describe the model", replies.Model, (401, 403, 404, 503)),
     Operation("get", "/health", "health", "Report whether requests are taken", replies.Health, (403,)),
@@ -205,22 +215,45 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         }  # fmt: skip
     for schema, known in ((chat, noops.CHAT), (completion, noops.COMPLETIONS)):
         schema["properties"] |= known
-        schema["allOf"] = [_needs("stream_options", {"type": "object"}, "stream", {"const": True})]
+        schema["allOf"] = [
+            _needs("stream_options", {"type": "object"}, "stream", {"const": True}),
+            _forbids("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
+        ]
     messages = {"type": "array", "minItems": 1, "maxItems": service.context, "items": _message()}
     chat["properties"]["messages"] = messages
     chat["properties"]["top_logprobs"]["anyOf"][0].update(ALTERNATIVES)
     chat["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True}))
     completion["properties"]["logprobs"]["anyOf"][0].update(ALTERNATIVES)
-    completion["allOf"].append(_forbids("echo", {"const": True}, "logprobs", {"type": "integer"}))
     ids: Schema = {"type": "array", "minItems": 1, "items": token}
     texts = {**TEXTS, "minItems": 1}
     completion["properties"]["prompt"] = {
         "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
     }
     schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, maxItems=service.most_ids)
+    one: Schema = {"type": "string"}
+    schemas["TokenizeRequest"]["oneOf"] = [
+        {"properties": {"content": one, "prompt": {"type": "null"}}, "required": ["content"]},
+        {"properties": {"prompt": one, "content": {"type": "null"}}, "required": ["prompt"]},
+    ]
+    for name in ("TokenizeRequest", "DetokenizeRequest"):
+        schemas[name]["properties"]["model"] = {} if service.any_model else {"enum": [*service.models, None]}
+    _limit_texts(schemas, service, ids)
     for name in ("MessagesRequest", "CountRequest"):
         schemas[name]["properties"] |= {**_blocks(service.context), "stop": {"enum": [None]}}
     schemas["ResponsesRequest"]["properties"] |= _items(service.context)
+
+
+def _limit_texts(schemas: dict[str, Any], service: Service, ids: Schema) -> None:
+    """Add what the types of requests for embeddings and rankings do not say."""
+    several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
+    text, dimensions = TEXTS["items"], {"minimum": 1, "maximum": service.engine.config.hidden_size}
+    embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
+    embedding["input"] = {"anyOf": [text, {**several, "items": text}, ids, {**several, "items": ids}]}
+    embedding["dimensions"]["anyOf"][0].update(dimensions)
+    ranking["documents"].update(several)
+    for properties, known in ((embedding, noops.EMBEDDINGS), (ranking, noops.RERANK)):
+        properties |= known
+        properties["model"] = {} if service.any_model else {"enum": [*service.models, None]}
 
 
 def _blocks(most: int) -> Schema:

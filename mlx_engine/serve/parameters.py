@@ -102,12 +102,16 @@ class Reading(NamedTuple):
         ignored: what the request had and the server leaves out.
         about: keyword arguments of the class of the reply.
         choice: which tools of the prompt an answer must or may call.
+        begun: the text with which the answer has begun: the new tokens follow it.
+        begun_in: the parameter that has this text.
     """
 
     prompts: Sequence[Any]
     ignored: Sequence[str] = ()
     about: Mapping[str, Any] = {}
     choice: ToolChoice = ToolChoice()
+    begun: str = ""
+    begun_in: str = "continue_final_message"
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
@@ -190,6 +194,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
 
     max_tokens: int | None = None
     n: int | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -215,7 +220,18 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
     def read(self, template: str | None) -> Reading:
         """Return the prompts, the number of alternatives to list, and whether a stream ends with the usage."""
         includes_usage = self.stream_options is not None and bool(self.stream_options.include_usage)
-        return Reading(self.prompts, about={"n_logprobs": self.n_logprobs, "includes_usage": includes_usage})
+        about = {"n_logprobs": self.n_logprobs, "n_prompt_logprobs": self.prompt_logprobs}
+        return Reading(self.prompts, about={**about, "includes_usage": includes_usage})
+
+    @property
+    def n_scored(self) -> int | None:
+        """The number of alternatives for each token of the prompt; None for no log-probabilities of prompts."""
+        return self.prompt_logprobs
+
+    def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return keyword arguments of `Options.of`, without max_tokens and logprobs."""
+        given = super().options(defaults)
+        return given if self.n_scored is None else {**given, "prompt_logprobs": self.n_scored}
 
     @property
     def n_answers(self) -> int:
@@ -233,6 +249,9 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
             _require(n is None or n >= 0, name, "must be at least 0", n)
+        _require_alternatives("prompt_logprobs", self.prompt_logprobs)
+        is_streamed = self.prompt_logprobs is not None and self.stream
+        _require(not is_streamed, "prompt_logprobs", "are not available in a stream: leave out stream")
         without_stream = self.stream_options is not None and not self.stream
         _require(not without_stream, "stream_options", "needs stream: true")
 
@@ -248,6 +267,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -267,12 +287,14 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     @property
     def prompts(self) -> list[ChatPrompt]:
         """The conversation, as the only prompt."""
-        return [ChatPrompt(self.messages, self._tools(), variables=self.chat_template_kwargs or {})]
+        messages = self.messages[:-1] if self.continue_final_message else self.messages
+        return [ChatPrompt(messages, self._tools(), variables=self.chat_template_kwargs or {})]
 
     def read(self, template: str | None) -> Reading:
         """Return the conversation, and what its answers may call."""
         found = super().read(template)
-        return found._replace(about={**found.about, "tools": self._tools()}, choice=self._tool_choice())
+        begun = self.messages[-1]["content"] if self.continue_final_message else ""
+        return found._replace(about={**found.about, "tools": self._tools()}, choice=self._tool_choice(), begun=begun)
 
     def forget_prompt(self) -> None:
         """Drop the messages and the tools."""
@@ -298,6 +320,11 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         _require(not alone, "top_logprobs", "needs logprobs: true")
         _require(len(self.messages) > 0, "messages", "must have at least one message")
         self._check_tools()
+        if self.continue_final_message:
+            last, text = self.messages[-1], self.messages[-1].get("content")
+            sound = last.get("role") == "assistant" and not last.get("tool_calls") and len(self.messages) > 1
+            sound = sound and isinstance(text, str) and bool(text)
+            _require(sound, "continue_final_message", "needs a last message of the assistant with a text and no calls")
         for i, message in enumerate(self.messages):
             role = message.get("role")
             _require(role in ROLES, f"messages[{i}].role", f"must be {listed(ROLES)}", role)
@@ -327,6 +354,22 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return self.logprobs
 
     @property
+    def is_scored(self) -> bool:
+        """Whether `logprobs` of a choice has the tokens of the prompt, too."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def n_scored(self) -> int | None:
+        """The number of alternatives for each token of the prompt: an echo has its log-probabilities, too."""
+        needs = [n for n in (self.prompt_logprobs, self.logprobs if self.is_scored else None) if n is not None]
+        return max(needs, default=None)
+
+    def read(self, template: str | None) -> Reading:
+        """Return the prompts, and whether an echo is scored."""
+        found = super().read(template)
+        return found._replace(about={**found.about, "is_scored": self.is_scored})
+
+    @property
     def limit(self) -> int:
         """The largest number of new tokens."""
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
@@ -345,24 +388,43 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         """Check the parameters."""
         super().check(slots)
         _require_alternatives("logprobs", self.logprobs)
-        scored = bool(self.echo) and self.logprobs is not None
-        _require(not scored, "logprobs", "of a prompt are not implemented: leave out echo")
         kinds = {type(item) for item in self.prompt} if isinstance(self.prompt, list) else {str}
         rule = "must be a text, a list of texts, a list of token ids, or a list of such lists"
         _require(len(kinds) == 1, "prompt", f"{rule}, and is {'a mixture' if kinds else 'an empty list'}")
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /tokenize. With `special`, control tokens that are spelled in the text become their ids."""
+    """The body of POST /tokenize, in llama.cpp's form (`content`) or in vLLM's (`prompt`).
 
-    content: str
+    With `special`, control tokens that are spelled in `content` become their ids; those in `prompt` always do. A BOS
+    token is added to `prompt` if the model's files ask for one, unless `add_special_tokens` is false.
+    """
+
+    content: str | None = None
     special: bool = False
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    model: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            ApiError: there is none, or there are two.
+        """
+        text = self.content if self.prompt is None else self.prompt
+        if text is None:
+            raise ApiError(400, "the parameter content is missing", param="content", code="missing_required_parameter")
+        _require(self.content is None or self.prompt is None, "prompt", "cannot be combined with content")
+        return text
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /detokenize."""
 
     tokens: list[int]
+    model: str | None = None
 
 
 def chat_request(body: bytes) -> ChatRequest:

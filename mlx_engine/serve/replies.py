@@ -10,6 +10,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlx_engine.cache.prefix import SHOWN
@@ -149,6 +150,7 @@ class Choices(Reply):
 
     Args:
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
+        n_prompt_logprobs: the same for `prompt_logprobs`, vLLM's log-probabilities of the prompts.
         includes_usage: whether a stream ends with the usage; chunks then have the key `usage`, which is null before.
     """
 
@@ -161,11 +163,12 @@ class Choices(Reply):
         tokenizer: Tokenizer,
         *,
         n_logprobs: int | None = None,
+        n_prompt_logprobs: int | None = None,
         includes_usage: bool = False,
         **about: Any,
     ) -> None:
         super().__init__(call, tokenizer, **about)
-        self._n_logprobs, self._includes_usage = n_logprobs, includes_usage
+        self._n_logprobs, self._n_prompt_logprobs, self._includes_usage = n_logprobs, n_prompt_logprobs, includes_usage
         self._usage: Json = {"usage": None} if includes_usage else {}
         self._head: Json = {
             "id": self.id,
@@ -259,6 +262,11 @@ class Choices(Reply):
         output, _ = self._call.outputs[i]
         return {"finish_reason": reason, "stop_reason": output.stop if reason == "stop" else None}
 
+    def _prompt_logprobs(self, request: Request) -> Json:
+        """Return the key `prompt_logprobs`, if it was asked for."""
+        n, tokens = self._n_prompt_logprobs, request.prompt_logprobs
+        return {} if n is None or tokens is None else {"prompt_logprobs": prompt_logprobs(self._tokenizer, tokens, n)}
+
     @abstractmethod
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         """Return a choice of the whole reply."""
@@ -292,8 +300,16 @@ class ChatReply(Choices):
         self._tools = tools
         self._readers = [self._reader(i) for i in range(len(call.outputs))]
 
+    def heartbeat(self) -> bytes:
+        """Return a comment with the phase of the call, and a chunk that adds nothing: agents wait for events."""
+        return super().heartbeat() + event(self._chunk(self._with_delta(0, {})))
+
     def _reader(self, i: int) -> AnswerReader:
         return AnswerReader.after(self._tokenizer, self._owners[i].prompt_ids, self._tools)
+
+    def whole(self) -> Json:
+        """Return the reply, when all answers have ended."""
+        return {**super().whole(), **self._prompt_logprobs(self._call.requests[0])}
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
         self._readers[i] = self._reader(i)
@@ -341,24 +357,51 @@ class CompletionReply(Choices):
 
     Args:
         echoes: the text before each choice: its prompt; nothing without them.
+        is_scored: whether log-probabilities begin with those of the echo.
     """
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, call: Call, tokenizer: Tokenizer, *, echoes: Sequence[str] = (), **about: Any) -> None:
+    def __init__(
+        self, call: Call, tokenizer: Tokenizer, *, echoes: Sequence[str] = (), is_scored: bool = False, **about: Any
+    ) -> None:
         super().__init__(call, tokenizer, **about)
-        self._echoes = echoes
+        self._echoes, self._is_scored = echoes, is_scored
         self._offsets = [0] * len(call.outputs)
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
-        return {
-            **self._text(i, self._echo(i) + text, tokens, len(self._echo(i))),
-            **self._ending(i, progress.finish_reason),
-        }
+        found = self._text(i, self._echo(i) + text, tokens, len(self._echo(i)))
+        if self._is_scored:
+            before, after = self._echo_logprobs(i), found["logprobs"]
+            found["logprobs"] = {name: [*before[name], *after[name]] for name in before}
+        return {**found, **self._ending(i, progress.finish_reason), **self._prompt_logprobs(self._owners[i])}
 
     def _opening(self, i: int) -> list[Json]:
         self._offsets[i] = len(self._echo(i))
+        if self._is_scored:
+            return [{**self._text(i, self._echo(i), None, 0), "logprobs": self._echo_logprobs(i)}]
         return [self._text(i, self._echo(i), None, 0)] if self._echo(i) else []
+
+    def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
+        """Return the log-probabilities of tokens; after an echo with them, also that of an end-of-text token.
+
+        Clients that score prompts generate one token, and cut off the last entry, whatever that token was.
+        """
+        if self._is_scored:
+            return (output.logprobs or [])[after.n_tokens : until.n_tokens]
+        return super()._tokens(i, output, after, until)
+
+    def _echo_logprobs(self, i: int) -> dict[str, list[Any]]:
+        """Return the value of `logprobs` for the prompt of a choice."""
+        request, n = self._owners[i], self._n_logprobs or 0
+        tokens = [replace(token, top=token.top[:n]) for token in request.prompt_logprobs or ()]
+        found = completion_logprobs(self._tokenizer, tokens, 0)
+        return {
+            "tokens": [_token_text(self._tokenizer, request.prompt_ids[0]), *found["tokens"]],
+            "token_logprobs": [None, *found["token_logprobs"]],
+            "top_logprobs": [None, *found["top_logprobs"]],
+            "text_offset": prompt_offsets(self._tokenizer, request.prompt_ids, self._echo(i)),
+        }
 
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
         choice = self._text(i, text, tokens, self._offsets[i])
@@ -371,7 +414,7 @@ class CompletionReply(Choices):
     def _echo(self, i: int) -> str:
         return self._echoes[i] if self._echoes else ""
 
-    def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> Json:
+    def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> dict[str, Any]:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
         return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
 
@@ -541,7 +584,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs]) -> dict
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, object]:
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, list[Any]]:
     """Return the value of `logprobs` of a choice of /v1/completions.
 
     Args:
@@ -560,6 +603,31 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
         "top_logprobs": [{_token_text(tokenizer, i): value for i, value in reversed(token.top)} for token in tokens],
         "text_offset": offsets,
     }
+
+
+def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
+    """Return where each token of a prompt begins in its text, in characters.
+
+    A BOS token that was added to a text takes none; the later bytes of a character begin where it does.
+    """
+    stream, offsets, n = tokenizer.stream(), list[int](), 0
+    is_added = ids[0] == tokenizer.bos_id and not text.startswith(_token_text(tokenizer, ids[0]))
+    for i, token_id in enumerate(ids):
+        offsets.append(min(n, len(text)))
+        n += 0 if i == 0 and is_added else len(stream.add(token_id))
+    return offsets
+
+
+def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
+    """Return the value of `prompt_logprobs`: for each token of a prompt, it and the likely ones by ids; first null."""
+    found: list[object] = [None]
+    for token in tokens:
+        ranked = [(token.token_id, token.logprob, token.rank)]
+        ranked += [(i, p, rank) for rank, (i, p) in enumerate(token.top[:n_top], start=1) if i != token.token_id]
+        found.append(
+            {str(i): {"logprob": p, "rank": rank, "decoded_token": _token_text(tokenizer, i)} for i, p, rank in ranked}
+        )
+    return found
 
 
 def _described(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:

@@ -165,6 +165,7 @@ class ChatCompletion(Head):
     choices: list[ChatChoice]
     usage: Usage
     mlx_engine: Receipt
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionDelta(Reply, omit_defaults=True):
@@ -212,12 +213,27 @@ class ChatCompletionChunk(Head):
 
 
 class TextLogprobs(Reply):
-    """Log-probabilities of the tokens of an answer of /v1/completions."""
+    """Log-probabilities of the tokens of an answer of /v1/completions, after those of an echo.
+
+    The first token of an echo has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class RankedLogprob(Reply):
+    """A token of a prompt, or one that is likely in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of each token of a prompt, by ids; the first has none.
+PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class TextChoice(Reply):
@@ -227,6 +243,7 @@ class TextChoice(Reply):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -267,12 +284,81 @@ class Tokens(Reply):
 
     tokens: list[int]
     count: int
+    max_model_len: int
 
 
 class Text(Reply):
-    """The reply of /detokenize."""
+    """The reply of /detokenize: the text, by llama.cpp's name and by vLLM's."""
 
     content: str
+    prompt: str
+
+
+class TokenizerInfo(Reply):
+    """The reply of /tokenizer_info."""
+
+    bos_token: str | None
+    eos_token: str | None
+    add_bos_token: bool
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
+
+
+class PromptUsage(Reply):
+    """Counts of tokens of a request that generates none."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class VectorReceipt(Reply):
+    """The digest of all float32 values of a reply: of the vectors, or of the scores in the order of the documents."""
+
+    digest: str
+
+
+class Embedding(Reply):
+    """The vector of a text: numbers, or little-endian float32 as base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Reply):
+    """The reply of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PromptUsage
+    mlx_engine: VectorReceipt
+
+
+class RankedText(Reply):
+    """The text of a document."""
+
+    text: str
+
+
+class RankedDocument(Reply):
+    """A document: its place in the request, and its relevance from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ranking(Reply):
+    """The reply of /v1/rerank: the most relevant document first."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: PromptUsage
+    mlx_engine: VectorReceipt
 
 
 class Health(Reply):

@@ -11,13 +11,14 @@ import base64
 import binascii
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.call import Call
+from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.parameters import Body, Reading, parse
 from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
@@ -44,10 +45,20 @@ REFUSED = {
 }
 
 
-class TextOptions(msgspec.Struct):
-    """The form of the answer."""
+class TextFormat(msgspec.Struct, omit_defaults=True):
+    """The form of the answer: text, any JSON object, or JSON of a schema."""
 
-    format: dict[str, Any] | None = None
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct):
+    """The form of the answer, and how long it is, which is left to the model."""
+
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -121,12 +132,27 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             _read_item(chat, tools, item, f"input[{i}]")
         if not chat.messages:
             raise wrong("input", "must have at least one message", self.input)
-        given = [] if _choice(self) == "none" else tools.of_chat
+        wanted = self._choice()
+        given = [] if wanted == "none" else tools.of_chat
+        choice = ToolChoice(
+            is_required=wanted not in ("auto", "none"),
+            name=None if isinstance(wanted, str) else tools.flat_name(None, wanted["name"]),
+            is_parallel=self.parallel_tool_calls is not False,
+        )
         effort = None if self.reasoning is None else self.reasoning.effort
         prompt = ChatPrompt(chat.messages, given, variables=thinking_variables(template, None, effort))
-        about = {"tools": given, "names": tools.names, "echo": self._echo(tools.shown)}
-        choice = ToolChoice.of(_choice(self), is_parallel=self.parallel_tool_calls is not False)
-        return Reading([prompt], chat.ignored, {**about, "encrypts": ENCRYPTED in (self.include or ())}, choice)
+        about: Json = {"tools": given, "names": tools.names, "echo": self._echo(tools.shown)}
+        about["encrypts"] = ENCRYPTED in (self.include or ())
+        return Reading([prompt], chat.ignored, about, choice)
+
+    def asked(self) -> Asked:
+        """Return the constraint of the answer: its JSON Schema, or any JSON object."""
+        form = None if self.text is None else self.text.format
+        if form is None or form.type == "text":
+            return Asked()
+        schema = JsonSchema(name=form.name or "answer", schema=form.schema, strict=form.strict)
+        is_schema = form.type == "json_schema"
+        return asked_format(ResponseFormat(type=form.type, json_schema=schema if is_schema else None), "text.format")
 
     def forget_prompt(self) -> None:
         """Drop the items."""
@@ -144,7 +170,19 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             raise wrong("max_output_tokens", "must be at least 0", self.max_output_tokens)
         if self.truncation not in (None, "auto", "disabled"):
             raise wrong("truncation", "must be auto or disabled", self.truncation)
-        _choice(self)
+        self._choice()
+
+    def _choice(self) -> str | Json:
+        """Return the choice of a tool: a word, or an object with the name of a function."""
+        given = "auto" if self.tool_choice is None else self.tool_choice
+        if isinstance(given, str):
+            if given not in ("auto", "none", "required"):
+                raise wrong("tool_choice", "must be auto, none, required or a function", given)
+        elif given.get("type") != "function":
+            raise wrong("tool_choice.type", "must be function", given.get("type"))
+        else:
+            text_in(given, "name", "tool_choice")
+        return given
 
     def _echo(self, tools: Sequence[Json]) -> Json:
         """Return what a reply repeats of its request."""
@@ -158,7 +196,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
             "store": False,
-            "text": {"format": text.format or {"type": "text"}, **verbosity},
+            "text": {"format": msgspec.to_builtins(text.format or TextFormat("text")), **verbosity},
             "tool_choice": self.tool_choice or "auto",
             "tools": tools,
             "truncation": "disabled",
@@ -278,18 +316,6 @@ def _reasoning(chat: Chat, item: Json, at: str) -> str:
             pass
     chat.ignore("item reasoning without its text")
     return ""
-
-
-def _choice(request: ResponsesRequest) -> Any:
-    """Return the choice of a tool in the form of chat."""
-    given = "auto" if request.tool_choice is None else request.tool_choice
-    if isinstance(given, str):
-        if given not in ("auto", "none", "required"):
-            raise wrong("tool_choice", "must be auto, none, required or a function", given)
-        return given
-    if given.get("type") != "function":
-        raise wrong("tool_choice.type", "must be function", given.get("type"))
-    return {"type": "function", "function": {"name": text_in(given, "name", "tool_choice")}}
 
 
 class ResponsesReply(PartsReply):

@@ -85,7 +85,9 @@ class Service:
         made = datetime.fromtimestamp(self.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         openai = {"object": "model", "created": self.created, "owned_by": "mlx_engine"}
         anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
-        return {"id": name, **openai, **anthropic}
+        # vLLM's name of the context, which clients read.
+        length = {"max_model_len": self.context} if self.worker.state == "ok" else {}
+        return {"id": name, **openai, **anthropic, **length}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.

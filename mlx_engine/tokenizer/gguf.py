@@ -139,6 +139,7 @@ def _vocabulary(
     asked = read.flag("tokenizer.ggml.add_bos_token")
     if asked and bos_id is None:
         raise read.error("tokenizer.ggml.bos_token_id", "the token that add_bos_token asks for", "nothing")
+    text_ends = (eos_id,) if read.flag("tokenizer.ggml.add_eos_token") and eos_id is not None else ()
     control = {tokens[i]: i for i in np.flatnonzero(types == TokenType.CONTROL).tolist()}
     ends = {read.token_id(key, len(tokens)) for key in END_KEYS} | {eos_id} | named_end_ids(control)
     return Vocabulary(
@@ -151,6 +152,7 @@ def _vocabulary(
         eos_id=eos_id,
         eog_ids=frozenset(i for i in ends if i is not None),
         add_bos=bos_id is not None and (add_bos if asked is None else asked),
+        ends=text_ends,
         space_prefix=space_prefix,
         chat_template=read.text("tokenizer.chat_template"),
     )

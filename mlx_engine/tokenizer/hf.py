@@ -101,6 +101,7 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
         eos_id=eos_id,
         eog_ids=frozenset(ends if eos_id is None else ends | {eos_id}),
         add_bos=bos_id is not None and config.add_bos(loaded.first == [bos_id]),
+        ends=tuple(loaded.last) or ((eos_id,) if config.add_eos and eos_id is not None else ()),
         space_prefix=loaded.space_prefix,
         chat_template=config.chat_template,
         pad_id=config.token_id("pad", ids, size),
@@ -180,7 +181,8 @@ class Loaded:
         special: for each added token, by its id in decimal, whether it is special.
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
-        first: the first id that the post-processor adds, if any.
+        first: the first id that the post-processor adds before a text, if any.
+        last: the ids that it adds after a text.
         trims: whether an added token takes the white space around it along.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
     """
@@ -191,6 +193,7 @@ class Loaded:
     parts: Sequence[Any]
     unknown: str | None
     first: list[int]
+    last: list[int]
     trims: bool
     byte_fallback: bool
 
@@ -308,6 +311,11 @@ class _FolderConfig:
         """Return whether a BOS is added: from the configuration, else whether the post-processor of the file does."""
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether the configuration asks for an EOS after a text."""
+        return self._tokenizer_config.get("add_eos_token") is True
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import functools
 import importlib
+import itertools
 import json
 import signal
 import sys
@@ -150,9 +151,24 @@ def load(text: str) -> dict[str, object]:
         "parts": [None if part is None else json.loads(part.__getstate__()) for part in parts],
         "unknown": getattr(core.model, "unk_token", None),
         "first": core.encode("").ids[:1],
+        "last": _last(core),
         "trims": any(token.lstrip or token.rstrip for token in added.values()),
         "byte_fallback": bool(getattr(core.model, "byte_fallback", False)),
     }
+
+
+def _last(core: Any) -> list[int]:
+    """Return the ids that the post-processor adds after a text."""
+    part = core.post_processor
+    state = {} if part is None else json.loads(part.__getstate__())
+    for step in state.get("processors", [state]):
+        if "single" in step:  # a TemplateProcessing
+            after = itertools.takewhile(lambda piece: "SpecialToken" in piece, reversed(step["single"]))
+            names = [piece["SpecialToken"]["id"] for piece in after][::-1]
+            return [i for name in names for i in step["special_tokens"][name]["ids"]]
+        if "sep" in step:
+            return [step["sep"][1]]
+    return []
 
 
 def encode(text: str = "", special: bool = False) -> dict[str, object]:

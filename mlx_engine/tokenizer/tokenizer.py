@@ -116,6 +116,11 @@ class Tokenizer:
         return self._vocabulary.add_bos
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """The ids that the file puts after a text to embed; a prompt to continue does not end with them."""
+        return self._vocabulary.ends
+
+    @property
     def chat_template(self) -> str | None:
         """The chat template, Jinja source."""
         return self._vocabulary.chat_template

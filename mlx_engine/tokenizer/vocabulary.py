@@ -68,6 +68,7 @@ class Vocabulary:
     eos_id: int | None = None
     eog_ids: frozenset[int] = frozenset()
     add_bos: bool = False
+    ends: tuple[int, ...] = ()
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
     pad_id: int | None = None

@@ -99,6 +99,9 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Array | None:
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
 
+    def forward_hidden(self, batch: Batch) -> Array | None:
+        """Run a forward pass; return hidden states (R, D) of the wanted tokens after the last norm, or None."""
+
     def run_on(self, backend: Backend) -> None:
         """Use a backend; a model with compiled layers compiles them for it."""
         self.backend = backend

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.checkpoint.pooling import CLASSIFIER
 from mlx_engine.config.declared import ConfigBase
 from mlx_engine.config.settings import Settings
 from mlx_engine.weights.plan import Plan, Tensor
@@ -148,4 +149,5 @@ def decoder_plan(
     embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, embeddings)
     # A tied head needs no matrix, but some files have one.
-    return Plan(config, tensors(config, table, head), (table[HEAD].hf,) if head == "absent" else ())
+    unused = (table[HEAD].hf,) if head == "absent" else (CLASSIFIER,) if checkpoint.naming == "gguf" else ()
+    return Plan(config, tensors(config, table, head), unused)

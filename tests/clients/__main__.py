@@ -27,6 +27,7 @@ PYTHON = {
     "openai_async": ["openai"],
     "langchain": ["langchain-openai"],
     "litellm": ["litellm"],
+    "anthropic": ["anthropic"],
 }
 JS = ["openai_js", "ai_sdk"]
 FUZZ = "schemathesis"

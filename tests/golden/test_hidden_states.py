@@ -11,7 +11,7 @@ import pytest
 import mlx_engine
 from mlx_engine.backends.base import Backend
 from mlx_engine.engine import Engine
-from mlx_engine.errors import ContextLengthError, OptionError
+from mlx_engine.errors import ContextLengthError, ModelError, OptionError
 from mlx_engine.loop import hidden
 from mlx_engine.loop.hidden import MEANINGS
 from tests.contract.check import EMULATED
@@ -104,6 +104,13 @@ def test_names_are_patterns_and_text_is_a_prompt():
             model.hidden_states(ids, ["blk.*.attn_outs"])
         with pytest.raises(ContextLengthError):
             model.hidden_states([1] * (model.config.context_length + 1))
+
+
+def test_a_model_that_processes_share_is_refused(monkeypatch: pytest.MonkeyPatch):
+    model = loaded("gemma3", "simd")
+    monkeypatch.setattr(model.model, "is_shared", True, raising=False)
+    with pytest.raises(ModelError, match="hidden states: expected a model that one process runs alone, found one that"):
+        hidden.hidden_states(model.model, IDS, ["embed"])
 
 
 def test_the_head_is_left_out_where_nobody_reads_it(monkeypatch: pytest.MonkeyPatch):

@@ -136,6 +136,24 @@ def test_memory_is_shared_and_given_back(builtin: Engine):
         copy.copy(session)
 
 
+@pytest.mark.parametrize("wrong", [{"slots": 0}, {"slots": None}, {"n_tokens": 0}, {"n_tokens": 1.5}])
+def test_slots_and_tokens_are_whole_numbers(builtin: Engine, wrong: dict[str, object]):
+    with pytest.raises(OptionError, match="must be a whole number of at least 1, not"):
+        builtin.session([1, 2], **wrong)
+
+
+def test_a_prompt_that_the_memory_does_not_hold_is_refused(builtin: Engine):
+    with pytest.raises(
+        OptionError, match="the memory for keys and values has room for 64 tokens, and the prompt has 65"
+    ):
+        builtin.session([1] * 65, n_tokens=64)
+    with builtin.session([1] * 64, n_tokens=64, slots=1) as session:
+        session.logits()
+        with pytest.raises(CacheFullError):
+            session.logits([2])
+        assert session.ids == [1] * 64
+
+
 def test_a_session_of_a_closed_engine_is_refused():
     with mlx_engine.load("builtin", backend="simd") as model:
         session = model.session([1, 2])

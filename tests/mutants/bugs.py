@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant(
         "prompts fill the pass while others are answered",
         "Scheduler._chunks",
-        "self._shared_budget if chunks else self._budget",
+        "self._shared_budget if is_shared else self._budget",
         "self._budget",
     ),
     Mutant(
@@ -377,6 +377,15 @@ MUTANTS = [
     ),
     Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", call)', "pass"),
     Mutant("steps of a long prompt hold back the heartbeat", "_events", "not data and now() >= due", "not is_new"),
+    Mutant(
+        "a chat is silent while its prompt is read",
+        "ChatReply.heartbeat",
+        "event(self._chunk(self._with_delta(0, {})))",
+        'b""',
+    ),
+    Mutant(
+        "reasoning that comes back is lost", "_read_answer", 'chat.think(text_in(block, "thinking", where))', "pass"
+    ),
     Mutant("a line of one client ends the common prefix", "_read_system", "not text.startswith(BILLING)", "True"),
     Mutant("a call goes back without its namespace", "ResponsesReply._item", "namespace is None", "True"),
     Mutant("cached tokens count twice", "MessagesReply._usage", "self.n_prompt - self.n_cached", "self.n_prompt"),
@@ -387,6 +396,7 @@ MUTANTS = [
     Mutant(
         "a slow reader is waited for", "Connection.check", "lingers or now - self._moved_at > patience.read", "lingers"
     ),
+    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(text)]", "ids"),
     # ---- The life of an engine ----
     Mutant(
         "a sum that overflows is a fault",
@@ -501,4 +511,26 @@ MUTANTS = [
         "sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())",
         "sum([array.nbytes for part in parts for array in part.arrays])",
     ),
+    # ---- Constraints ----
+    Mutant(
+        "a bias wins over the mask",
+        "sampling.adjust",
+        "logits if draw.mask is None else masked(logits, draw.mask)",
+        "logits if draw.mask is None or sampling.logit_bias else masked(logits, draw.mask)",
+    ),
+    Mutant(
+        "a constrained greedy choice takes the largest of all",
+        "Draw.is_argmax",
+        "self.mask is None and self.sampling.is_argmax",
+        "self.sampling.is_argmax",
+    ),
+    Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
+    Mutant(
+        "a pass ahead is chosen with the mask of the token before",
+        "ModelRunner._waits_for_mask",
+        "self.n_pending(chunk.sequence) > 0",
+        "False",
+    ),
+    Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
 ]

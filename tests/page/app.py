@@ -1,7 +1,7 @@
 """A small server for the page: an engine thread, and just enough of the API for a chat that streams.
 
-The engine's model tells stories of animals. Answers with code, tables, tool calls or attacks are scripted: `script` says
-which deltas answer a request.
+The engine's model tells stories of animals. Answers with code, tables, tool calls or attacks are scripted: `script`
+says which deltas answer a request.
 """
 
 from __future__ import annotations

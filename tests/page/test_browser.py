@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import mlx_engine
-from tests.page.app import Delta, app, error
+from tests.page.app import app
 from tests.page.browser import SIZES, axe, chromium, opened, served, violations
+from tests.page.script import ATTACKS, script
 
 # The tests import Playwright themselves, because the import takes a quarter of a second whenever tests are collected.
 pytestmark = [
@@ -26,78 +27,12 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="no Chromium"),
 ]
 
-CODE = """# A function
-
-Some **bold** text and `code`.
-
-```python
-def f(x: str) -> str:
-    return f"<b>{x}</b>"
-```
-
-| a | b |
-|---|--:|
-| 1 | 2 |
-
-1. one
-2. two
-   - three
-
-See [the page](https://example.org/x), and https://example.org/y.
-"""
-
-ATTACKS = {
-    "script": "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'><svg/onload=alert(1)>",
-    "links": "[a](javascript:alert(1)) [b](data:text/html,x) [c](JaVaScRiPt:alert(1)) [d](vbscript:x) <javascript:x> "
-    "[e](java\tscript:alert(1)) [f](//example.org) [g](file:///etc/passwd) ![h](data:image/svg+xml,x)",
-    "line": "x" * 100_000,
-    "wide": "| a " * 300 + "|\n" + "|---" * 300 + "|\n" + ("| b " * 300 + "|\n") * 60,
-    "rows": "| a | b |\n|---|---|\n" + "| c | d |\n" * 5_000,
-    "quotes": "> " * 20_000 + "deep",
-    "lists": "\n".join("  " * i + "- item" for i in range(250)),
-    "fence": "```html\n<script>window.attacked = 1</script>\n" + "line\n" * 10_000,
-    "stars": "*a **b " * 8_000,
-    "brackets": "[" * 30_000 + "](" * 5_000,
-    "ticks": "".join("`" * i + "x" for i in range(1, 250)),
-}
-
 
 def expect(of: Any) -> Any:
     """Return Playwright's assertions about a page's element, which wait until they hold."""
     from playwright import sync_api
 
     return sync_api.expect(of)
-
-
-def script(body: dict[str, Any]) -> Any:
-    """Answer what the engine's model cannot: code, attacks, tool calls and refusals."""
-    last = body["messages"][-1]
-    text = last["content"]
-    if "refuse tools" in text and "tools" in body:
-        return error(400, "tools: this model's chat template has no tools; leave them out", param="tools")
-    if last["role"] == "tool":
-        return pieces(f"It is {json.loads(text)['celsius']} °C."), "stop"
-    if body.get("tools"):
-        arguments = [{"index": 0, "function": {"arguments": piece}} for piece in ('{"city":', ' "Paris"}')]
-        begin = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
-        return [
-            *pieces("I look."),
-            {"tool_calls": [begin]},
-            *({"tool_calls": [one]} for one in arguments),
-        ], "tool_calls"
-    if text.startswith("attack "):
-        return pieces(ATTACKS[text.removeprefix("attack ")], 997), "stop"
-    if text.startswith("Write code"):
-        return [{"reasoning_content": "Which *language*?"}, *pieces(CODE, 5)], "stop"
-    if text.startswith("A blue bear"):
-        return pieces("It slept."), "stop"
-    if body.get("continue_final_message"):
-        return pieces(" And on."), "stop"
-    return None
-
-
-def pieces(text: str, n: int = 4) -> list[Delta]:
-    return [{"content": text[i : i + n]} for i in range(0, len(text), n)]
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +147,8 @@ def test_a_story_with_code_is_edited_regenerated_and_kept(browser: Any, server: 
         page.reload()
         assert texts(page, "user") == ["Write code"]
         assert texts(page) == first
-        page.locator("[data-act=next]").first.click()
+        page.locator("[data-act=next]").first.focus()
+        page.keyboard.press("ArrowRight")
         expect(page.locator("#log > li.user > .text")).to_have_text("Write code, please")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -420,6 +356,30 @@ def test_conversations_are_listed_searched_renamed_exported_and_read_again(brows
         (tmp_path / "wrong.json").write_text('{"format": "mlx_engine conversations", "conversations": [{"id": "a"}]}')
         page.set_input_files("#load-file", tmp_path / "wrong.json")
         expect(page.locator("#notice")).to_contain_text("no list of messages")
+
+
+def test_two_tabs_show_the_same_conversation(browser: Any, address: str):
+    with opened(browser, address) as page:
+        ask(page, "A blue bear")
+        other = page.context.new_page()
+        other.goto(address)
+        ask(other, "A blue bear again")
+        expect(page.locator("#log > li.user")).to_have_count(2)
+        assert texts(page) == texts(other)
+
+
+def test_an_answer_during_which_the_page_is_left_is_kept_and_goes_on(browser: Any, engine: mlx_engine.Engine):
+    server = app(engine, slots=2, kv_memory=6_000_000, pause=0.05, script=script)
+    with served(server) as address, opened(browser, address) as page:
+        page.fill("#message", "Once upon a time")
+        page.keyboard.press("Enter")
+        expect(page.locator("#log .assistant .text")).to_have_text(re.compile(".{20}"))
+        page.reload()
+        begin = texts(page)[0]
+        assert len(begin) >= 20
+        page.locator("[data-act=continue]").click()
+        answer(page)
+        assert texts(page) == [f"{begin} And on."]
 
 
 def test_storage_is_bounded_and_says_so(browser: Any, address: str):

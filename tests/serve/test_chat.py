@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_engine.loop.logprobs import digest
-from tests.serve.served import Served, chat_body, events, micro, served
+from tests.serve.served import HTTP, Served, chat_body, events, micro, served
 from tests.serve.shapes import Chat, Chunk, checked
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -224,3 +224,32 @@ def test_the_next_turn_finds_the_answer_in_the_cache(server: Served):
     ]
     second = server.post("/v1/chat/completions", chat_body(messages=turns)).json()
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
+
+
+def test_an_answer_that_has_begun_is_continued(server: Served):
+    text = "and then"
+    messages = [*MESSAGES, {"role": "assistant", "content": text}]
+    reply = server.chat(messages=messages, continue_final_message=True, temperature=0).json()
+    ids = [*micro().chat_prompt(MESSAGES), *micro().tokenizer.encode(text)]
+    assert reply["usage"]["prompt_tokens"] == len(ids)
+    expected = micro().generate(ids, 8, ignore_eos=True, logprobs=0)
+    assert reply["choices"][0]["message"]["content"] == expected.text
+    assert reply["mlx_engine"]["digest"] == digest(expected.token_ids, [token.logprob for token in expected.logprobs])
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        ({"role": "user", "content": "x"}, {}),
+        ({"role": "assistant", "content": ""}, {}),
+        ({"role": "assistant", "content": "{"}, {"response_format": {"type": "json_object"}}),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_by_name(server: Served, last: dict[str, str], more: dict[str, Any]):
+    response = server.chat(messages=[*MESSAGES, last], continue_final_message=True, **more)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "continue_final_message"
+
+
+def test_the_card_of_the_model_has_its_context(server: Served):
+    assert HTTP.get(server.url + "/v1/models").json()["data"][0]["max_model_len"] == micro().config.context_length

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.serve.served import Served, events, micro
+from tests.serve.served import HTTP, Served, events, micro
 from tests.serve.shapes import Completion, checked
 
 
@@ -117,8 +118,92 @@ def test_log_probabilities_in_the_old_shape(server: Served):
 def test_tokenize_and_back(server: Served):
     text = "hello <|im_end|> \u00e9"
     plain = server.post("/tokenize", {"content": text}).json()
-    assert plain == {"tokens": micro().tokenizer.encode(text), "count": len(plain["tokens"])}
+    most = micro().config.context_length
+    assert plain == {"tokens": micro().tokenizer.encode(text), "count": len(plain["tokens"]), "max_model_len": most}
     special = server.post("/tokenize", {"content": text, "special": True}).json()["tokens"]
     assert special == micro().tokenizer.encode(text, special=True) != plain["tokens"]
-    assert server.post("/detokenize", {"tokens": plain["tokens"]}).json() == {"content": text}
+    assert server.post("/detokenize", {"tokens": plain["tokens"]}).json() == {"content": text, "prompt": text}
     assert server.post("/detokenize", {"tokens": [10**6]}).json()["error"]["param"] == "tokens"
+
+
+def scored(prompt: Any, n: int) -> list[float]:
+    """The log-probabilities of the prompt's tokens after the first, of a run alone."""
+    return [token.logprob for token in micro().generate(prompt, 0, prompt_logprobs=n).prompt_logprobs or ()]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 5])
+@pytest.mark.parametrize("prompt", ["hello y\u00f6u", [71, 68, 75], ["hello", "you there"], [[71, 68], [75]]])
+def test_an_echo_with_log_probabilities_scores_the_prompt(server: Served, prompt: Any, max_tokens: int):
+    prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    reply = msgspec.convert(complete(server, prompt, echo=True, logprobs=2, max_tokens=max_tokens), Completion)
+    for one, choice in zip(prompts, reply.choices, strict=True):
+        found, ids = choice.logprobs, micro().prompt_ids(one)
+        assert found is not None
+        assert found.token_logprobs[0] is None
+        assert found.top_logprobs[0] is None
+        assert found.token_logprobs[1 : len(ids)] == scored(one, 2)
+        assert {len(of) for of in (found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset)} == {
+            len(ids) + max_tokens
+        }
+        ends = [*found.text_offset[1:], len(choice.text)]
+        parts = [choice.text[a:b] for a, b in zip(found.text_offset, ends, strict=True)]
+        assert "".join(parts) == choice.text
+        assert all(token == part for token, part in zip(found.tokens, parts, strict=True) if "\ufffd" not in token)
+        tokens = micro().generate(one, 0, prompt_logprobs=2).prompt_logprobs or []
+        most = [max((top or {}).values()) for top in found.top_logprobs[1 : len(ids)]]
+        assert most == [token.top[0][1] for token in tokens]
+
+
+def test_a_streamed_echo_is_scored_like_a_whole_one(server: Served):
+    whole = complete(server, "hello", echo=True, logprobs=1)["choices"][0]["logprobs"]
+    chunks = events(server.post("/v1/completions", body("hello", echo=True, logprobs=1, stream=True)).content)[:-1]
+    shown = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    for name, values in whole.items():
+        assert [value for chunk in shown for value in chunk[name]] == values
+
+
+def test_the_last_entry_after_an_echo_is_an_end_of_text_token_too(server: Served):
+    end = min(micro().tokenizer.eog_ids)
+    asked = {"echo": True, "logprobs": 1, "max_tokens": 1, "ignore_eos": False, "logit_bias": {str(end): 100}}
+    found = complete(server, [71, 68, 75], **asked)["choices"][0]["logprobs"]
+    assert found["token_logprobs"][1:-1] == scored([71, 68, 75], 1)
+    assert found["tokens"][-1] == micro().tokenizer.token_bytes(end).decode()
+
+
+def test_a_scored_prompt_is_not_taken_from_the_prefix_cache_and_may_stay_in_it(server: Served):
+    ids = [9, 8, 7, 6, 5, 4, 3, 2, 1, 80, 81, 82]
+    first = complete(server, ids, echo=True, logprobs=1)
+    again = complete(server, ids, echo=True, logprobs=1)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert again["choices"] == first["choices"]
+    assert complete(server, ids)["usage"]["prompt_tokens_details"]["cached_tokens"] == len(ids) - 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_prompt_logprobs_in_the_form_of_vllm(server: Served, path: str):
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hello"}
+    reply = server.post(path, {**given, "max_tokens": 2, "prompt_logprobs": 1}).json()
+    found = reply["prompt_logprobs"] if "chat" in path else reply["choices"][0]["prompt_logprobs"]
+    ids = micro().chat_prompt(given["messages"]) if "chat" in path else micro().prompt_ids("hello")
+    tokens = micro().generate(ids, 0, prompt_logprobs=1).prompt_logprobs or []
+    assert found[0] is None
+    assert [entry[str(token.token_id)]["logprob"] for entry, token in zip(found[1:], tokens, strict=True)] == [
+        token.logprob for token in tokens
+    ]
+    for entry, token in zip(found[1:], tokens, strict=True):
+        assert entry[str(token.top[0][0])]["rank"] == 1
+        assert entry[str(token.token_id)]["rank"] == token.rank
+    refused = server.post(path, {**given, "prompt_logprobs": 1, "stream": True}).json()["error"]
+    assert refused["param"] == "prompt_logprobs"
+
+
+def test_the_tokenizer_in_the_form_of_vllm(server: Served):
+    text, tokenizer = "hello <|im_end|>", micro().tokenizer
+    found = server.post("/tokenize", {"prompt": text, "add_special_tokens": False, "model": "micro"}).json()
+    assert found["tokens"] == tokenizer.encode(text, special=True)
+    assert server.post("/detokenize", {"tokens": found["tokens"]}).json()["prompt"] == text
+    info = HTTP.get(server.url + "/tokenizer_info").json()
+    assert info["eos_token"] == tokenizer.token(tokenizer.eos_id or 0)
+    assert info["model_max_length"] == found["max_model_len"] == micro().config.context_length
+    assert server.post("/tokenize", {}).json()["error"]["param"] == "content"
+    assert server.post("/tokenize", {"content": "a", "prompt": "b"}).json()["error"]["param"] == "prompt"

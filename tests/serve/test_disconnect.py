@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from collections.abc import Iterator
 
@@ -61,8 +63,12 @@ def test_during_prefill(held: Served, stream: bool):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_during_decode(held: Served, stream: bool):
-    connection = held.connect(CHAT, chat_body(stream=stream, max_tokens=300))
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_during_decode(held: Served, path: str, stream: bool):
+    body = chat_body(stream=stream, max_tokens=300)
+    if path == "/v1/responses":
+        body |= {"input": body.pop("messages"), "max_output_tokens": body.pop("max_tokens")}
+    connection = held.connect(path, body)
     held.gate.run(6)
     assert len(held.scheduler.running[0].output.token_ids) >= 5
     leave(held, connection)
@@ -72,13 +78,15 @@ def test_during_decode(held: Served, stream: bool):
     assert held.gate.n_steps == 7
 
 
-def test_a_silent_prefill_is_filled_with_comments(held: Served):
+def test_a_silent_prefill_is_filled_with_comments_and_chunks_without_text(held: Served):
     with held.connect(CHAT, chat_body(LONG, stream=True)) as connection:
         held.gate.allow(1)
         found = b""
         while found.count(b": prefill 64/") < 2:
             found += connection.recv(65536)
-        assert b"data:" not in found
+        chunks = [json.loads(data) for data in re.findall(rb"data: (.*)\n", found)]
+        assert chunks
+        assert [choice["delta"] for chunk in chunks for choice in chunk["choices"]] == [{}] * len(chunks)
         held.gate.allow()
         while b"[DONE]" not in found:
             found += connection.recv(65536)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -211,3 +213,55 @@ def test_names_of_the_model(anthropic: ModuleType):
 
 def test_a_head_request_is_answered(server: Served):
     assert HTTP.head(server.url + "/").status_code == 200
+
+
+def test_a_schema_of_the_answer_is_kept(client: Any):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    reply = client.messages.create(**{**ASK, "max_tokens": 60, "extra_body": {}}, output_config=config)
+    assert json.loads(reply.content[0].text)["a"] in ("x", "y")
+    assert reply.stop_reason == "end_turn"
+
+
+def test_one_tool_is_called_by_the_model_itself(anthropic: ModuleType, tmp_path: Path):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    tools = [{"name": name, "description": "", "input_schema": schema} for name in ("get", "put")]
+    choice = {"type": "tool", "name": "put", "disable_parallel_tool_use": True}
+    ask = {**ASK, "model": "tools", "max_tokens": 200, "extra_body": {}, "tools": tools, "tool_choice": choice}
+    with answers.toolsmith(tmp_path) as smith, anthropic.Anthropic(**options(smith)) as client:
+        reply = client.messages.create(**ask)
+        with client.messages.stream(**ask) as stream:
+            streamed = stream.get_final_message()
+        for one in (reply, streamed):
+            (block,) = one.content
+            assert (block.type, block.name, one.stop_reason) == ("tool_use", "put", "tool_use")
+            assert block.input["n"] in (1, 2)
+        result = {
+            "type": "tool_result",
+            "tool_use_id": reply.content[0].id,
+            "content": [{"type": "text", "text": "done"}],
+        }
+        turns = [
+            *ask["messages"],
+            {"role": "assistant", "content": reply.content},
+            {"role": "user", "content": [result]},
+        ]
+        again = client.messages.create(**{**ask, "messages": turns, "tool_choice": {"type": "none"}})
+        assert "tool_use" not in [block.type for block in again.content]
+        with pytest.raises(anthropic.BadRequestError, match="tool_choice must name one of the tools"):
+            client.messages.create(**{**ask, "tool_choice": {"type": "tool", "name": "other"}})
+
+
+def test_an_answer_that_has_begun_is_continued(client: Any):
+    whole = client.messages.create(**ASK).content[0].text
+    turns = [*ASK["messages"], {"role": "assistant", "content": whole[:3]}]
+    reply = client.messages.create(**{**ASK, "messages": turns})
+    count = client.messages.count_tokens(model="micro", messages=turns).input_tokens
+    assert count == reply.usage.input_tokens + reply.usage.cache_read_input_tokens
+    assert count > client.messages.count_tokens(model="micro", messages=ASK["messages"]).input_tokens
+    assert (whole[:3] + reply.content[0].text).startswith(whole)

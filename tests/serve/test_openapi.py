@@ -11,6 +11,7 @@ from tests.serve.served import HTTP, Served, chat_body, served
 
 CHAT, COMPLETIONS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/detokenize"
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+LETTERS = list("abeilos \ufffd")  # any answer has one of them soon
 USER = {"role": "user", "content": "a"}
 
 
@@ -52,13 +53,14 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"metadata": {"a": [1]}, "user": "x", "service_tier": "auto", "store": None}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b", "refusal": None}]}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 1}),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0, "max_tokens": 1, "prompt_logprobs": 3}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0}),
     (COMPLETIONS, {"prompt": ["a", "b"], "logprobs": 0, "echo": False, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [[1], [2]], "max_tokens": 1}),
     (DETOKENIZE, {"tokens": [1, 2.0]}),
     (RESPONSES, {"input": "a", "max_output_tokens": 1, "store": True, "previous_response_id": None, "user": "b"}),
-    (RESPONSES, {"input": [USER, {"type": "web_search_call"}], "max_output_tokens": 100_000, "stop": "e", "top_k": 1}),
+    (RESPONSES, {"input": [USER, {"type": "web_search_call"}], "max_output_tokens": 100_000, "stop": LETTERS}),
     (RESPONSES, {"input": [{"type": "reasoning", "content": None}, USER], "max_output_tokens": 1.0}),
     (RESPONSES, {"input": "a", "max_output_tokens": 1, "reasoning": {"effort": "low"}, "include": ["x"]}),
     (MESSAGES, {"messages": [USER], "max_tokens": 1, "system": [{"type": "text", "text": "b"}], "betas": ["c"]}),
@@ -104,7 +106,7 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": ["a", 1]}),
     (COMPLETIONS, {"prompt": [-1]}),
     (COMPLETIONS, {"prompt": "a", "best_of": True}),
-    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0}),
+    (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 0, "stream": True}),
     (DETOKENIZE, {"tokens": [1.5]}),
     (RESPONSES, {}),
     (RESPONSES, {"input": []}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
@@ -197,3 +198,38 @@ def test_errors_are_of_the_classes_of_the_client(openai: ModuleType, client: Any
     assert error.value.param == "previous_response_id"
     with pytest.raises(openai.BadRequestError, match="unheard_of"):
         client.responses.create(**{**ASK, "extra_body": {"unheard_of": 1}})
+
+
+def test_a_schema_of_the_answer_is_kept(client: Any, server: Served):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    reply = client.responses.create(model="micro", input="hello", max_output_tokens=60, text={"format": form})
+    assert json.loads(reply.output_text)["a"] in ("x", "y")
+    assert (reply.status, reply.text.format.schema_) == ("completed", schema)
+    wrong = {**form, "schema": {**schema, "not": {}}}
+    refused = server.post(PATH, {**BODY, "text": {"format": wrong}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text.format")
+    loose = whole(server, text={"format": {**wrong, "strict": False}}, ignore_eos=False, max_output_tokens=60)
+    assert loose["mlx_engine"]["ignored"] == ["text.format: $.not"]
+
+
+def test_a_required_call_is_made_by_the_model_itself(smith: Served, openai: ModuleType):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    get = {"type": "function", "name": "get", "description": "Get.", "parameters": schema}
+    web = {"type": "namespace", "name": "web", "description": "The web.", "tools": [get]}
+    ask = {"model": "tools", "input": "hello", "tools": [web], "tool_choice": "required", "parallel_tool_calls": False}
+    with openai.OpenAI(**options(smith)) as client:
+        (item,) = client.responses.create(**ask, max_output_tokens=200).output
+        with client.responses.stream(**ask, max_output_tokens=200) as events:
+            (streamed,) = events.get_final_response().output
+    for call in (item, streamed):
+        assert (call.type, call.namespace, call.name, call.status) == ("function_call", "web", "get", "completed")
+        assert json.loads(call.arguments)["n"] in (1, 2)
+    assert item.call_id != streamed.call_id
+    refused = smith.post(PATH, {**BODY, "model": "tools", "tool_choice": "required"}).json()["error"]
+    assert refused["param"] == "tool_choice"

@@ -73,3 +73,13 @@ def test_the_reasoning_has_a_field_of_its_own(thinker: Served, engine: Engine, m
 
 def test_a_model_without_markers_has_no_such_field(server: Served):
     assert "reasoning_content" not in server.chat().json()["choices"][0]["message"]
+
+
+def test_an_answer_whose_template_begins_with_reasoning_is_not_continued(
+    thinker: Served, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mlx_engine.serve.generation.AnswerReader.is_thinking", True)
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "and"}]
+    error = thinker.chat(messages=messages, continue_final_message=True).json()["error"]
+    assert error["param"] == "continue_final_message"
+    assert "reasoning" in error["message"]

@@ -40,6 +40,7 @@ def test_the_help_of_every_command_begins_with_what_it_does():
         "serve": "Answer HTTP requests in the form of OpenAI's API",
         "replay": "Run the requests of a journal again",
         "bench": "Measure prefill and decode",
+        "perplexity": "Measure a model's perplexity on a text",
         "report": "Profile a model's forward passes",
         "quantize": "Quantise a model and write it as a GGUF file or a folder.",
         "inspect": "Show the header, metadata and tensors",

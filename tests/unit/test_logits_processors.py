@@ -133,6 +133,11 @@ def test_parallel_samples_and_preemption_do_not_matter(simd):
     assert requests[0].outputs[1].token_ids != requests[0].output.token_ids
 
 
+def test_without_a_kv_cache_it_is_the_same(simd):
+    found = simd.generate(PROMPT, 6, kv=False, **RUN)
+    assert found.token_ids == simd.generate(PROMPT, 6, **RUN).token_ids
+
+
 class Faulty:
     """Fails at the third token."""
 

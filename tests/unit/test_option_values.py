@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
@@ -145,3 +147,30 @@ def test_an_option_of_sampling_is_named_by_its_declaration_and_its_arithmetic_al
         "backends/numpy/scalar.py",
         "backends/mlx/sampling.py",
     }
+
+
+PROGRAM = """
+import numpy as np
+import mlx_engine
+
+def f(ids: list[int], logits: np.ndarray) -> np.ndarray:
+    return logits
+
+engine = mlx_engine.load("builtin")
+engine.generate("a", processors=[f], stop_token_ids=[1], seed=3)
+engine.generate_batch(["a", "b"], [1, 2], temperature=[0.0, 1.0], processors=[[f], None], stop=[["a"], None], seed=1)
+n: int = engine.config.vocab_size
+engine.generate_batch(["a"], temprature=1.0)  # error
+engine.generate("a", stop_token_id=3)  # error
+engine.astream("a", top_k="many")  # error
+s: str = engine.config.vocab_size  # error
+"""
+
+
+@pytest.mark.slow
+def test_mypy_finds_wrong_options_in_a_program_of_a_user(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ".mypy_cache/user", tmp_path / "program.py"]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent).stdout
+    wrong = [n for n, line in enumerate(PROGRAM.splitlines(), start=1) if line.endswith("# error")]
+    assert [int(line.split(":")[1]) for line in out.splitlines() if ": error:" in line] == wrong

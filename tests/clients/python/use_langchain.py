@@ -85,7 +85,7 @@ def completions() -> None:
 def errors() -> None:
     raises(openai.BadRequestError, lambda: ChatOpenAI(**{**GREEDY, "top_p": 2}).invoke(QUESTION), param="top_p")
     tools = chat.bind(tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
-    raises(openai.BadRequestError, lambda: tools.invoke(QUESTION), param="tools", code="unsupported_parameter")
+    raises(openai.BadRequestError, lambda: tools.invoke(QUESTION), param="tools", code="invalid_value")
     stranger = ChatOpenAI(**{**GREEDY, "api_key": "wrong"})
     raises(openai.AuthenticationError, lambda: stranger.invoke(QUESTION), status_code=401)
     raises(openai.AuthenticationError, lambda: list(stranger.stream(QUESTION)), status_code=401)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -20,7 +21,8 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "temperatu
 def occupied() -> Any:
     """Return a stream that fills all slots of the busy server."""
     options = {"n": 4, "max_completion_tokens": 480, "logprobs": True, "top_logprobs": 20}
-    stream = busy.chat.completions.create(**{**GREEDY, **options}, extra_body={"ignore_eos": True}, stream=True)
+    patient = busy.with_options(max_retries=3)  # the stream of an earlier check may just be ending
+    stream = patient.chat.completions.create(**{**GREEDY, **options}, extra_body={"ignore_eos": True}, stream=True)
     next(stream)
     return stream
 
@@ -186,8 +188,8 @@ def bad_requests() -> None:
         ({"messages": []}, "messages", "invalid_value"),
         ({"max_completion_tokens": 10_000}, "messages", "context_length_exceeded"),
         ({"extra_body": {"best": True}}, "best", "unknown_parameter"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
     ]:
         for stream in (False, True):
@@ -236,6 +238,42 @@ def a_closed_stream_frees_its_slots() -> None:
         occupied().close()
         patient = busy.with_options(max_retries=2)
         assert patient.chat.completions.create(**GREEDY, n=4).choices[3].index == 3
+
+
+RESPONSE: dict[str, Any] = {"model": MODEL, "input": "Tell me a story.", "temperature": 0, "max_output_tokens": 12}
+
+
+@check
+def response() -> None:
+    reply = client.responses.create(**RESPONSE)
+    assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert reply.output_text == create(**GREEDY).choices[0].message.content
+    assert reply.usage.output_tokens == 12
+
+
+@check
+def response_stream() -> None:
+    with client.responses.stream(**{**RESPONSE, "max_output_tokens": 300}, extra_body={"stop": "."}) as stream:
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert (events[-1].type, events[-1].response.output_text) == ("response.completed", text)
+
+
+@check
+def response_with_a_schema() -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    asked = {**RESPONSE, "max_output_tokens": 100, "text": form, "metadata": {"a": "b"}, "instructions": "Be kind."}
+    reply = client.responses.create(**asked, include=["reasoning.encrypted_content"], store=False)
+    assert json.loads(reply.output_text)["n"] in (1, 2)
+
+
+@check
+def response_errors() -> None:
+    raises(openai.NotFoundError, lambda: client.responses.create(**{**RESPONSE, "model": "other"}), status_code=404)
+    stored = {**RESPONSE, "previous_response_id": "resp_1"}
+    raises(openai.BadRequestError, lambda: client.responses.create(**stored), param="previous_response_id")
+    raises(openai.BadRequestError, lambda: client.responses.create(**{**RESPONSE, "input": "a " * 9999}), param="input")
 
 
 run("openai", "sync")

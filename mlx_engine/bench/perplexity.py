@@ -1,0 +1,358 @@
+"""Perplexity of a text in strided windows, and how far a model's probabilities are from those of a reference.
+
+The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next one begins
+`stride` tokens later. Each token is scored once, in the first window that has it, from the tokens before it in this
+window; the first token of a window has none, and is scored only if an earlier window has it. The perplexity is exp of
+the mean negative log-likelihood (NLL) of all scored tokens. The guide's code weights the mean of each window by its
+number of new tokens minus 1, which differs a little where windows overlap; `Result.guide` is that perplexity.
+
+The reference is another model, or a file with the log-probabilities of one. A file has a line of JSON, then a record
+per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlx_engine.cache import KVSequence, SequenceInput
+from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.engine import Engine
+from mlx_engine.errors import FormatError, OptionError, SourceError
+from mlx_engine.kernels.drafts import draft
+from mlx_engine.loop.finite import check_logits
+from mlx_engine.loop.forward import forward
+from mlx_engine.loop.logprobs import digest, token_logprobs
+from mlx_engine.loop.row_reader import MOST_BYTES
+from mlx_engine.weights.model import Model
+
+Progress = Callable[[int, int], None]
+
+MAGIC = "mlx_engine log-probabilities 1"
+# The longest header of a reference file, which is read before its length is known.
+MOST_HEADER = 1 << 16
+# Log-probabilities are kept down to so much below the largest one of their token: e**-24 is 4e-11.
+DEPTH = 24.0
+CODES = (1 << 16) - 1
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+
+
+class Window(NamedTuple):
+    """Tokens [first, end) of the text, of which [new, end) are in no earlier window, and [scored, end) are scored."""
+
+    first: int
+    new: int
+    scored: int
+    end: int
+
+
+@dataclass
+class Result:
+    """The scores of a text.
+
+    Attributes:
+        logprobs: the log-probability of each scored token.
+        ids: the scored tokens.
+        windows: the windows.
+        kl: against a reference: the Kullback-Leibler divergence KL(reference || model) at each scored token.
+        same_top: whether the most likely tokens agree.
+        references: the reference's log-probability of each scored token.
+    """
+
+    windows: Sequence[Window]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+    same_top: list[bool] = field(default_factory=list)
+    references: list[float] = field(default_factory=list)
+
+    @property
+    def guide(self) -> float | None:
+        """The perplexity as Hugging Face's guide weights windows; None if no window has two new tokens."""
+        ends = np.cumsum([window.end - window.scored for window in self.windows])
+        means = [-np.mean(values) for values in np.split(self.logprobs, ends[:-1])]
+        weights = [window.end - window.new - 1 for window in self.windows]
+        return math.exp(np.average(means, weights=weights)) if sum(weights) else None
+
+    @property
+    def digest(self) -> str:
+        """The digest of the scored tokens and their log-probabilities."""
+        return digest(self.ids, self.logprobs)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the perplexity with its standard error, and the agreement with the reference, as JSON types."""
+        nll = -np.array(self.logprobs)
+        mean, error = float(nll.mean()), _standard_error(nll)
+        found: dict[str, Any] = {
+            "perplexity": math.exp(mean),
+            "standard_error": None if error is None else math.exp(mean) * error,
+            "nll": mean,
+            "nll_standard_error": error,
+            "perplexity_of_guide": self.guide,
+            "n_scored": len(nll),
+            "n_windows": len(self.windows),
+        }
+        return found | ({"reference": self._agreement()} if self.references else {})
+
+    def _agreement(self) -> dict[str, Any]:
+        ours, theirs = np.array(self.logprobs), np.array(self.references)
+        kl, same, shift = np.array(self.kl), np.array(self.same_top, dtype=float), np.exp(ours) - np.exp(theirs)
+        ratio = float((theirs - ours).mean())
+        return {
+            "perplexity": math.exp(-float(theirs.mean())),
+            "log_ratio": ratio,
+            "log_ratio_standard_error": _standard_error(theirs - ours),
+            "kl": _described(kl),
+            "top_1_agreement": float(same.mean()),
+            "top_1_standard_error": _standard_error(same),
+            "probability_difference": {**_described(shift), "rms": float(np.sqrt((shift**2).mean()))},
+        }
+
+
+def _standard_error(values: np.ndarray) -> float | None:
+    """Return the standard error of the mean; None of a single value."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
+def _described(values: np.ndarray) -> dict[str, Any]:
+    """Return mean, standard error, extremes and percentiles."""
+    found = {"mean": float(values.mean()), "standard_error": _standard_error(values)}
+    percentiles = {f"{p:g}": float(v) for p, v in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+    return found | {"minimum": float(values.min()), "maximum": float(values.max()), "percentiles": percentiles}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text and its windows.
+
+    Attributes:
+        ids: the tokens.
+        context, stride: the sizes of windows, in tokens.
+        bos: a token to put before each window that does not begin the text; None for none.
+    """
+
+    ids: Sequence[int]
+    context: int
+    stride: int
+    bos: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the sizes; raise OptionError if nothing can be scored."""
+        if len(self.ids) < 2:
+            message = f"the text has {len(self.ids)} token; a perplexity needs at least 2"
+            raise OptionError(message, option="FILE", found=len(self.ids))
+        if not 1 <= self.stride <= self.context:
+            message = f"stride must be from 1 to the context's {self.context:,} tokens, not {self.stride:,}"
+            raise OptionError(message, option="stride", found=self.stride)
+
+    @property
+    def windows(self) -> list[Window]:
+        """The windows in which tokens are scored."""
+        found, end = list[Window](), 0
+        for first in range(0, len(self.ids), self.stride):
+            new, end = end, min(first + self.context, len(self.ids))
+            scored = max(new, first if self.bos is not None and first > 0 else first + 1)
+            if scored < end:
+                found.append(Window(first, new, scored, end))
+            if end == len(self.ids):
+                break
+        return found
+
+    @property
+    def n_scored(self) -> int:
+        """The number of tokens that are scored."""
+        return sum(window.end - window.scored for window in self.windows)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two runs must have in common to be compared token by token."""
+        ids = sha256(np.array(self.ids, "<i4").tobytes()).hexdigest()
+        return {"ids": ids, "n_tokens": len(self.ids), "context": self.context, "stride": self.stride, "bos": self.bos}
+
+
+def rows_of(engine: Engine, text: Text) -> Iterator[tuple[int, np.ndarray]]:
+    """Run all windows; yield the logits (R, V) that score the tokens of the text, a few rows at a time.
+
+    Each item has the position in the text of the token that the first row scores, and the rows, which are valid until
+    the next item.
+    """
+    model = engine.model
+    kv = model.new_kv(text.context)
+    for window in text.windows:
+        before = [] if text.bos is None or window.first == 0 else [text.bos]
+        ids = [*before, *text.ids[window.first : window.end - 1]]  # nothing follows the last token
+        shift = window.first + 1 - len(before)
+        for position, rows in _chunked(model, ids, kv, window.scored - shift):
+            yield position + shift, rows
+        kv.close()
+
+
+def _chunked(model: Model, ids: Sequence[int], kv: KVSequence, first: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Run tokens in chunks; yield the position of the first row and logits (R, V) of the tokens from `first` on."""
+    be, at, most = model.backend, 0, max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
+    while at < len(ids):
+        n = min(LONGEST_PASS, len(ids) - at, max(0, first - at) + most)
+        wanted = max(0, at + n - max(at, first))
+        with be.session():
+            logits = forward(model, SequenceInput(ids[at : at + n], kv, wanted))
+            if logits is None:
+                be.wait(kv.pool.stores.arrays)
+            else:
+                check_logits(model, logits, ids[: at + n])
+        at += n
+        if logits is not None:
+            yield at - wanted, be.host(logits)
+
+
+def measure(
+    engine: Engine,
+    text: Text,
+    *,
+    reference: Engine | Path | None = None,
+    save: Path | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Result:
+    """Score a text with a model.
+
+    Args:
+        engine: the model.
+        text: the text and its windows.
+        reference: another model with the same vocabulary, or a file that `save` has written.
+        save: a file for the model's log-probabilities.
+        progress: called with (tokens scored, tokens to score).
+
+    Raises:
+        OptionError: the reference has other tokens or another vocabulary.
+        FormatError, SourceError: a file is damaged, or cannot be read or written.
+        NotFiniteError: logits are NaN or infinite.
+    """
+    found, be, total = Result(text.windows), engine.backend, text.n_scored
+    n_vocab = int(engine.config.vocab_size)
+    theirs = None if reference is None else _reference(reference, text, n_vocab)
+    with nullcontext() if save is None else saving(save, text, n_vocab) as add:
+        for position, rows in rows_of(engine, text):
+            for row, token_id in zip(rows, text.ids[position:], strict=False):
+                logprob = token_logprobs(be, row, token_id).logprob
+                found.ids.append(token_id)
+                found.logprobs.append(logprob)
+                if add is not None:
+                    add(row, logprob)
+                if theirs is not None:
+                    _compare(found, row, token_id, *next(theirs))
+            progress(len(found.logprobs), total)
+    return found
+
+
+def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
+    """Return an iterator over the reference's log-probability of each scored token, and of all tokens (V,) float64."""
+    if isinstance(reference, Path):
+        return read_saved(reference, text, n_vocab)
+    if int(reference.config.vocab_size) != n_vocab:
+        found = f"{int(reference.config.vocab_size):,} tokens, and the model {n_vocab:,}"
+        raise OptionError(f"reference: expected the model's vocabulary, found {found}", option="reference")
+    return _scored_by(reference, text)
+
+
+def _scored_by(engine: Engine, text: Text) -> Iterator[tuple[float, np.ndarray]]:
+    for position, rows in rows_of(engine, text):
+        for row, token_id in zip(rows, text.ids[position:], strict=False):
+            yield token_logprobs(engine.backend, row, token_id).logprob, log_softmax(row)
+
+
+def log_softmax(row: np.ndarray) -> np.ndarray:
+    """Return the log-probabilities (V,) float64 of logits (V,), or of log-probabilities that were rounded."""
+    x = row.astype(np.float64)
+    x -= x.max()
+    return x - math.log(np.exp(x).sum())
+
+
+def _compare(found: Result, row: np.ndarray, token_id: int, logprob: float, theirs: np.ndarray) -> None:
+    ours = log_softmax(row)
+    found.kl.append(float(np.dot(np.exp(theirs), theirs - ours)))
+    found.same_top.append(int(theirs.argmax()) == int(row.argmax()))
+    found.references.append(logprob)
+
+
+# ---- files ----
+
+
+def _record(n_vocab: int) -> np.dtype[Any]:
+    """Return the record of a token: its log-probability, the range of the vocabulary's, and where each is in it."""
+    return np.dtype([("logprob", "<f4"), ("least", "<f4"), ("step", "<f4"), ("codes", "<u2", (n_vocab,))])
+
+
+@contextmanager
+def saving(target: Path, text: Text, n_vocab: int) -> Iterator[Callable[[np.ndarray, float], None]]:
+    """Write a reference file, which appears when it is complete.
+
+    The block gets a function that appends a token, from its logits (V,) and its log-probability.
+
+    Raises:
+        SourceError: the file cannot be written.
+    """
+    record = np.zeros(1, _record(n_vocab))
+
+    def add(row: np.ndarray, logprob: float) -> None:
+        x = log_softmax(row)
+        least = max(float(x.min()), float(x.max()) - DEPTH)
+        step = max((float(x.max()) - least) / CODES, 1e-9)
+        codes = np.clip(np.rint((x - least) / step), 0, CODES)
+        record[0] = (logprob, least, step, codes.astype(np.uint16))
+        file.write(record.tobytes())
+
+    try:
+        with draft(target) as path:
+            with path.open("wb") as file:
+                file.write(json.dumps({"format": MAGIC, "vocab_size": n_vocab, **text.identity}).encode() + b"\n")
+                yield add
+            path.replace(target)
+    except OSError as error:
+        raise SourceError(f"{target}: cannot be written ({error.strerror}); check folder and space") from error
+
+
+def is_saved(path: Path) -> bool:
+    """Return whether a path is a reference file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(MOST_HEADER).startswith(json.dumps({"format": MAGIC})[:-1].encode())
+
+
+def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
+    """Return an iterator over the records of a reference file: log-probabilities of a token, and of all (V,) float64.
+
+    Raises:
+        FormatError: the file is damaged.
+        OptionError: it was made with another text, vocabulary, context or stride.
+    """
+    with path.open("rb") as file:
+        line = file.readline(MOST_HEADER)
+    header = json.loads(line) if line.endswith(b"}\n") else {}
+    for name, wanted in {"vocab_size": n_vocab, **text.identity}.items():
+        if header.get(name) != wanted:
+            message = f"{path}: was made with another {name}, {header.get(name)}, not {wanted}; make it again"
+            raise OptionError(message, option="reference", expected=wanted, found=header.get(name))
+    record, n = _record(n_vocab), text.n_scored
+    size = path.stat().st_size - len(line)
+    if size != n * record.itemsize:
+        raise FormatError(
+            where=str(path),
+            expected=f"{n * record.itemsize:,} bytes of records",
+            found=f"{size:,}",
+            hint="make it again",
+        )
+    return _records(np.memmap(path, record, "r", offset=len(line), shape=(n,)))
+
+
+def _records(records: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
+    for one in records:
+        codes = one["codes"].astype(np.float64)
+        yield float(one["logprob"]), log_softmax(codes * float(one["step"]) + float(one["least"]))

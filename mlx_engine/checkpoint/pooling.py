@@ -1,0 +1,150 @@
+"""What a model's files say of embeddings and of reranking: how hidden states become a vector, and labels a score.
+
+A GGUF file has `ARCH.pooling_type`; a folder has the files of sentence-transformers: `modules.json`, and the
+`config.json` of its Pooling module. A reranker is recognised by its files, never by its name: in GGUF by the pooling
+type "rank" or a chat template named "rerank"; in a folder by `classifier_from_token` in config.json, by a LogitScore
+module, or by `pipeline_tag: text-ranking` at the head of its model card.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+
+from mlx_engine.checkpoint.hf_folder import read_json
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.errors import FormatError
+
+Kind = Literal["last", "mean", "cls"]
+
+# GGUF's numbers; 0 is none, 4 is rank.
+GGUF_KINDS: Mapping[object, Kind] = {1: "mean", 2: "cls", 3: "last"}
+GGUF_RANK = 4
+CLASSIFIER = "cls.output.weight"
+FOLDER_KINDS: Mapping[str, Kind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+# Modules of sentence-transformers that are implemented, by the last part of their type.
+MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
+# Labels of Qwen3-Reranker.
+LABELS = ("yes", "no")
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a text becomes a vector.
+
+    Attributes:
+        kind: which hidden states count: the last token's, the mean of all, or the first token's ("cls").
+        is_normalized: whether the vector gets the length 1.
+        is_declared: whether the files say so; if not, these are the defaults.
+        missing: a step in the files that is not implemented; None if all are.
+        ranking: how the model ranks documents; None if it is no reranker.
+    """
+
+    kind: Kind = "last"
+    is_normalized: bool = True
+    is_declared: bool = False
+    missing: str | None = None
+    ranking: Ranking | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """How a reranker scores a document: the softmax over two labels, of which the first is "relevant".
+
+    Attributes:
+        labels: the tokens.
+        template: the prompt, with {query} and {document}; None for that of Qwen3-Reranker.
+        classifier: (2, D) rows of the head for these labels, if the file has them in place of the head.
+    """
+
+    labels: tuple[str, str] = LABELS
+    template: str | None = None
+    classifier: np.ndarray | None = None
+
+
+def read_pooling(checkpoint: Checkpoint, path: Path) -> Pooling:
+    """Return what the files of a model say.
+
+    Raises:
+        FormatError: a file is damaged.
+    """
+    return _of_gguf(checkpoint) if checkpoint.naming == "gguf" else _of_folder(checkpoint, path)
+
+
+def _of_gguf(checkpoint: Checkpoint) -> Pooling:
+    number = checkpoint.settings.get("pooling_type")
+    template = checkpoint.metadata.get("tokenizer.chat_template.rerank")
+    if number == GGUF_RANK or isinstance(template, str):
+        given = checkpoint.settings.get("classifier.output_labels")
+        labels = _labels(given, checkpoint.where) if given is not None else LABELS
+        matrix = checkpoint.weight(CLASSIFIER).dequantize() if CLASSIFIER in checkpoint.shapes else None
+        if matrix is not None and matrix.shape[0] != len(labels):
+            found = f"{matrix.shape[0]} rows"
+            raise FormatError(where=checkpoint.where, expected="a row of cls.output for each of 2 labels", found=found,
+                              hint="this reranker is not implemented")  # fmt: skip
+        if matrix is not None and labels[0] not in ("yes", "true"):
+            labels, matrix = (labels[1], labels[0]), matrix[::-1]
+        return Pooling(ranking=Ranking(labels, template if isinstance(template, str) else None, matrix))
+    kind = GGUF_KINDS.get(number)
+    return Pooling() if kind is None else Pooling(kind, is_declared=True)
+
+
+def _of_folder(checkpoint: Checkpoint, folder: Path) -> Pooling:
+    ranking = None
+    named, modules = checkpoint.settings.get("classifier_from_token"), folder / "modules.json"
+    parts = _modules(modules) if modules.exists() else []
+    if named is not None:  # vLLM's key lists the label of "not relevant" first
+        no, yes = _labels(named, checkpoint.where)
+        ranking = Ranking((yes, no))
+    elif any(kind == "LogitScore" for kind, _ in parts) or _is_for_ranking(folder / "README.md"):
+        ranking = Ranking()
+    if not any(kind == "Pooling" for kind, _ in parts):
+        return Pooling(ranking=ranking)
+    missing = next((f"the module {kind}" for kind, _ in parts if kind not in MODULES), None)
+    (place, *_) = [place for kind, place in parts if kind == "Pooling"]
+    config = read_json(folder / place / "config.json")
+    mode = config.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else [
+        name.removeprefix("pooling_mode_").removesuffix("_token").removesuffix("_tokens")
+        for name, is_on in config.items() if name.startswith("pooling_mode_") and is_on
+    ]  # fmt: skip
+    kind = FOLDER_KINDS.get(modes[0]) if len(modes) == 1 else None
+    if kind is None:
+        missing = missing or f"pooling by {' and '.join(map(str, modes)) or 'nothing'}"
+    is_normalized = any(kind == "Normalize" for kind, _ in parts)
+    return Pooling(kind or "last", is_normalized, is_declared=True, missing=missing, ranking=ranking)
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """Return the modules of modules.json: the last part of each type, and its folder."""
+    try:
+        listed = json.loads(path.read_text("utf-8"))
+        if not isinstance(listed, list):
+            raise TypeError(f"{type(listed).__name__} in place of a list")
+        return [(str(one["type"]).rpartition(".")[2], Path(str(one["path"])).name) for one in listed]
+    except (ValueError, TypeError, KeyError) as error:
+        expected = "a list of modules, each with type and path"
+        raise FormatError(where=str(path), expected=expected, found=str(error), hint="download it again") from error
+
+
+def _labels(given: object, where: str) -> tuple[str, str]:
+    if isinstance(given, list) and len(given) == 2 and all(isinstance(one, str) for one in given):
+        return cast("tuple[str, str]", tuple(given))
+    hint = "other rerankers are not implemented"
+    raise FormatError(where=where, expected="2 labels of a reranker", found=f"{given!r:.80}", hint=hint)
+
+
+def _is_for_ranking(card: Path) -> bool:
+    """Return whether the head of a model card says that the model ranks texts."""
+    try:
+        head = card.read_text("utf-8")[: 1 << 14]
+    except (OSError, UnicodeDecodeError):
+        return False
+    front = re.match(r"---\n(.*?)\n---", head, re.DOTALL)
+    return front is not None and re.search(r"^pipeline_tag:\s*[\"']?text-ranking", front[1], re.MULTILINE) is not None

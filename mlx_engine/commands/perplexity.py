@@ -1,0 +1,167 @@
+"""The command `perplexity`: score a text with a model, and compare the model with a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlx_engine.commands.console import BOM, notice, progress_bar, read_text, reports_errors
+from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.model import Backend, ComputeOptions, Model, Strict, choose_backend
+from mlx_engine.commands.values import columns, print_json
+
+if TYPE_CHECKING:
+    from mlx_engine.bench.perplexity import Text
+    from mlx_engine.engine import Engine
+
+# Without --context: windows longer than this take memory and time, and seldom change the figure much.
+DEFAULT_CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """Windows of the text."""
+
+    context: Annotated[
+        int | None,
+        typer.Option("--context", "-c", min=2, help="Tokens of a window.", show_default="the model's, at most 2048"),
+    ] = None
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            "--stride",
+            min=1,
+            help="Tokens between the beginnings of windows; each token is scored once, where it first occurs.",
+            show_default="half a window",
+        ),
+    ] = None
+    bos: Annotated[
+        bool,
+        typer.Option(
+            "--bos/--no-bos",
+            help="Begin every window with the BOS token, and not only the text. Gemma needs this in long texts.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class ReferenceOptions:
+    """Reference and output."""
+
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference",
+            "-r",
+            metavar="MODEL|FILE",
+            help="Compare with this model as it is stored, or with a file of --save: KL divergence, likeliest tokens.",
+        ),
+    ] = None
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save",
+            metavar="FILE",
+            help="Write the model's log-probabilities of all tokens, 2 bytes each, for --reference.",
+        ),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+
+
+@reports_errors
+@takes_groups
+def perplexity(
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Text in UTF-8; - reads stdin.")],
+    model: Model = "builtin",
+    backend: Backend = "auto",
+    windows: WindowOptions,
+    to: ReferenceOptions,
+    compute: ComputeOptions,
+    strict: Strict = False,
+) -> None:
+    """Measure a model's perplexity on a text, and compare its probabilities with those of a reference."""
+    from mlx_engine.bench.perplexity import is_saved, measure
+
+    used = choose_backend(backend, strict=strict)
+    text = read_text("-", None, "FILE") if str(file) == "-" else read_text(None, file, "FILE")
+    how = {**compute.machine(), **compute.changes(windows.context)}
+    engine = _load(model, used, how, quiet=to.json)
+    reference: Engine | Path | None = None
+    if to.reference is not None:
+        is_file = is_saved(Path(to.reference))
+        as_stored = {**compute.options(), **({} if windows.context is None else {"context": windows.context})}
+        reference = Path(to.reference) if is_file else _load(to.reference, used, as_stored, quiet=to.json)
+    cut = _windows(engine, text.removeprefix(BOM), windows)
+    with progress_bar("scoring", quiet=to.json) as progress:
+        found = measure(engine, cut, reference=reference, save=to.save, progress=progress)
+    about: dict[str, Any] = {"context": cut.context, "stride": cut.stride, "bos": cut.bos, "n_tokens": len(cut.ids)}
+    summary = found.summary()
+    if to.json:
+        print_json({**summary, **about, "model": model, "backend": engine.backend.name, "digest": found.digest})
+    else:
+        print(report(summary, about))
+    if to.save is not None:
+        notice(f"log-probabilities are in {to.save}")
+
+
+def _load(model: str, backend: str, how: dict[str, Any], *, quiet: bool) -> Engine:
+    from mlx_engine.engine import Engine, open_source
+
+    with progress_bar("opening", quiet=quiet) as progress:
+        opened = open_source(model, backend, progress=progress, **how)
+    with progress_bar("loading", quiet=quiet) as progress:
+        engine = Engine(opened, progress)
+    for line in () if quiet else engine.notes:
+        notice(line)
+    return engine
+
+
+def _windows(engine: Engine, text: str, options: WindowOptions) -> Text:
+    """Return the text's tokens and the sizes of its windows.
+
+    Raises:
+        OptionError: the context is longer than the model's, or the text has a single token.
+    """
+    from mlx_engine.bench.perplexity import Text
+    from mlx_engine.errors import OptionError
+
+    longest: int = engine.config.context_length
+    if options.context is not None and options.context > longest:
+        message = f"--context must be at most the model's {longest:,}, not {options.context:,}"
+        raise OptionError(message, option="context", found=options.context)
+    context = options.context or min(longest, DEFAULT_CONTEXT)
+    bos = engine.tokenizer.bos_id if options.bos else None
+    if options.bos and bos is None:
+        raise OptionError("--bos: the model has no BOS token", option="bos")
+    return Text(engine.prompt_ids(text), context, options.stride or max(1, context // 2), bos)
+
+
+def report(found: dict[str, Any], about: dict[str, Any]) -> str:
+    """Format the results as a table."""
+    rows = [
+        ("perplexity", f"{found['perplexity']:.4f}", _plus_minus(found["standard_error"], ".4f")),
+        ("mean NLL", f"{found['nll']:.6f}", _plus_minus(found["nll_standard_error"], ".6f")),
+        ("tokens scored", f"{found['n_scored']:,}", f"in {found['n_windows']:,} windows of up to {about['context']:,}"),
+    ]
+    against = found.get("reference")
+    if against is not None:
+        kl, shift = against["kl"], against["probability_difference"]
+        ratio, same = against["log_ratio_standard_error"], against["top_1_standard_error"]
+        rows += [
+            ("reference's perplexity", f"{against['perplexity']:.4f}", ""),
+            ("log of the ratio", f"{against['log_ratio']:.6f}", _plus_minus(ratio, ".6f")),
+            ("KL divergence", f"{kl['mean']:.3g}", _plus_minus(kl["standard_error"], ".2g")),
+            *((f"  {p} % of tokens below", f"{value:.3g}", "") for p, value in kl["percentiles"].items()),
+            ("  largest", f"{kl['maximum']:.3g}", ""),
+            ("same likeliest token", f"{against['top_1_agreement']:.3%}", _plus_minus(same, ".3%")),
+            ("change of probability", f"{shift['mean']:.3%}", f"root mean square {shift['rms']:.3%}"),
+        ]
+    return "\n".join(columns(rows, "<><"))
+
+
+def _plus_minus(error: float | None, form: str) -> str:
+    return "" if error is None else f"± {error:{form}}"

@@ -1,0 +1,119 @@
+"""What a request reads of its prompt: a row of logits, or of hidden states, for each of some tokens.
+
+A pass computes the rows of one chunk of the prompt. A reader gets them one row at a time, in the order of positions, so
+that its sums do not depend on the chunks or on the batch. Prompts are never kept as rows: a prompt of 8,192 tokens with
+a vocabulary of 150,000 would take 5 GB.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
+
+# Logits of so many bytes are kept at most for readers in one pass.
+MOST_BYTES = 1 << 26
+
+
+class RowReader(ABC):
+    """Reads the rows of the tokens at positions [start, end) of a prompt.
+
+    Attributes:
+        kind: "logits" (R, V), or "hidden": the hidden states (R, D) after the last norm, without the head.
+        start: the position of the next row to read; it grows while the prompt is run. A sequence that is preempted and
+            computed again continues here.
+        end: the position after the last row to read.
+    """
+
+    kind: Literal["logits", "hidden"] = "logits"
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+
+    def n_wanted(self, first: int, n: int) -> int:
+        """Return how many last rows it needs of a chunk of n tokens that begins at position `first`."""
+        at = max(first, self.start)
+        return first + n - at if at < min(self.end, first + n) else 0
+
+    def read(self, backend: Backend, first: int, rows: np.ndarray) -> None:
+        """Read the rows (R, ...) of the tokens from position `first` on; those that have been read are skipped."""
+        for position, row in enumerate(rows, start=first):
+            if position == self.start < self.end:
+                self.read_row(backend, position, row)
+                self.start += 1
+
+    @abstractmethod
+    def read_row(self, backend: Backend, position: int, row: np.ndarray) -> None:
+        """Read the row of the token at `position`."""
+
+
+class PromptLogprobs(RowReader):
+    """The log-probability of each token of a prompt after the first, and the `n_top` most likely tokens at its place.
+
+    Attributes:
+        tokens: those that have been read so far, from the second token of the prompt on.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int], n_top: int = 0) -> None:
+        super().__init__(0, len(prompt_ids) - 1)
+        self._prompt_ids, self._n_top = prompt_ids, n_top
+        self.tokens: list[TokenLogprobs] = []
+
+    def read_row(self, backend: Backend, position: int, row: np.ndarray) -> None:
+        """Append the log-probabilities of the token after `position`."""
+        token_id = self._prompt_ids[position + 1]
+        self.tokens.append(token_logprobs(backend, row, token_id, self._n_top, ranked=True))
+
+
+class LastLogits(RowReader):
+    """The logits of some tokens after a whole prompt.
+
+    Attributes:
+        values: float64, in the order of the tokens; empty before the prompt has been run.
+    """
+
+    def __init__(self, n_prompt: int, token_ids: Sequence[int]) -> None:
+        super().__init__(n_prompt - 1, n_prompt)
+        self._token_ids = token_ids
+        self.values: list[float] = []
+
+    def read_row(self, backend: Backend, position: int, row: np.ndarray) -> None:
+        """Keep the logits."""
+        self.values = [float(row[i]) for i in self._token_ids]
+
+
+class PooledHidden(RowReader):
+    """The hidden states of a prompt as one vector: of the last token, of the first ("cls"), or the mean of all.
+
+    The mean is a sum in float64 in the order of positions.
+    """
+
+    kind = "hidden"
+
+    def __init__(self, n_prompt: int, pooling: Literal["last", "mean", "cls"]) -> None:
+        super().__init__(n_prompt - 1 if pooling == "last" else 0, 1 if pooling == "cls" else n_prompt)
+        self._n, self._sum = self.end - self.start, cast("np.ndarray | None", None)
+
+    def read_row(self, backend: Backend, position: int, row: np.ndarray) -> None:
+        """Add a hidden state (D,)."""
+        added = row.astype(np.float64)
+        self._sum = added if self._sum is None else self._sum + added
+
+    def vector(self, dimensions: int | None = None, *, normalized: bool) -> np.ndarray:
+        """Return the float32 vector (D,), or its first `dimensions`; `normalized` divides it by its length then.
+
+        Raises:
+            ValueError: the prompt has not been run.
+        """
+        if self._sum is None or self.start < self.end:
+            raise ValueError(f"vector: expected a prompt that has been run, found {self.end - self.start} rows missing")
+        x = (self._sum / self._n)[:dimensions]
+        if normalized:  # `fsum` is exact in any order
+            x = x / max(math.sqrt(math.fsum((x * x).tolist())), 1e-12)
+        return x.astype(np.float32)

@@ -1,0 +1,200 @@
+"""The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
+
+Their requests run in the scheduler beside those that generate, as many at a time as the server has slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from anyio import to_thread
+
+from mlx_engine.errors import ModelError
+from mlx_engine.loop.request import Request
+from mlx_engine.serve import noops
+from mlx_engine.serve.call import Call
+from mlx_engine.serve.errors import ApiError, api_error, json_response
+from mlx_engine.serve.generation import Respond, logged
+from mlx_engine.serve.limits import LARGE, Turn, client_id
+from mlx_engine.serve.parameters import parse
+from mlx_engine.serve.service import Service
+
+# OpenAI's bound on the texts of one request.
+MOST_TEXTS = 2048
+# Seconds between two attempts to find room in the queue for the next texts of a request.
+RETRY_SECONDS = 0.05
+
+
+class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/embeddings."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+    @property
+    def texts(self) -> list[Any]:
+        """The texts, each a text or token ids.
+
+        Raises:
+            ApiError: there are none or too many, or they are a mixture.
+        """
+        if isinstance(self.input, str):
+            return [self.input]
+        kinds = {type(item) for item in self.input}
+        if len(kinds) != 1:
+            rule = "must be a text, a list of texts, a list of token ids, or a list of such lists"
+            message = f"input {rule}, and is {'a mixture' if kinds else 'an empty list'}"
+            raise ApiError(400, message, param="input", code="invalid_value")
+        texts = [self.input] if kinds == {int} else list(self.input)
+        _check_number("input", len(texts))
+        return texts
+
+
+class Document(msgspec.Struct, forbid_unknown_fields=False):
+    """A document as an object, of which other fields are ignored."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/rerank. `instruction` says what makes a document relevant; by default a web search."""
+
+    query: str
+    documents: list[str | Document]
+    model: str | None = None
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the documents.
+
+        Raises:
+            ApiError: there are none or too many.
+        """
+        _check_number("documents", len(self.documents))
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+def _check_number(param: str, n: int) -> None:
+    if not 1 <= n <= MOST_TEXTS:
+        message = f"{param} must be from 1 to {MOST_TEXTS:,} texts, not {n:,}"
+        raise ApiError(400, message, param=param, code="invalid_value")
+
+
+async def embed(service: Service, body: bytes, respond: Respond) -> None:
+    """Respond with the vectors of texts."""
+    asked, requests = await _run(service, body, "input", _embeddings)
+    await respond(await to_thread.run_sync(lambda: json_response(_embedded(service, asked, requests))))
+
+
+async def rerank(service: Service, body: bytes, respond: Respond) -> None:
+    """Respond with documents and their relevance, the most relevant first."""
+    asked, requests = await _run(service, body, "documents", _rankings)
+    await respond(json_response(_ranked(service, asked, requests)))
+
+
+Read = Callable[[Service, bytes, Callable[[str], None]], tuple[Any, list[Request]]]
+
+
+async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[Any, list[Request]]:
+    """Read a body in a thread, run its requests to their end, and return its parameters and the requests."""
+    received = service.clock()
+    _ = service.engine  # refuse at once what cannot be answered now
+    try:
+        async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
+            asked, requests = await turn.run(partial(read, service, body, partial(_check, service, turn)))
+        tokenized = service.clock()
+        about: dict[str, Any] = {"received": received, "tokenized": tokenized, "client_id": client_id.get()}
+        for i in range(0, len(requests), service.worker.slots):
+            await _run_some(service, Call(requests[i : i + service.worker.slots], **about), is_begun=i > 0)
+    except ModelError as error:
+        raise ApiError(400, api_error(error, param).message, param="model", code="unsupported_by_model") from error
+    except Exception as error:
+        raise logged(api_error(error, param), error) from error
+    return asked, requests
+
+
+async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
+    """Run the requests of a call. A request that has begun waits for room in the queue, others are refused."""
+    while True:
+        try:
+            service.worker.check_room(call.n_answers)
+            break
+        except ApiError as error:
+            if error.status != 429 or not is_begun:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
+    async with service.worker.running(call):
+        await call.ended()
+
+
+def _check(service: Service, turn: Turn, text: str) -> None:
+    turn.check()
+    service.check_length(text)
+
+
+def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[EmbeddingRequest, list[Request]]:
+    """Return the parameters and a request for each text.
+
+    Raises:
+        ApiError, EngineError: a parameter is invalid, or a text is too long.
+    """
+    asked, prompts = parse(body, EmbeddingRequest, noops.EMBEDDINGS), service.engine.prompts
+    service.check_model(asked.model)
+    prompts.check_dimensions(asked.dimensions)
+    return asked, [prompts.embedding(text, check) for text in asked.texts]
+
+
+def _rankings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[RerankRequest, list[Request]]:
+    """Return the parameters and a request for each document; errors as for `_embeddings`."""
+    asked, prompts = parse(body, RerankRequest, noops.RERANK), service.engine.prompts
+    service.check_model(asked.model)
+    return asked, [prompts.reranking(asked.query, text, asked.instruction, check) for text in asked.texts]
+
+
+def _usage(requests: Sequence[Request]) -> dict[str, object]:
+    n = sum(len(request.prompt_ids) for request in requests)
+    return {"prompt_tokens": n, "total_tokens": n}
+
+
+def _digest(values: np.ndarray) -> dict[str, object]:
+    """Return the receipt: SHA-256 of little-endian float32 values."""
+    return {"digest": sha256(values.astype("<f4").tobytes()).hexdigest()}
+
+
+def _embedded(service: Service, asked: EmbeddingRequest, requests: Sequence[Request]) -> dict[str, object]:
+    vectors = [service.engine.prompts.vector(request, asked.dimensions) for request in requests]
+    is_packed = asked.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": base64.b64encode(one.astype("<f4").tobytes()).decode() if is_packed else one.tolist(),
+        }
+        for i, one in enumerate(vectors)
+    ]
+    head = {"object": "list", "data": data, "model": asked.model or service.model}
+    return {**head, "usage": _usage(requests), "mlx_engine": _digest(np.stack(vectors))}
+
+
+def _ranked(service: Service, asked: RerankRequest, requests: Sequence[Request]) -> dict[str, object]:
+    scores, texts = [service.engine.prompts.relevance(request) for request in requests], asked.texts
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: asked.top_n]
+    shows = asked.return_documents is not False
+    results = [
+        {"index": i, "relevance_score": scores[i], **({"document": {"text": texts[i]}} if shows else {})} for i in order
+    ]
+    head = {"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": asked.model or service.model}
+    return {**head, "results": results, "usage": _usage(requests), "mlx_engine": _digest(np.array(scores))}

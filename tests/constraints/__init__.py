@@ -1,0 +1,1 @@
+"""Constraints against JSON-Schema-Test-Suite, random schemas and a real model; not part of the default tests."""
