@@ -314,7 +314,7 @@ MUTANTS = [
     Mutant(
         "chat finds out after loading that no answer fits the context",
         "chat.chat",
-        "check(opened.prompts, options, list(messages) or shortest(system), variables)",
+        "check(opened.prompts, options, list(messages) or shortest(system), variables, described)",
         "None",
     ),
     Mutant("a mapped file must fit into the memory", "Need.least", "self.total - self.mapped", "self.total"),
@@ -533,4 +533,21 @@ MUTANTS = [
         "False",
     ),
     Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
+    # ---- Tool calls ----
+    Mutant(
+        "text that may be a delimiter is given out",
+        "Delimiter.find",
+        "maybe.start() <= found.start()",
+        "maybe.start() < found.start()",
+    ),
+    Mutant("a delimiter counts without its token", "marked", 'f"(?:{MARK}{match[0]})"', "match[0]"),
+    Mutant("numbers stay text", "json_of", 'kind in allowed - {"string"}', "False"),
+    Mutant("a call that was cut off is complete", "CallReader._tags", "not cursor.is_cut", "True"),
+    Mutant("the mark is behind the token", "StreamDecoder.add", "self._n - len(literal)", "self._n"),
+    Mutant(
+        "several calls where one is allowed",
+        "_Grammar.of",
+        "choice.is_parallel and self._form.is_parallel",
+        "self._form.is_parallel",
+    ),
 ]
