@@ -170,7 +170,7 @@ def _with_reasoning(message: Dict) -> Dict:
 
 
 def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
-    name, given = call["function"]["name"], call["function"]["arguments"]
+    name, given = call["function"]["name"], call["function"].get("arguments") or {}
     arguments = _decoded(given) if isinstance(given, str) else given
     if not is_json(arguments, MAX_DEPTH):
         place = f"{at}.function.arguments"

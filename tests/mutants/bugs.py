@@ -377,6 +377,15 @@ MUTANTS = [
     ),
     Mutant("what a client leaves behind is computed", "Worker.running", 'self._send("cancel", call)', "pass"),
     Mutant("steps of a long prompt hold back the heartbeat", "_events", "not data and now() >= due", "not is_new"),
+    Mutant(
+        "a chat is silent while its prompt is read",
+        "ChatReply.heartbeat",
+        "event(self._chunk(self._with_delta(0, {})))",
+        'b""',
+    ),
+    Mutant(
+        "reasoning that comes back is lost", "_read_answer", 'chat.think(text_in(block, "thinking", where))', "pass"
+    ),
     Mutant("a line of one client ends the common prefix", "_read_system", "not text.startswith(BILLING)", "True"),
     Mutant("a call goes back without its namespace", "ResponsesReply._item", "namespace is None", "True"),
     Mutant("cached tokens count twice", "MessagesReply._usage", "self.n_prompt - self.n_cached", "self.n_prompt"),
