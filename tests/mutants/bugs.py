@@ -396,7 +396,7 @@ MUTANTS = [
     Mutant(
         "a slow reader is waited for", "Connection.check", "lingers or now - self._moved_at > patience.read", "lingers"
     ),
-    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(text)]", "ids"),
+    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(reading.begun)]", "ids"),
     # ---- The life of an engine ----
     Mutant(
         "a sum that overflows is a fault",
