@@ -396,7 +396,7 @@ MUTANTS = [
     Mutant(
         "a slow reader is waited for", "Connection.check", "lingers or now - self._moved_at > patience.read", "lingers"
     ),
-    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(text)]", "ids"),
+    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(reading.begun)]", "ids"),
     # ---- The life of an engine ----
     Mutant(
         "a sum that overflows is a fault",
@@ -549,5 +549,35 @@ MUTANTS = [
         "_Grammar.of",
         "choice.is_parallel and self._form.is_parallel",
         "self._form.is_parallel",
+    ),
+    # ---- Rows of prompts: log-probabilities, embeddings ----
+    Mutant(
+        "a scored prompt begins in the prefix cache",
+        "Scheduler._attach_prefix",
+        "min(len(ids) - 1, request.reader.start)",
+        "len(ids) - 1",
+    ),
+    Mutant(
+        "rows that come again are read again",
+        "RowReader.read",
+        "position == self.start < self.end",
+        "position < self.end",
+    ),
+    Mutant(
+        "a pass has all rows of a prompt", "Sequence.chunk", "min(n, max(0, reader.start - first) + most_rows)", "n"
+    ),
+    Mutant("an end token is missing after a scored echo", "CompletionReply._tokens", "self._is_scored", "False"),
+    Mutant(
+        "a token of a window is scored twice",
+        "Text.windows",
+        "max(new, first if self.bos is not None and first > 0 else first + 1)",
+        "first + 1",
+    ),
+    Mutant("no EOS after a text to embed", "RequestBuilder.embedding", "[*self.ids(text), *end]", "self.ids(text)"),
+    Mutant(
+        "vectors are cut after they are normed",
+        "PooledHidden.vector",
+        "math.fsum((x * x).tolist())",
+        "math.fsum((self._sum / self._n * self._sum / self._n).tolist())",
     ),
 ]
