@@ -142,7 +142,7 @@ class Constraint:
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema as llguidance must read it: white space bounded, formats as they are defined, no more keywords."""
+    """Return a schema as llguidance must read it: white space bounded, formats as defined, no more keywords."""
     copied: dict[str, Any] = json.loads(_text(schema))
     for part in list(_parts(copied)):
         for name, value in list(part.schema.items()):

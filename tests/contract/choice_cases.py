@@ -23,6 +23,15 @@ def sample(sampling: Sampling, u: float, recent: tuple[int, ...] = (), n_prompt:
     return run
 
 
+def sample_masked(sampling: Sampling, u: float, allowed: tuple[int, ...]) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        mask = np.isin(np.arange(40), allowed)
+        draw = Draw(sampling, (1, 2, 30, 31, 2), u, 2, mask)
+        return be.token_id(be.choose(be.array(normal(rng, 1, 40, scale=2.0)), [draw])[0])
+
+    return run
+
+
 def choose(*draws: Draw) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         tokens = be.choose(be.array(normal(rng, len(draws), 40, scale=2.0)), draws)
@@ -52,6 +61,13 @@ CASES = [
     OpCase("sample", "generated-penalties",
            sample(Sampling(temperature=1.0, presence_penalty=1.5, frequency_penalty=-0.7), 0.6, (1, 2, 30, 2, 2), 2)),
     OpCase("sample", "greedy-with-frequency", sample(Sampling(frequency_penalty=2), 0.5, (*range(0, 40, 2), 1) * 3, 5)),
+    OpCase("choose", "greedy-masked", sample_masked(Sampling(), 0.5, (3, 17, 18, 39))),
+    OpCase("choose", "greedy-masked-to-one", sample_masked(Sampling(), 0.5, (11,))),
+    OpCase("choose", "masked", sample_masked(Sampling(temperature=1.0), 0.7, (0, 5, 6, 7, 38))),
+    OpCase("choose", "last-masked", sample_masked(Sampling(temperature=3.0), 1 - 2**-53, (2, 9))),
+    OpCase("choose", "masked-with-all", sample_masked(
+        Sampling(1.0, top_k=30, top_p=0.9, min_p=0.01, repetition_penalty=1.3, presence_penalty=1, logit_bias={4: 99}),
+        0.6, (2, 3, 30, 31))),
     OpCase("choose", "one", choose(GREEDY)),
     OpCase("choose", "each-its-own", choose(GREEDY, Draw(Sampling(1.0), [], 0.7), Draw(Sampling(2.0, 3), [], 0.1),
            Draw(Sampling(repetition_penalty=1e6), list(range(0, 40, 2)), 0.0), GREEDY,

@@ -10,6 +10,7 @@ from mlx_engine.serve.openapi import OPERATIONS
 from tests.serve.served import HTTP, Served, chat_body, served
 
 CHAT, COMPLETIONS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/detokenize"
+TOKENIZE, EMBEDDINGS = "/tokenize", "/v1/embeddings"
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 LETTERS = list("abeilos \ufffd")  # any answer has one of them soon
 USER = {"role": "user", "content": "a"}
@@ -59,6 +60,9 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [[1], [2]], "max_tokens": 1}),
     (DETOKENIZE, {"tokens": [1, 2.0]}),
+    *((TOKENIZE, body) for body in ({"content": "a"}, {"prompt": "a", "add_special_tokens": False})),
+    *((EMBEDDINGS, {"input": given}) for given in ("a", ["a", "b"], [1, 2], [[1], [2, 3]])),
+    (EMBEDDINGS, {"input": "a", "dimensions": 1, "encoding_format": "base64", "user": "me"}),
     (RESPONSES, {"input": "a", "max_output_tokens": 1, "store": True, "previous_response_id": None, "user": "b"}),
     (RESPONSES, {"input": [USER, {"type": "web_search_call"}], "max_output_tokens": 100_000, "stop": LETTERS}),
     (RESPONSES, {"input": [{"type": "reasoning", "content": None}, USER], "max_output_tokens": 1.0}),
@@ -108,6 +112,10 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "a", "best_of": True}),
     (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 0, "stream": True}),
     (DETOKENIZE, {"tokens": [1.5]}),
+    *((TOKENIZE, body) for body in ({}, {"content": "a", "prompt": "b"}, {"prompt": None})),
+    *((EMBEDDINGS, {"input": given}) for given in ("", [], ["a", 1], [[]], [-1], ["a"] * 2049)),
+    (EMBEDDINGS, {"input": "a", "dimensions": 0}),
+    (EMBEDDINGS, {"input": "a", "encoding_format": "int8"}),
     (RESPONSES, {}),
     (RESPONSES, {"input": []}),
     (RESPONSES, {"input": [{"role": "tool", "content": "a"}]}),
