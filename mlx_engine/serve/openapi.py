@@ -282,7 +282,7 @@ def _items(most: int) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [message, *known, others]}}
-    items["contains"] = {"anyOf": [message, *known]}  # something must be left
+    items["contains"] = {"anyOf": [message, *known[1:]]}  # reasoning alone may be of another server, and left out
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
         "input": {"anyOf": [TEXT, items]},
