@@ -109,7 +109,8 @@ FOODS = (
     "a pot of vegetable soup", "a plate of pancakes", "a box of sweet buns",
 )  # fmt: skip
 
-# Places: how one is there, its plain name, and spots in it where a thing can be.
+# Places: how one is there, its plain name, and spots in it where a thing can be. A lost thing is searched for at the
+# first three, and found at one of the last two.
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "garden": ("in", ("under the rose bush", "behind the watering can", "among the tall sunflowers",
                       "beside the old stone wall", "next to the pumpkins")),
