@@ -40,7 +40,9 @@ def listing(rng: random.Random) -> tuple[str, str]:
     group = rng.choice(list(GROUPS))
     members = GROUPS[group]
     count = rng.randint(3, min(6, len(members)))
-    chosen = list(members[:count]) if group in IN_ORDER else rng.sample(members, count)
+    # Always in the order of the list: what follows is then known, and nothing comes twice.
+    first = 0 if group in IN_ORDER else rng.randrange(len(members))
+    chosen = [members[(first + i) % len(members)] for i in range(count)]
     how_many = facts.NUMBERS[count] if rng.random() < 0.6 else str(count)
     asked = rng.choice(("List {} {}.", "Give me a list of {} {}.", "Name {} {}.", "Write a list of {} {}."))
     numbered = rng.random() < 0.3
@@ -76,8 +78,9 @@ def code(rng: random.Random) -> tuple[str, str]:
         text, question = f"Hello, {name}!", f"Write a {language} program that greets {name}."
     else:
         count = rng.randint(3, 20)
-        body = f"for number in range(1, {count + 1}):\n    print(number)"
-        return f"Write a Python program that counts to {count}.", f"Here it is:\n\n```python\n{body}\n```"
+        written = facts.NUMBERS[count] if rng.random() < 0.5 else count
+        body = f"for number in range({count}):\n    print(number + 1)"
+        return f"Write a Python program that counts to {written}.", f"Here it is:\n\n```python\n{body}\n```"
     return question, f"Here is a small {language} program:\n\n```{tag}\n{line.format(text)}\n```"
 
 
