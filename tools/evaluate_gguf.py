@@ -35,26 +35,26 @@ PROMPTS = (
 SUBJECT_SEED = 31
 # To be read by a person: every line is one conversation, "SYSTEM | first | second | third".
 CONVERSATIONS = """
- | Tell me a story about a lion. | Tell me another one. | Thank you!
- | Tell me a story about a fox named Nilo. | What happened next? | What was the name of the fox?
- | Good morning! | Tell me a story about a queen. | Now one about a dog.
- | Tell me a story about a dragon. | And then? | Tell me a story about a rabbit.
-Be brief. | Tell me a story about a bear. | Tell me another one. | Thanks!
- | Tell me a short story about a walrus. | What happened next? | Who was the story about?
- | Who are you? | Tell me a story. | Tell me another story.
- | My name is Lena. | Tell me a story about a shy little camel. | What is my name?
- | Tell me a story about a beaver named Rumi. | Go on. | Now one about a wizard.
- | What is the capital of Spain? | Tell me a story about a cat. | Another one, please.
-You are a storyteller. | Tell me a story about a robot. | Tell me more. | Thank you very much.
- | List three fruits. | Tell me a story about a mouse. | What happened then?
- | Write a Python program that says hello. | Thanks! | Tell me a story about a zebra.
- | Tell me a story about a king who lost a hat. | What happened next? | Tell me one about a pirate.
- | Tell me a story about a dog and a bird. | Another one! | Goodbye!
-Be brief. | Hello! | Tell me a story about a moose. | And then?
- | Write a poem about a fox. | Tell me a story about a bear named Tuno. | Who was the story about?
-You are a helpful assistant. | Tell me a story about a girl named Ida. | What happened next? | Tell me another one.
- | How do I make tea? | Tell me a short story about a heron. | Now tell me a story about a donkey.
- | Tell me a bedtime story. | That was nice. | Tell me a story about a small blue boat.
+ | Tell me a story about a penguin. | Tell me another one. | Thanks!
+ | Tell me a story about a mole named Teno. | And then? | What was the name of the mole?
+ | Hello! | Tell me a story about a prince. | Now one about a hen.
+ | Tell me a story about a monkey who lost a lantern. | What happened next? | Thank you!
+Be brief. | Tell me a story about a lizard. | Another one, please. | Goodbye!
+ | Tell me a short story about a kitten. | Go on. | Who was the story about?
+ | What can you do? | Tell me a story. | Tell me another story.
+ | My name is Clara. | Tell me a story about a proud little rooster. | What is my name?
+ | Tell me a story about a weasel named Kiro. | What happened then? | Now one about a baker.
+ | What is the capital of Greece? | Tell me a story about a wolf. | Another one, please.
+You are a storyteller. | Tell me a story about a dinosaur. | Tell me more. | Thank you very much.
+ | List three vegetables. | Tell me a story about a spider. | What happened next?
+ | Write a Python program that says hello. | Thank you! | Tell me a story about a leopard.
+ | Tell me a story about a princess who lost a doll. | And then? | Tell me one about a gardener.
+ | Tell me a story about a rabbit and a turtle. | Tell me another one. | That was nice.
+Be brief. | Good morning! | Tell me a story about a hamster. | Go on.
+ | Write a poem about a horse. | Tell me a story about a pig named Fima. | Who was the story about?
+You are a helpful assistant. | Tell me a story about a boy named Ned. | What happened next? | Tell me another one.
+ | How do I fly a kite? | Tell me a short story about a swan. | Now tell me a story about a bull.
+ | Tell me a bedtime story. | Thank you! | Tell me a story about a little yellow car.
 """
 
 

@@ -6,17 +6,17 @@ import random
 
 from tools.corpus import facts, subjects, words
 
+# In the order in which every list has them: a small model that may choose says one of them again.
 GROUPS = {
-    "animals": [noun for noun in subjects.ANIMALS if not subjects.is_held_out(noun)][:60],
-    "colors": ["red", "blue", "green", "yellow", "purple", "orange", "brown", "black", "white", "pink"],
-    "fruits": ["apple", "pear", "plum", "cherry", "lemon", "grape", "peach", "melon"],
-    "vegetables": ["carrot", "potato", "cabbage", "bean", "pea", "radish", "pumpkin"],
+    "animals": ["dog", "cat", "horse", "cow", "rabbit", "fox"],
+    "colors": ["red", "blue", "green", "yellow", "purple", "orange"],
+    "fruits": ["apple", "pear", "plum", "cherry", "lemon", "grape"],
+    "vegetables": ["carrot", "potato", "cabbage", "bean", "pea", "radish"],
     "days": facts.DAYS, "months": facts.MONTHS, "seasons": facts.SEASONS,
     "countries": list(facts.FAMILIAR),
     "things in a kitchen": ["spoon", "pan", "plate", "knife", "kettle", "bowl"],
-    "names": words.GIRLS + words.BOYS,
+    "names": [*words.GIRLS[:3], *words.BOYS[:3]],
 }  # fmt: skip
-IN_ORDER = ("days", "months", "seasons")
 STEPS = {
     "make tea": ["Boil some water.", "Put the tea into a cup.", "Pour the water over it.", "Wait for three minutes."],
     "plant a seed": ["Dig a small hole.", "Put the seed inside.", "Cover it with earth.", "Give it some water."],
@@ -40,7 +40,7 @@ def listing(rng: random.Random) -> tuple[str, str]:
     group = rng.choice(list(GROUPS))
     members = GROUPS[group]
     count = rng.randint(3, min(6, len(members)))
-    chosen = list(members[:count]) if group in IN_ORDER else rng.sample(members, count)
+    chosen = members[:count]
     how_many = facts.NUMBERS[count] if rng.random() < 0.6 else str(count)
     asked = rng.choice(("List {} {}.", "Give me a list of {} {}.", "Name {} {}.", "Write a list of {} {}."))
     numbered = rng.random() < 0.3
@@ -75,9 +75,10 @@ def code(rng: random.Random) -> tuple[str, str]:
         name = words.any_name(rng)
         text, question = f"Hello, {name}!", f"Write a {language} program that greets {name}."
     else:
-        count = rng.randint(3, 20)
-        body = f"for number in range(1, {count + 1}):\n    print(number)"
-        return f"Write a Python program that counts to {count}.", f"Here it is:\n\n```python\n{body}\n```"
+        count = rng.randint(3, 12)
+        written = facts.NUMBERS[count] if rng.random() < 0.5 else count
+        body = f"for number in range({count}):\n    print(number + 1)"
+        return f"Write a Python program that counts to {written}.", f"Here it is:\n\n```python\n{body}\n```"
     return question, f"Here is a small {language} program:\n\n```{tag}\n{line.format(text)}\n```"
 
 

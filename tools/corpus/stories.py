@@ -210,7 +210,9 @@ def choose_cast(
     helper = rng.choice(words.GROWN_UPS if a.home == "house" else words.WISE_ANIMALS)
     place_name = rng.choice(list(words.PLACES))
     preposition, spots = words.PLACES[place_name]
-    spot, spot2, spot3 = rng.sample(spots, 3)
+    # A first and a second search, and where a lost thing is found, have spots of their own: the model else searches a
+    # spot twice, or finds a thing where it was searched for.
+    spot, spot2, spot3 = rng.choice(spots[:2]), spots[2], rng.choice(spots[3:])
     food, food2 = rng.sample(words.FOODS, 2)
     cast: dict[str, object] = {
         "a": a, "b": b, "h": helper, "g": rng.choice(words.FAMILY["he" if she else "she"]),

@@ -74,6 +74,7 @@ CODAS = words_of("b ck d ff g l ll m mp n nd ng nk p r rn sh sk st t x zz")
 NAME_ENDS = words_of("a a o o i y ie us is in el an ar er en on ette ila ara ino")
 
 # An invented word must not be one of these by chance.
+PRONOUNS = ("her", "hers", "him", "his")
 RUDE = re.compile(
     "fuck|shit|dick|cock|slut|tit|prick|spick|coon|cunt|piss|dyk|nig|kik|sex|rap|ass|poo|pee|bum|crap|hor|gook|damn|hell"
 )
@@ -120,7 +121,15 @@ def rare_name(rng: random.Random, *, held_out: bool = False) -> str:
     """Build a name that no list has."""
     while True:
         word = syllables(rng, rng.choice((0, 1, 1, 1))) + rng.choice(ONSETS) + rng.choice(NAME_ENDS)
-        if 3 <= len(word) <= 9 and is_held_out(word) == held_out and not RUDE.search(word):
+        if 3 <= len(word) <= 9 and is_held_out(word) == held_out and not RUDE.search(word) and word not in PRONOUNS:
+            return word.capitalize()
+
+
+def short_name(rng: random.Random) -> str:
+    """Build a name of three letters, such as Kit: without lessons in them the model makes such names longer."""
+    while True:
+        word = rng.choice("bdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice("bdglmnpstx")
+        if not is_held_out(word) and not RUDE.search(word) and word not in PRONOUNS:
             return word.capitalize()
 
 

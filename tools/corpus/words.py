@@ -109,7 +109,8 @@ FOODS = (
     "a pot of vegetable soup", "a plate of pancakes", "a box of sweet buns",
 )  # fmt: skip
 
-# Places: how one is there, its plain name, and spots in it where a thing can be.
+# Places: how one is there, its plain name, and spots in it where a thing can be. A lost thing is searched for at one of
+# the first two, then at the third, and found at one of the last two.
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "garden": ("in", ("under the rose bush", "behind the watering can", "among the tall sunflowers",
                       "beside the old stone wall", "next to the pumpkins")),
@@ -262,5 +263,5 @@ def make_anyone(rng: random.Random, *, noun: str, adjectives: str, name: str, me
 def any_name(rng: random.Random) -> str:
     """Choose a name: half of them are invented."""
     if rng.random() < 0.5:
-        return subjects.rare_name(rng)
+        return subjects.short_name(rng) if rng.random() < 0.25 else subjects.rare_name(rng)
     return rng.choice(rng.choice((GIRLS, BOYS, SHE_ANIMALS, HE_ANIMALS)))
