@@ -739,7 +739,7 @@ class RequestBuilder:
             ids = self.checked([*self.ids(text), *end])
         else:
             ids = self.checked(text)
-        return self._reading(ids, PooledHidden(len(ids), self.pooling.kind))
+        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind))
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise OptionError if the model's vectors do not have so many dimensions."""
@@ -778,8 +778,8 @@ class RequestBuilder:
             check(text)
         ids = self.checked(ranking_ids(self.tokenizer, ranking.template, query, document, instruction))
         if ranking.classifier is not None:
-            return self._reading(ids, PooledHidden(len(ids), "last"))
-        return self._reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)))
+            return self.reading(ids, PooledHidden(len(ids), "last"))
+        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)))
 
     def relevance(self, request: Request) -> float:
         """Return the relevance, from 0 to 1, of a request of `reranking` that has ended: a float32 value."""
@@ -793,7 +793,7 @@ class RequestBuilder:
         yes, no = values
         return float(np.float32(1 / (1 + math.exp(min(no - yes, 700)))))
 
-    def _reading(self, ids: list[int], reader: RowReader) -> Request:
+    def reading(self, ids: list[int], reader: RowReader) -> Request:
         """Return a request that generates nothing: it runs a prompt for its reader."""
         self.fitting(len(ids), 0, None)
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())

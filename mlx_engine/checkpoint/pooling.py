@@ -125,6 +125,8 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     """Return the modules of modules.json: the last part of each type, and its folder."""
     try:
         listed = json.loads(path.read_text("utf-8"))
+        if not isinstance(listed, list):
+            raise TypeError(f"{type(listed).__name__} in place of a list")
         return [(str(one["type"]).rpartition(".")[2], Path(str(one["path"])).name) for one in listed]
     except (ValueError, TypeError, KeyError) as error:
         expected = "a list of modules, each with type and path"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import inspect
 import json
 import os
 import re
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
 
     from mlx_engine.commands.options.suggested import Chosen
     from mlx_engine.conversation import Conversation
-    from mlx_engine.conversation.thinking import Piece, Reasoning
+    from mlx_engine.conversation.events import Event
+    from mlx_engine.conversation.functions import Function, ToolCall
     from mlx_engine.engine import RequestBuilder
 
 BUILTIN = (
@@ -67,6 +70,15 @@ def chat(
     load: Annotated[
         Path | None,
         typer.Option("--load", help="Continue the conversation of a file that /save wrote.", rich_help_panel="Prompt"),
+    ] = None,
+    tools: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--tools",
+            metavar="FILE.py",
+            help="Let the model call the functions of a Python file; each call is asked for first. Repeatable.",
+            rich_help_panel="Prompt",
+        ),
     ] = None,
     model: Model = "builtin",
     backend: Backend = "auto",
@@ -95,8 +107,11 @@ def chat(
     from mlx_engine import engine
     from mlx_engine.commands.options.suggested import choose_sampling
     from mlx_engine.conversation import Conversation
+    from mlx_engine.conversation.functions import tools_of
     from mlx_engine.tokenizer.chat_prompt import thinking
 
+    functions = [function for path in tools or () for function in functions_of(path)]
+    described = tools_of(functions)
     how = {**compute.machine(), **compute.changes(run.context_len)}
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
@@ -108,10 +123,10 @@ def chat(
         chosen = choose_sampling(invocation, run.sampling, opened, suggested=suggested)
         options = replace(run, sampling=chosen.sampling)
         variables = thinking(opened.prompts.tokenizer.chat_template, think)
-        check(opened.prompts, options, list(messages) or shortest(system), variables)
+        check(opened.prompts, options, list(messages) or shortest(system), variables, described)
         with progress_bar("loading", quiet=quiet) as progress:
             loaded = engine.Engine(opened, progress)
-        conversation = Conversation(loaded, options, system=system, variables=variables)
+        conversation = Conversation(loaded, options, system=system, variables=variables, tools=described)
         greet(name, conversation, chosen, quiet=quiet)
         return conversation
 
@@ -120,7 +135,8 @@ def chat(
     if load is not None:
         continue_from(conversation, messages, str(load))
     typed = typed_messages(completer, keeps_history=not no_history)
-    talk(Chat(conversation, begin), typed, quiet=quiet)
+    named = {about["function"]["name"]: each for about, each in zip(described, functions, strict=True)}
+    talk(Chat(conversation, begin, named), typed, quiet=quiet)
 
 
 def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool) -> None:
@@ -146,7 +162,39 @@ def shortest(system: str | None) -> list[dict[str, Any]]:
     return [*first, {"role": "user", "content": "a"}]
 
 
-def check(prompts: RequestBuilder, options: Options, messages: list[Any], variables: Mapping[str, Any]) -> None:
+def functions_of(path: Path) -> list[Function]:
+    """Return the public functions that a Python file defines, in their order. The file is run.
+
+    Raises:
+        OptionError: the file cannot be read or run, or defines no function.
+    """
+    text = read_text(None, path, "--tools")
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where annotations are looked up
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)  # the user has asked for it
+    except Exception as error:
+        message = f"--tools {path}: the file fails with {type(error).__name__}: {error}"
+        raise OptionError(message, option="--tools", found=str(path)) from error
+    found: list[Function] = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    if not found:
+        message = f"--tools {path}: expected a function whose name does not begin with _, found none"
+        raise OptionError(message, option="--tools", found=str(path))
+    return found
+
+
+def check(
+    prompts: RequestBuilder,
+    options: Options,
+    messages: list[Any],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Check what would make every answer of a conversation fail. No weight is needed for it.
 
     Raises:
@@ -156,12 +204,13 @@ def check(prompts: RequestBuilder, options: Options, messages: list[Any], variab
     """
     from mlx_engine.conversation import asked, conversation_ids
 
-    conversation_ids(prompts, asked(messages), variables)
+    conversation_ids(prompts, asked(messages), variables, None, tools)
     prompts.request("a", options)
 
 
 def talk(chat: Chat, messages: Iterable[str], *, quiet: bool) -> None:
     """Answer messages and run commands until there are no more. An error ends a turn, not the conversation."""
+    messages = iter(messages)
     for text in messages:
         if is_end(text):
             return
@@ -172,12 +221,50 @@ def talk(chat: Chat, messages: Iterable[str], *, quiet: bool) -> None:
             if ask is not None:
                 with without_echo():
                     answer(chat.conversation, ask, quiet=quiet)
+                while chat.conversation.calls:
+                    give = functools.partial(
+                        chat.conversation.give, [called(chat, each, messages) for each in chat.conversation.calls]
+                    )
+                    with without_echo():
+                        answer(chat.conversation, give, quiet=quiet)
         except KeyboardInterrupt:  # while /model loads; an answer handles its own
             notice("(stopped)")
         except ContextLengthError as error:
             notice(f"error: {error}; /clear begins a new conversation")
         except EngineError as error:
             notice(f"error: {error}")
+
+
+DECLINED = "The user does not want this call to be made."
+
+
+def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
+    """Return the result of a call, which the user is asked for; what the model must know if it is not made.
+
+    Args:
+        chat: the functions, and those that may be called without a question.
+        call: the call.
+        replies: what the user types.
+    """
+    from mlx_engine.conversation.functions import call_function
+
+    function = chat.functions.get(call.name)
+    shown_call = f"{call.name}({', '.join(f'{key}={value!r}' for key, value in (call.arguments or {}).items())})"
+    if function is None or call.arguments is None:
+        why = "there is no such tool" if function is None else f"the arguments are no JSON object: {call.text}"
+        notice(f"call {shown_call}: {why}")
+        return f"Error: {why}"
+    if call.name not in chat.always:
+        notice(f"call {shown_call}? y: yes, n: no, always: this tool from now on")
+        reply = next(replies, "n").strip().lower()
+        if reply in ("a", "always"):
+            chat.always.add(call.name)
+        elif reply not in ("y", "yes"):
+            notice("not called")
+            return DECLINED
+    result = call_function(function, call.arguments)
+    notice(f"{shown_call} = {result}")
+    return result
 
 
 def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
@@ -195,7 +282,7 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
                 pieces = ask(progress=progress)
                 first = next(pieces, "")
             with closing(pieces):  # type: ignore[type-var]
-                print_pieces(chain([first], pieces), stop, conversation.reasoning(), quiet=quiet)
+                print_pieces(chain([first], pieces), stop, conversation, quiet=quiet)
         except KeyboardInterrupt:  # raised by `progress`
             pass
     if stop.is_set():
@@ -207,17 +294,18 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
             notice(line)
 
 
-def print_pieces(pieces: Iterator[str], stop: threading.Event, reasoning: Reasoning, *, quiet: bool) -> None:
-    """Print pieces of text until they end or `stop` is set, and a line feed.
+def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Conversation, *, quiet: bool) -> None:
+    """Print the text and the reasoning in pieces until they end or `stop` is set, and a line feed. Calls are left out.
 
     Reasoning is dimmed in a terminal, with an empty line after it; elsewhere it goes to stderr, unless `quiet` is set.
     """
+    reader = conversation.reader()
     with AnswerPrinter(quiet=quiet) as printer:
         for piece in pieces:
-            printer.print(reasoning.add(piece))
+            printer.print(reader.add(piece, conversation.marks))
             if stop.is_set():
                 break
-        printer.print(reasoning.finish())
+        printer.print(reader.finish(is_cut=True))
     print(flush=True)
 
 
@@ -228,13 +316,17 @@ class AnswerPrinter(TextWriter):
         super().__init__(sys.stdout)
         self._quiet, self._is_reasoning = quiet, False
 
-    def print(self, pieces: Iterable[Piece]) -> None:
-        """Print more pieces."""
-        for text, is_reasoning in pieces:
-            if self._is_reasoning and not is_reasoning:
-                self._print("\n\n", is_reasoning=True)
-            self._is_reasoning = is_reasoning
-            self._print(text, is_reasoning=is_reasoning)
+    def print(self, events: Iterable[Event]) -> None:
+        """Print the text and the reasoning of more events."""
+        from mlx_engine.conversation.events import ReasoningDelta, TextDelta
+
+        for event in events:
+            if isinstance(event, ReasoningDelta | TextDelta):
+                is_reasoning = isinstance(event, ReasoningDelta)
+                if self._is_reasoning and not is_reasoning:
+                    self._print("\n\n", is_reasoning=True)
+                self._is_reasoning = is_reasoning
+                self._print(event.text, is_reasoning=is_reasoning)
 
     def _print(self, text: str, *, is_reasoning: bool) -> None:
         if self._has_colors or not is_reasoning:
@@ -288,11 +380,15 @@ class Chat:
     Attributes:
         conversation: the conversation.
         begin: returns an empty conversation with the model of this name, which can answer these messages.
+        functions: the tools, by name.
+        always: the names of those that are called without a question.
         changed: the options that /set has changed.
     """
 
     conversation: Conversation
     begin: Callable[[str, Sequence[Any]], Conversation]
+    functions: Mapping[str, Function] = field(default_factory=dict)
+    always: set[str] = field(default_factory=set)
     changed: dict[str, Any] = field(default_factory=dict)
 
 
@@ -535,6 +631,16 @@ def _stats(chat: Chat, _: str) -> None:
     notice(f"last turn: {rates(last.generation)}")
 
 
+def _tools(chat: Chat, _: str) -> None:
+    if not chat.functions:
+        notice("there are no tools; --tools FILE.py has functions that the model may call")
+    for tool in chat.conversation.tools:
+        about = tool["function"]
+        first = (about["description"].splitlines() or [""])[0]
+        allowed = ", called without a question" if about["name"] in chat.always else ""
+        notice(f"{about['name']}({', '.join(about['parameters']['properties'])})  {first}{allowed}")
+
+
 def _help(_: Chat, __: str) -> None:
     width = max(len(command.usage) for command in COMMANDS.values())
     for name, command in COMMANDS.items():
@@ -554,6 +660,7 @@ COMMANDS = {
     "/system": Command("/system [TEXT]", "Set the system message; without TEXT, remove it.", _system),
     "/set": Command("/set [NAME VALUE]", "Set an option, such as temperature 0.7 or seed off; alone, list all.", _set),
     "/model": Command("/model NAME", "Load another model, and continue the conversation with it.", _model),
+    "/tools": Command("/tools", "List the tools that the model may call.", _tools),
     "/clear": Command("/clear", "Begin a new conversation with the same system message.", _clear),
     "/undo": Command("/undo", "Forget the last message and its answer.", _undo),
     "/retry": Command("/retry", "Answer the last message again; at temperature 0 the answer is the same.", _retry),

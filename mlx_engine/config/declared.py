@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
-from mlx_engine.config.settings import HARMLESS, MOST_LAYERS, REQUIRED, Settings
+from mlx_engine.config.settings import HARMLESS, HARMLESS_IN_GGUF, MOST_LAYERS, REQUIRED, Settings
 
 Naming: TypeAlias = Literal["gguf", "hf"]
 # A key, or (key, default). The default is a value, or a function of the fields that were read before.
@@ -144,7 +144,7 @@ class ConfigBase:
                 allowed(s, key, config)
             else:
                 s.expect(key, *(allowed if isinstance(allowed, tuple) else (allowed,)))
-        s.refuse_rest({*HARMLESS, *cls.expected.harmless} if naming == "hf" else ())
+        s.refuse_rest({*HARMLESS, *cls.expected.harmless} if naming == "hf" else HARMLESS_IN_GGUF)
         return config
 
     def to_gguf(self) -> dict[str, object]:

@@ -41,11 +41,14 @@ _GENERATION = (
 )  # fmt: skip
 # Other tasks than the next token.
 _OTHER_TASKS = (
-    "classifier.output_labels", "classifier_dropout", "classifier_from_token", "finetuning_task", "id2label",
-    "is_original_qwen3_reranker", "label2id", "num_labels", "pooling_type", "problem_type", "task_specific_params",
+    "classifier_dropout", "classifier_from_token", "finetuning_task", "id2label", "is_original_qwen3_reranker",
+    "label2id", "num_labels", "problem_type", "task_specific_params",
 )  # fmt: skip
 
 HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_OTHER_TASKS))
+
+# Keys of GGUF files that `checkpoint/pooling.py` reads.
+HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))
 
 # Values that switch a feature off, in every architecture; the setting may be absent too. A model file that implements
 # the feature reads the setting, and its own rule applies.

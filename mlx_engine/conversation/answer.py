@@ -19,12 +19,10 @@ from mlx_engine.conversation.calls import CallReader, Cursor
 from mlx_engine.conversation.delimiters import MARK, Delimiter
 from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, Event, ReasoningDelta, TextDelta
 from mlx_engine.conversation.formats import AnswerFormat, Region, answer_format
+from mlx_engine.conversation.thinking import TAIL
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.tokenizer import Tokenizer
-
-# How many tokens at the end of a prompt are searched for an opening marker, which may be followed by white space.
-TAIL = 16
 
 SEMICOLON = Delimiter(";")
 

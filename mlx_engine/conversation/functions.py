@@ -145,13 +145,15 @@ class _Default:
     """The value of a parameter that was left out."""
 
 
-def call_function(function: Function, arguments: Mapping[str, Any]) -> str:
+def call_function(function: Function, arguments: Mapping[str, Any] | None) -> str:
     """Call a function with the arguments of a model, and return its result as text.
 
     An error of the arguments or of the function is the result, too: the model can react to it.
     """
     import msgspec
 
+    if arguments is None:
+        return "Error: the arguments are no JSON object"
     try:
         given = msgspec.convert(dict(arguments), _struct(function))
         values = {name: getattr(given, name) for name in given.__struct_fields__}

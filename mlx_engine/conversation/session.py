@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.errors import OptionError
 from mlx_engine.options import Options, names_options
 
 if TYPE_CHECKING:
-    from mlx_engine.conversation.thinking import Reasoning
+    from mlx_engine.conversation.answer import AnswerReader
+    from mlx_engine.conversation.functions import ToolCall
     from mlx_engine.engine import Engine, RequestBuilder
     from mlx_engine.loop.scheduler import Scheduler
     from mlx_engine.loop.stream import Generation, Progress, Stream
@@ -61,6 +63,7 @@ class Conversation:
         options: options of every answer.
         turns: the turns of these messages whose answers were generated here.
         variables: variables of the chat template, such as `enable_thinking`.
+        tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
     """
 
     @names_options
@@ -72,6 +75,7 @@ class Conversation:
         system: str | None = None,
         kv_memory: int | None = None,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Begin a conversation.
 
@@ -81,16 +85,18 @@ class Conversation:
             system: the system message; None for none.
             kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context.
             variables: variables of the chat template, such as `enable_thinking`.
+            tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
         """
         from mlx_engine.tokenizer.chat import History
 
         self.engine, self.options = engine, options or Options()
         self.messages: list[dict[str, Any]] = []
-        self.variables = dict(variables or {})
+        self.variables, self.tools = dict(variables or {}), list(tools)
         self.turns: list[Turn] = []
         self._history, self._kv_memory = History(engine.tokenizer), kv_memory
         self._kept: Scheduler | None = None
         self._asked: list[int] = []
+        self._stream: Stream | None = None
         self.system = system
 
     @property
@@ -139,6 +145,26 @@ class Conversation:
             EngineError: the template refuses or cannot render the messages; the conversation is unchanged.
         """
         return self._answer([*self._answered(), {"role": USER, "content": text}], progress)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls of the last answer, which wait for their results."""
+        from mlx_engine.conversation.functions import ToolCall
+
+        last = self.messages[-1] if self._role(-1) == ASSISTANT else {}
+        return [ToolCall.of(call) for call in last.get("tool_calls", ())]
+
+    def give(self, results: Sequence[str], *, progress: Progress | None = None) -> Iterator[str]:
+        """Add the results of the last answer's calls, in their order, and return the next answer as `ask` does.
+
+        Raises:
+            EngineError: as for `ask`.
+        """
+        given = [
+            {"role": "tool", "tool_call_id": call.id, "content": result}
+            for call, result in zip(self.calls, results, strict=True)
+        ]
+        return self._answer([*self.messages, *given], progress)
 
     def retry(self, *, progress: Progress | None = None) -> Iterator[str]:
         """Drop the last answer, and return another one as `ask` does.
@@ -202,7 +228,7 @@ class Conversation:
             n = n_system + turn.n_messages
             if n <= len(messages):
                 # Adds the prompt, which must be known before its answer is added.
-                conversation_ids(self.engine.prompts, messages[: n - 1], self.variables, history)
+                conversation_ids(self.engine.prompts, messages[: n - 1], self.variables, history, self.tools)
                 history.add_answer(turn.generation.prompt_ids, turn.generation.token_ids)
         return history
 
@@ -216,7 +242,9 @@ class Conversation:
     def _answer(self, messages: list[dict[str, Any]], progress: Progress | None) -> Iterator[str]:
         ids, options = self._prompt_ids(messages), self.options
         self._asked = ids
-        stream = self.engine.run(ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None)
+        self._stream = stream = self.engine.run(
+            ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None
+        )
         self._replace(messages)
         return self._pieces(stream)
 
@@ -228,7 +256,7 @@ class Conversation:
         return self._kept
 
     def _prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        return conversation_ids(self.engine.prompts, messages, self.variables, self._history)
+        return conversation_ids(self.engine.prompts, messages, self.variables, self._history, self.tools)
 
     def _pieces(self, stream: Stream) -> Iterator[str]:
         has_text = False
@@ -253,19 +281,39 @@ class Conversation:
 
         Other templates get the text as generated: those of thinking models cut the reasoning off themselves.
         """
-        from mlx_engine.conversation.thinking import split
+        from mlx_engine.conversation.answer import message_of
 
-        message = {"role": ASSISTANT, "content": generation.text}
-        if READS_REASONING.search(self.engine.tokenizer.chat_template or ""):
-            thought, said = split([generation.text], self.reasoning(generation.prompt_ids))
-            message |= {"content": said, "reasoning_content": thought} if thought else {}
+        message: dict[str, Any] = {"role": ASSISTANT, "content": generation.text}
+        reader = self.reader(generation.prompt_ids)
+        is_cut = generation.finish_reason != "stop"
+        found = message_of([*reader.add(generation.text, self.marks), *reader.finish(is_cut=is_cut)])
+        reads_reasoning = READS_REASONING.search(self.engine.tokenizer.chat_template or "")
+        if "tool_calls" in found:
+            # Calls that were cut off cannot be answered.
+            kept = [call for call in found["tool_calls"] if _is_object(call["function"]["arguments"])]
+            message |= {"content": found["content"] or "", **({"tool_calls": kept} if kept else {})}
+        if reads_reasoning and found.get("reasoning_content"):
+            message |= {"content": found["content"] or "", "reasoning_content": found["reasoning_content"]}
         return message
 
-    def reasoning(self, prompt_ids: Sequence[int] | None = None) -> Reasoning:
-        """Return a reader that separates the reasoning in an answer from the rest, by default after the last prompt."""
-        from mlx_engine.conversation.thinking import Reasoning
+    @property
+    def marks(self) -> Sequence[int]:
+        """Where control tokens begin in the text of the running or last answer; see `AnswerReader.add`."""
+        return () if self._stream is None else self._stream.request.output.marks
 
-        return Reasoning.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids)
+    def reader(self, prompt_ids: Sequence[int] | None = None) -> AnswerReader:
+        """Return a reader of the parts of an answer, by default after the last prompt."""
+        from mlx_engine.conversation.answer import AnswerReader
+
+        return AnswerReader.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids, self.tools)
+
+
+def _is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -284,20 +332,29 @@ def conversation_ids(
     messages: Sequence[dict[str, Any]],
     variables: Mapping[str, Any] | None = None,
     history: History | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Return the token ids of messages, by the model's chat template or as plain text. No weight is read.
 
     Raises:
-        OptionError: `messages` are not messages.
+        OptionError: `messages` are not messages, or there are tools and the model's calls cannot be read.
         ChatTemplateError: the template cannot render the messages.
     """
+    if tools:
+        from mlx_engine.conversation.formats import required_format
+
+        required_format(prompts.tokenizer)
     if prompts.tokenizer.chat_template is not None:
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-        return prompts.chat_ids(ChatPrompt(messages, variables=variables or {}), history)
-    from mlx_engine.tokenizer.chat_prompt import messages_for_template
+        return prompts.chat_ids(ChatPrompt(messages, tools, variables=variables or {}), history)
+    from functools import partial
 
-    return prompts.ids(plain_text(messages_for_template(messages, "", prompts.tokenizer.where)))
+    from mlx_engine.conversation.dialect import PLAINEST, rewritten
+    from mlx_engine.conversation.template import written_calls
+
+    turns = replace(PLAINEST, head=True, late=True, runs=frozenset({USER, ASSISTANT}), opening=True)
+    return prompts.ids(plain_text(rewritten(messages, turns, partial(written_calls, prompts.tokenizer))))
 
 
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:

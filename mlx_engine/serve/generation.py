@@ -129,7 +129,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
             if prompt.tools:
                 required_format(engine.tokenizer)
             ids = engine.prompts.chat_ids(prompt, check=check)
-            ids = begun(engine.tokenizer, ids, reading.begun, is_free=asked.constraint is None, check=check)
+            ids = begun(engine.tokenizer, ids, reading, is_free=asked.constraint is None, check=check)
         else:
             check(prompt if isinstance(prompt, str) else "")
             ids = engine.prompt_ids(prompt)
@@ -149,29 +149,34 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
 
 
 def begun(
-    tokenizer: Tokenizer, ids: list[int], text: str, *, is_free: bool = True, check: Callable[[str], None] = unchecked
+    tokenizer: Tokenizer,
+    ids: list[int],
+    reading: Reading,
+    *,
+    is_free: bool = True,
+    check: Callable[[str], None] = unchecked,
 ) -> list[int]:
     """Return the prompt `ids` with the beginning of its answer, which the new tokens continue.
 
     Args:
         tokenizer: the tokenizer of the prompt.
         ids: the prompt, at whose end the template has begun the turn of the assistant.
-        text: the beginning of the answer.
+        reading: the request, which has the beginning of the answer.
         is_free: whether the answer has no constraint: one would hold for the new tokens alone.
         check: called with the text before it is encoded.
 
     Raises:
         ApiError: the answer has a constraint, or the template begins the turn with reasoning, which the text is not.
     """
-    if not text:
+    if not reading.begun:
         return ids
     is_thinking = AnswerReader.after(tokenizer, ids).is_thinking
     if is_thinking or not is_free:
         why = "the template begins an answer with reasoning" if is_thinking else "the answer has a constraint"
-        message = f"continue_final_message: {why}; leave it out, and ask for the rest in a message"
-        raise ApiError(400, message, param="continue_final_message", code="unsupported_value")
-    check(text)
-    return [*ids, *tokenizer.encode(text)]
+        message = f"{reading.begun_in}: an answer cannot be continued, because {why}; ask for the rest in a message"
+        raise ApiError(400, message, param=reading.begun_in, code="unsupported_value")
+    check(reading.begun)
+    return [*ids, *tokenizer.encode(reading.begun)]
 
 
 async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
@@ -187,8 +192,11 @@ async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
 
 def _count(service: Service, body: bytes, turn: Turn) -> int:
     params, engine = _parsed(service, body, COUNT), service.engine
-    prompt = params.read(engine.tokenizer.chat_template).prompts[0]
-    return len(engine.prompts.chat_ids(prompt, check=partial(_check, service, turn)))
+    # What generation would refuse is refused here, too.
+    Options.of(**params.options(service.sampling)).check_vocabulary(engine.config.vocab_size)
+    reading, check = params.read(engine.tokenizer.chat_template), partial(_check, service, turn)
+    ids = engine.prompts.chat_ids(reading.prompts[0], check=check)
+    return len(begun(engine.tokenizer, ids, reading, check=check))
 
 
 def _check(service: Service, turn: Turn, text: str) -> None:

@@ -122,6 +122,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             _read_system(chat, self.system)
         for i, message in enumerate(self.messages):
             _read_message(chat, message, f"messages[{i}]")
+        begun = chat.begun_answer() if self.messages[-1].get("role") == "assistant" else ""
         given = self.tool_choice or Choice("auto")
         tools = [] if given.type == "none" else _tools(chat, self.tools or ())
         prompt = ChatPrompt(chat.messages, tools, variables=self._variables(template))
@@ -130,7 +131,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             name=given.name if given.type == "tool" else None,
             is_parallel=given.disable_parallel_tool_use is not True,
         )
-        return Reading([prompt], chat.ignored, {"tools": tools}, choice)
+        return Reading([prompt], chat.ignored, {"tools": tools}, choice, begun, "messages")
 
     def asked(self) -> Asked:
         """Return the constraint of the answer: its JSON Schema."""

@@ -103,6 +103,7 @@ class Reading(NamedTuple):
         about: keyword arguments of the class of the reply.
         choice: which tools of the prompt an answer must or may call.
         begun: the text with which the answer has begun: the new tokens follow it.
+        begun_in: the parameter that has this text.
     """
 
     prompts: Sequence[Any]
@@ -110,6 +111,7 @@ class Reading(NamedTuple):
     about: Mapping[str, Any] = {}
     choice: ToolChoice = ToolChoice()
     begun: str = ""
+    begun_in: str = "continue_final_message"
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):

@@ -199,10 +199,10 @@ def _check_call(call: Any, at: str) -> None:
     form = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
     function = call.get("function") if isinstance(call, Mapping) and call.keys() <= CALL_KEYS else None
     given = function if isinstance(function, Mapping) else {}
-    sound = given.keys() == {"name", "arguments"} and isinstance(given["name"], str)
+    sound = "name" in given and given.keys() <= {"name", "arguments"} and isinstance(given["name"], str)
     sound = sound and isinstance(call.get("id", ""), str) and call.get("type", "function") == "function"
     _require(sound, at, form, call)
-    arguments = given["arguments"]
+    arguments = given.get("arguments") or {}  # some clients leave them out if there are none
     sound = isinstance(arguments, str | Mapping) and is_json(arguments, MAX_DEPTH)
     _require(sound, f"{at}.function.arguments", "JSON text, or an object of JSON values", arguments)
 

@@ -147,7 +147,8 @@ def test_a_story_with_code_is_edited_regenerated_and_kept(browser: Any, server: 
         page.reload()
         assert texts(page, "user") == ["Write code"]
         assert texts(page) == first
-        page.locator("[data-act=next]").first.click()
+        page.locator("[data-act=next]").first.focus()
+        page.keyboard.press("ArrowRight")
         expect(page.locator("#log > li.user > .text")).to_have_text("Write code, please")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -186,6 +187,16 @@ def test_an_answer_that_the_limit_cut_goes_on(browser: Any, server: Any, address
         last = server.state.bodies[-1]
         assert last["continue_final_message"] is True
         assert (last["messages"][-1]["role"], last["max_tokens"]) == ("assistant", 12)
+
+
+def test_a_server_that_cannot_continue_is_asked_to_in_a_message(browser: Any, server: Any, address: str):
+    with opened(browser, address) as page:
+        settings(page, max_tokens="12")
+        ask(page, "A fox, no continuing").locator("[data-act=continue]").click()
+        expect(page.locator("#log > li.user")).to_have_count(2)
+        answer(page)
+        assert texts(page, "user")[-1] == "Continue."
+        assert [message["role"] for message in server.state.bodies[-1]["messages"]] == ["user", "assistant", "user"]
 
 
 def test_tools_are_called_and_the_user_writes_the_result(browser: Any, server: Any, address: str):
@@ -355,6 +366,30 @@ def test_conversations_are_listed_searched_renamed_exported_and_read_again(brows
         (tmp_path / "wrong.json").write_text('{"format": "mlx_engine conversations", "conversations": [{"id": "a"}]}')
         page.set_input_files("#load-file", tmp_path / "wrong.json")
         expect(page.locator("#notice")).to_contain_text("no list of messages")
+
+
+def test_two_tabs_show_the_same_conversation(browser: Any, address: str):
+    with opened(browser, address) as page:
+        ask(page, "A blue bear")
+        other = page.context.new_page()
+        other.goto(address)
+        ask(other, "A blue bear again")
+        expect(page.locator("#log > li.user")).to_have_count(2)
+        assert texts(page) == texts(other)
+
+
+def test_an_answer_during_which_the_page_is_left_is_kept_and_goes_on(browser: Any, engine: mlx_engine.Engine):
+    server = app(engine, slots=2, kv_memory=6_000_000, pause=0.05, script=script)
+    with served(server) as address, opened(browser, address) as page:
+        page.fill("#message", "Once upon a time")
+        page.keyboard.press("Enter")
+        expect(page.locator("#log .assistant .text")).to_have_text(re.compile(".{20}"))
+        page.reload()
+        begin = texts(page)[0]
+        assert len(begin) >= 20
+        page.locator("[data-act=continue]").click()
+        answer(page)
+        assert texts(page) == [f"{begin} And on."]
 
 
 def test_storage_is_bounded_and_says_so(browser: Any, address: str):

@@ -63,8 +63,12 @@ def test_during_prefill(held: Served, stream: bool):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_during_decode(held: Served, stream: bool):
-    connection = held.connect(CHAT, chat_body(stream=stream, max_tokens=300))
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_during_decode(held: Served, path: str, stream: bool):
+    body = chat_body(stream=stream, max_tokens=300)
+    if path == "/v1/responses":
+        body |= {"input": body.pop("messages"), "max_output_tokens": body.pop("max_tokens")}
+    connection = held.connect(path, body)
     held.gate.run(6)
     assert len(held.scheduler.running[0].output.token_ids) >= 5
     leave(held, connection)

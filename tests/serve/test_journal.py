@@ -53,6 +53,8 @@ def mixed(server: Served) -> None:
         (CHAT, chat_body("five", stop=list("abcdefghijklmnop"), max_tokens=60, temperature=1, seed=3)),
         (CHAT, chat_body("six", ignore_eos=False, max_tokens=60, temperature=1.5, seed=3)),
         (TEXT, {"prompt": ["seven", "7"], "n": 2, "max_tokens": 9, "seed": 1, "logprobs": 3}),
+        ("/v1/responses", {"input": "ten", "max_output_tokens": 9, "ignore_eos": True}),
+        ("/v1/messages", {**chat_body("eleven", temperature=1), "stop_sequences": ["e"], "stream": True}),
     ]
     with ThreadPoolExecutor(4) as clients:
         replies = list(clients.map(lambda body: server.post(*body), bodies))
@@ -111,7 +113,7 @@ def test_a_line_has_what_the_reply_had(tmp_path: Path):
 
 def test_all_bits_are_the_same_at_other_batch_sizes(journal: Path):
     found = entries(journal)
-    assert len(found) == 10
+    assert len(found) == 12
     assert {len(entry.choices) for entry in found} == {1, 2, 3}
     cut = [entry for entry in found if entry.ended == "cancelled"]
     assert [len(entry.choices) for entry in cut] == [2, 1]
@@ -119,7 +121,7 @@ def test_all_bits_are_the_same_at_other_batch_sizes(journal: Path):
     assert "stop" in {choice.finish_reason for entry in found for choice in entry.choices}
     result = replay(journal)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines() == [f"slots {n}: 10 of 10 requests agree" for n in (1, 4, 16)]
+    assert result.stdout.splitlines() == [f"slots {n}: 12 of 12 requests agree" for n in (1, 4, 16)]
 
 
 def test_what_differs_is_named(journal: Path, tmp_path: Path):
@@ -145,7 +147,7 @@ def test_what_differs_is_named(journal: Path, tmp_path: Path):
     result = replay(edited(journal, tmp_path, change), "--slots", "2")
     assert result.exit_code == 1
     first, *lines = result.stdout.splitlines()
-    assert first == "slots 2: 5 of 10 requests agree"
+    assert first == "slots 2: 7 of 12 requests agree"
     texts = [line.split(": with 2 slots: ") for line in lines]
     assert list(dict.fromkeys(int(head.rpartition(":")[2]) for head, _ in texts)) == changed
     said = "\n".join(text for _, text in texts)
@@ -199,7 +201,7 @@ def test_another_model_is_an_error(journal: Path, tmp_path: Path):
     two = edited(journal, tmp_path, lambda n, entry: entry["model"].update(digest="0") if n == 2 else None)
     result = replay(two, "--slots", "4")
     assert result.exit_code == 1
-    assert "slots 4: 9 of 9 requests agree" in result.stdout
+    assert "slots 4: 11 of 11 requests agree" in result.stdout
     assert "1 requests are of other models: lines 2" in result.stderr
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")

@@ -255,3 +255,13 @@ def test_one_tool_is_called_by_the_model_itself(anthropic: ModuleType, tmp_path:
         assert "tool_use" not in [block.type for block in again.content]
         with pytest.raises(anthropic.BadRequestError, match="tool_choice must name one of the tools"):
             client.messages.create(**{**ask, "tool_choice": {"type": "tool", "name": "other"}})
+
+
+def test_an_answer_that_has_begun_is_continued(client: Any):
+    whole = client.messages.create(**ASK).content[0].text
+    turns = [*ASK["messages"], {"role": "assistant", "content": whole[:3]}]
+    reply = client.messages.create(**{**ASK, "messages": turns})
+    count = client.messages.count_tokens(model="micro", messages=turns).input_tokens
+    assert count == reply.usage.input_tokens + reply.usage.cache_read_input_tokens
+    assert count > client.messages.count_tokens(model="micro", messages=ASK["messages"]).input_tokens
+    assert (whole[:3] + reply.content[0].text).startswith(whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -252,6 +253,20 @@ def test_engine_chat_returns_text_reasoning_and_calls(engine: ScriptedEngine):
     assert (last.text, last.tool_calls) == ('I saw foxes at a "b" é, no.', [])
     assert last.message == {"role": "assistant", "content": last.text}
     assert engine.chat(ASKED, 200, tools=[look], tool_choice="none").text == TEXT
+
+
+def test_the_example_in_the_documents_runs(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any):
+    text = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    define, loop = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    arguments = '{"name": "weather", "arguments": {"city": "Ulm", "days": 2}}'
+
+    def answer(prompt: Rendered) -> str:
+        return prompt.results[0] if prompt.results else f"<tool_call>\n{arguments}\n</tool_call>"
+
+    with ScriptedEngine.load(path, answer) as engine:
+        monkeypatch.setattr(mlx_engine, "load", lambda _: engine)
+        exec(define + loop, {})
+    assert capsys.readouterr().out == "2 sunny days in Ulm\n"
 
 
 def test_engine_chat_demands_calls(random_engine: Engine):

@@ -85,7 +85,17 @@ def test_blocks_of_an_answer_become_one_turn_and_results_come_before_the_text_of
 
 def test_two_answers_in_a_row_stay_two_turns():
     answer = {"role": "assistant", "content": "a"}
-    assert [one["content"] for one in chat(message(messages=[USER, answer, answer]))] == ["hello", "a", "a"]
+    assert [one["content"] for one in chat(message(messages=[USER, answer, answer, USER]))][1:3] == ["a", "a"]
+
+
+def test_the_last_answer_is_one_that_has_begun():
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "{"}]}
+    reading = message(messages=[USER, answer]).read(None)
+    assert (reading.begun, reading.begun_in, reading.prompts[0].messages) == ("{", "messages", [USER])
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    reading = message(messages=[USER, {"role": "assistant", "content": [thought]}]).read(None)
+    assert (reading.begun, len(reading.prompts[0].messages)) == ("", 2)
+    assert message(messages=[USER, answer, USER]).read(None).begun == ""
 
 
 def test_tools_become_functions_and_those_of_other_servers_are_named():
@@ -110,7 +120,7 @@ def test_what_has_no_effect_is_named_and_labels_and_cache_marks_are_not():
     request = message(context_management={"edits": []}, metadata={"user_id": "x"}, cache_control={}, betas=["x"])
     assert ignored(request) == ["betas", "context_management"]
     blocks = [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "a"}]
-    request = message(messages=[USER, {"role": "assistant", "content": blocks}])
+    request = message(messages=[USER, {"role": "assistant", "content": blocks}, USER])
     assert (ignored(request), chat(request)[1]["content"]) == (["content of type redacted_thinking"], "a")
 
 

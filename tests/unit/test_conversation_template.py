@@ -11,17 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
+from mlx_engine.conversation import Conversation, conversation_ids
 from mlx_engine.conversation import template as templates
 from mlx_engine.conversation.dialect import ASSISTANT, PLAINEST, USER, Dialect, normal, rewritten, without_noise
 from mlx_engine.conversation.template import chat_ids, dialect_of, lost
 from mlx_engine.errors import ChatTemplateError, OptionError
+from mlx_engine.options import Options
 from mlx_engine.tokenizer import from_gguf
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt, reads
 from tests.chat_families import FAMILIES, STORED
 from tests.golden.chat_conversations import tool
 from tests.golden.test_vocab import vocab_file
-from tests.unit.test_chat import CHATML, user
+from tests.unit.test_chat import CHATML, MICRO, user
 from tests.unit.test_tokenizer import CONTROL, SPECIAL, build, byte_level
 
 TOOL = {
@@ -278,6 +281,36 @@ def test_a_reminder_after_results_is_no_new_question(tokenizers):
     after = prompt_text(tokenizers["tagged"], [*messages, said("system", "Three.")], [TOOL])
     assert after.startswith(before[: before.index("Two.")])  # with the reasoning, which a question would remove
     assert "Two.\n\n<system-reminder>\nThree.\n</system-reminder>" in after
+
+
+def test_generate_and_conversations_go_the_same_way():
+    engine = mlx_engine.load(MICRO, backend="simd")
+    call = called(1, "weather", arguments='{"city": "Rome"}')
+    messages = [said("system", "One."), *user("Two."), call, result(1, 0, "Three.")]
+    ids = chat_ids(engine.tokenizer, messages)
+    assert '"Rome"' in engine.tokenizer.decode(ids)
+    assert engine.generate(messages, max_tokens=1).prompt_ids == ids
+    conversation = Conversation(engine, Options.of(1))
+    conversation.load(messages)
+    list(conversation.ask("Four."))
+    assert conversation.generation.prompt_ids == chat_ids(engine.tokenizer, [*messages, *user("Four.")])
+
+
+def test_a_model_without_a_template_continues_the_text_of_calls_and_results(monkeypatch):
+    engine = mlx_engine.load(MICRO, backend="simd")
+    monkeypatch.setattr("mlx_engine.tokenizer.tokenizer.Tokenizer.chat_template", None)
+    messages = [*user("One."), called(1, "weather", arguments='{"city": "Rome"}'), result(1, 0, "Two.")]
+    text = engine.tokenizer.decode(conversation_ids(engine.prompts, messages))
+    assert [word for word in ("One.", "weather", "Rome", "Two.") if word not in text] == []
+
+
+def test_a_tool_needs_no_description_and_no_parameters(tokenizers):
+    bare = {"type": "function", "function": {"name": "now", "description": None, "strict": None}}
+    for name in ("tagged", "no calls", "alternating"):
+        assert '"function": {"name": "now"}' in prompt_text(tokenizers[name], user("x"), [bare])
+    needs = tokenizer_of("{% for t in tools %}{{ t.function.name ~ t.function.description.x }}{% endfor %}" + CHATML)
+    assert "now" in prompt_text(needs, user("x"), [bare])
+    assert dialect_of(needs).bare_tools is False
 
 
 # ---- calls as text ----

@@ -9,7 +9,11 @@ import pytest
 import mlx_engine
 from mlx_engine.commands.chat import AnswerPrinter
 from mlx_engine.conversation import Conversation, thinking
-from mlx_engine.conversation.thinking import MARKERS, Reasoning, ThinkMarkers, split, think_markers
+from mlx_engine.conversation.answer import AnswerReader, message_of
+from mlx_engine.conversation.delimiters import Delimiter
+from mlx_engine.conversation.events import ReasoningDelta, TextDelta
+from mlx_engine.conversation.formats import AnswerFormat, Form, Region
+from mlx_engine.conversation.thinking import MARKERS, ThinkMarkers, think_markers
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Progress
 from mlx_engine.serve.replies import ChatReply
@@ -47,21 +51,31 @@ CASES = [
 ]
 
 
+FREE = AnswerFormat(Form(), Form())
+THINKING = AnswerFormat(*[Form((Region(True, Delimiter(THINK.opening), Delimiter(THINK.closing)),))] * 2)
+
+
+def split(pieces, reader):
+    """Return the reasoning and the answer of a whole text."""
+    message = message_of([event for piece in pieces for event in reader.add(piece)] + reader.finish())
+    return message.get("reasoning_content", ""), message["content"]
+
+
 @pytest.mark.parametrize(("text", "is_open", "thought", "said"), CASES)
 def test_the_pieces_do_not_depend_on_how_the_text_is_cut(text, is_open, thought, said):
     draw = random.Random(1)
     for n_cuts in (0, 1, 2, 5, len(text)):
         cuts = sorted(draw.choices(range(len(text) + 1), k=n_cuts))
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert split(pieces, Reasoning(THINK, is_open=is_open)) == (thought, said)
-    assert split(list(text), Reasoning(THINK, is_open=is_open)) == (thought, said)
-    assert split(list(text), Reasoning(None)) == ("", text)
+        assert split(pieces, AnswerReader(THINKING, is_thinking=is_open)) == (thought, said)
+    assert split(list(text), AnswerReader(THINKING, is_thinking=is_open)) == (thought, said)
+    assert split(list(text), AnswerReader(FREE)) == ("", text)
 
 
 def test_the_template_may_open_the_reasoning():
     tokenizer = build(byte_level(chat_template=THINKS))
     for prompt, thought in (("a<think>\n", "x"), ("a<think>\n\n</think>\n\n", ""), ("a", "")):
-        found = split(["x</think>y"], Reasoning.after(tokenizer, tokenizer.encode(prompt)))
+        found = split(["x</think>y"], AnswerReader.after(tokenizer, tokenizer.encode(prompt)))
         assert found == ((thought, "y") if thought else ("", "x</think>y"))
 
 
@@ -143,8 +157,8 @@ def test_chat_prints_the_reasoning_on_stderr_and_quiet_drops_it(monkeypatch):
 def test_a_terminal_shows_the_reasoning_dimmed(monkeypatch, capsys):
     monkeypatch.setattr("mlx_engine.commands.console.is_plain", lambda _: False)
     printer = AnswerPrinter(quiet=True)
-    printer.print([thinking.Piece("So", True)])
-    printer.print([thinking.Piece(" it is", True), thinking.Piece("4", False)])
+    printer.print([ReasoningDelta("So")])
+    printer.print([ReasoningDelta(" it is"), TextDelta("4")])
     assert capsys.readouterr().out == "\x1b[2mSo\x1b[0m\x1b[2m it is\x1b[0m\x1b[2m\n\n\x1b[0m4"
 
 

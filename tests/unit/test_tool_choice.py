@@ -11,7 +11,7 @@ import pytest
 
 from mlx_engine.constraint import Constraint
 from mlx_engine.conversation.answer import AnswerReader
-from mlx_engine.conversation.formats import TABLE, Format, answer_format, format_of, required_format, writing_format
+from mlx_engine.conversation.formats import TABLE, Format, answer_format, format_of, required_format
 from mlx_engine.conversation.functions import call_function, function_tool, tools_of
 from mlx_engine.conversation.tools import ToolChoice, grammar, with_choice
 from mlx_engine.errors import OptionError
@@ -147,7 +147,6 @@ def test_a_template_that_drops_calls_has_the_format_whose_opening_is_a_token():
     assert found.write([call("f", {"s": "a", "n": [1]})]) == "<|tool_call_start|>[f(s='a', n=[1])]<|tool_call_end|>"
     assert format_of(reader(template, "<|tool_call|>")).name == "granite-list"
     assert format_of(reader(template)) is None
-    assert writing_format(reader(template)).name == "hermes-json"
     unknown = TURNS.replace("CALLS", EACH.replace("CALL", "CALL {{ f.name }} " + ARGUMENTS))
     assert format_of(reader(unknown, "<|tool_call_start|>")) is None
     for chat_template, why in ((unknown, "writes calls in an unknown format"), ("{{ messages }}", "has no tools")):

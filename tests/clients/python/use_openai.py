@@ -21,7 +21,8 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "temperatu
 def occupied() -> Any:
     """Return a stream that fills all slots of the busy server."""
     options = {"n": 4, "max_completion_tokens": 480, "logprobs": True, "top_logprobs": 20}
-    stream = busy.chat.completions.create(**{**GREEDY, **options}, extra_body={"ignore_eos": True}, stream=True)
+    patient = busy.with_options(max_retries=3)  # the stream of an earlier check may just be ending
+    stream = patient.chat.completions.create(**{**GREEDY, **options}, extra_body={"ignore_eos": True}, stream=True)
     next(stream)
     return stream
 
