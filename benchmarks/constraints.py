@@ -1,6 +1,6 @@
 """The cost of a constraint per token: steps of a batch of answers with a constraint against steps without.
 
-    python -m benchmarks.constraints [--vocab FILE.gguf] [--logprobs] [--backend NAME] [--rounds N]
+    python -m benchmarks.constraints [--vocab FILE.gguf] [--logprobs] [--temp T] [--backend NAME]
 
 The model has the shape of Qwen3 0.6B and random weights. `--vocab` is a file with a real vocabulary of at most this
 size, whose tokens are then constrained; the made-up one of the shape has short tokens alone. Rounds of both kinds are
@@ -37,13 +37,15 @@ PERSON = {
 ENDLESS = Constraint.grammar(f"start: one one*\none: %json {json.dumps(PERSON)}")
 
 
-def round_of(engine: Engine, constraint: Constraint | None, *, slots: int, n_tokens: int, logprobs: bool) -> float:
+def round_of(
+    engine: Engine, constraint: Constraint | None, *, slots: int, n_tokens: int, logprobs: bool, temperature: float
+) -> float:
     """Return the median seconds of a step that decodes a token of each of `slots` answers."""
     scheduler = engine.scheduler(slots=slots, prefix_cache=False)
     for i in range(slots):
         about = {"constraint": constraint} if constraint else {"ignore_eos": True}
-        options = Options.of(n_tokens, temperature=1.0, seed=i, logprobs=0 if logprobs else None, **about)
-        scheduler.submit(engine.request(PROMPT, options))
+        options = Options.of(n_tokens, temperature=temperature, seed=i, logprobs=0 if logprobs else None, **about)
+        scheduler.submit(engine.request([token + i for token in PROMPT], options))
     seconds = []
     while scheduler.has_work:
         start = time.perf_counter()
@@ -54,7 +56,7 @@ def round_of(engine: Engine, constraint: Constraint | None, *, slots: int, n_tok
 
 
 def main() -> None:
-    """Measure, and print the medians and their ratio."""
+    """Run rounds of both kinds, and print the median step of each and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.constraints", description=__doc__)
     parser.add_argument("--vocab")
     parser.add_argument("--logprobs", action="store_true")
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--temp", type=float, default=0.0)
     given = parser.parse_args()
     engine = mlx_engine.load(given.model, given.backend)
     if given.vocab is not None:
@@ -72,7 +75,8 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(given.rounds + 1):
         for name in list(kinds)[:: 1 if number % 2 else -1]:
-            seconds = round_of(engine, kinds[name], slots=given.slots, n_tokens=given.tokens, logprobs=given.logprobs)
+            how = {"slots": given.slots, "n_tokens": given.tokens, "temperature": given.temp}
+            seconds = round_of(engine, kinds[name], logprobs=given.logprobs, **how)
             if number:  # the first round of each compiles
                 found[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in found.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.sampling import largest, masked
+from mlx_engine.backends.sampling import largest
 
 _LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
 # Terms of the series of the logarithm; the first omitted term is below 2**-53 of the sum.
@@ -63,13 +63,22 @@ def token_logprobs(
 
     alternatives = largest(logits, n_top).tolist() if n_top else []
     rank = 1 + int(np.count_nonzero(logits > logits[token_id])) if ranked else None
-    allowed = None
-    if mask is not None:
-        # The divisor of softmax without the other tokens: relative to its own largest, so that nothing is lost.
-        left = masked(logits, mask)
-        largest_left = float(left.max())
-        allowed = min(1.0, math.exp(largest_left - top + natural_log(backend.sum_exp(left, largest_left)) - log_sum))
+    allowed = None if mask is None else _allowed(backend, logits, mask, top, log_sum)
     return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives), rank, allowed)
+
+
+def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top: float, log_sum: float) -> float:
+    """Return the sum of the probabilities of the tokens of a mask: of the fewer ones, or 1 minus that of the others.
+
+    The first is exact to the float64, the second to 1e-12. `log_sum` is the logarithm of the sum of exp(logits - top).
+    """
+    is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
+    some = logits[np.flatnonzero(~mask if is_most else mask)]
+    if not len(some):
+        return float(is_most)
+    largest_some = float(some.max())
+    p = math.exp(largest_some - top + natural_log(backend.sum_exp(some, largest_some)) - log_sum)
+    return min(1.0, max(0.0, 1 - p if is_most else p))
 
 
 def natural_log(x: float) -> float:

@@ -351,3 +351,14 @@ def test_a_dead_end_ends_its_own_request_with_the_reason(engine: Engine, monkeyp
 
 def test_sampling_keeps_its_options_as_they_were():
     assert Sampling() == Options(constraint=Constraint.json_object()).sampling
+
+
+@pytest.mark.parametrize("n", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_replies_to_random_schemas_are_valid_if_they_end(engine: Engine, n: int):
+    pytest.importorskip("jsonschema")
+    from tests.constraints.__main__ import random_schemas
+
+    n_replies, n_ended, wrong = random_schemas(engine, n)
+    assert wrong == []
+    assert n_replies == n
+    assert n_ended > 0.5 * n

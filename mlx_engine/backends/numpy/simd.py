@@ -214,6 +214,8 @@ class SimdBackend(Backend):
         return int(np.argmax(logits))
 
     def sample(self, logits: Native, draw: Draw) -> Native:
+        if draw.mask is not None and draw.sampling.is_argmax and draw.mask[top := int(np.argmax(logits[0]))]:
+            return top  # the model's own choice, which most masks allow
         row = definition.adjust(logits[0], draw)
         if draw.sampling.is_greedy:
             return int(np.argmax(row))
