@@ -28,7 +28,7 @@ from mlx_engine.serve.parameters import (
 )
 from mlx_engine.serve.reading import MEDIA
 from mlx_engine.serve.reading import TEXTS as TEXT_PARTS
-from mlx_engine.serve.responses import REFUSED, ResponsesRequest
+from mlx_engine.serve.responses import HARMLESS, REFUSED, ResponsesRequest
 from mlx_engine.serve.responses import ROLES as ITEM_ROLES
 from mlx_engine.serve.service import Service
 from mlx_engine.tokenizer.chat_prompt import ROLES
@@ -282,8 +282,9 @@ def _items(most: int) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [message, *known, others]}}
+    items["contains"] = {"anyOf": [message, *known[1:]]}  # reasoning alone may be of another server, and left out
     return {
-        **{name: {"enum": [None, False, 0]} for name in REFUSED},
+        **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
         "input": {"anyOf": [TEXT, items]},
         "max_output_tokens": _or_null({"type": "integer", "minimum": 0}),
         "truncation": {"enum": ["auto", "disabled", None]},
