@@ -610,8 +610,11 @@ def _reading(text: str, calls: Sequence[Json]) -> str | None:
     wanted = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     for name, template in TABLE.items():
         form = compiled(template)
-        # A call that nothing marks is only read where an answer begins.
-        for start in starts if form.calls and form.calls.is_bare else (0,):
+        # A call that nothing marks is only read where an answer begins, and by its own keys.
+        is_bare = form.calls is not None and form.calls.is_bare
+        if is_bare and form.calls is not None and f'"{form.calls.arguments_key}"' not in text:
+            continue
+        for start in starts if is_bare else (0,):
             if _calls_in(text[start:], form) == wanted:
                 return name
     return None
