@@ -2,8 +2,8 @@
 
     python -m benchmarks.constraints [--vocab FILE.gguf] [--logprobs] [--backend NAME] [--rounds N]
 
-The model has the shape of Qwen3 0.6B and random weights. `--vocab` is a file with a real vocabulary of at most this size,
-whose tokens are then constrained; the made-up one of the shape has short tokens alone. Rounds of both kinds are
+The model has the shape of Qwen3 0.6B and random weights. `--vocab` is a file with a real vocabulary of at most this
+size, whose tokens are then constrained; the made-up one of the shape has short tokens alone. Rounds of both kinds are
 interleaved: a round decodes a batch of answers, and the median time of its steps counts. `--logprobs` also computes the
 log-probability of every token, as the server does, and with a constraint the probability that it left.
 """
@@ -54,6 +54,7 @@ def round_of(engine: Engine, constraint: Constraint | None, *, slots: int, n_tok
 
 
 def main() -> None:
+    """Measure, and print the medians and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.constraints", description=__doc__)
     parser.add_argument("--vocab")
     parser.add_argument("--logprobs", action="store_true")
@@ -78,9 +79,8 @@ def main() -> None:
     ratio = statistics.median(b / a for a, b in zip(found["free"], found["constrained"], strict=True))
     print(f"{engine.backend.name}, {given.slots} answers, {given.rounds} rounds of each:")
     for name, value in medians.items():
-        print(
-            f"  {name:12} {value * 1e3:8.2f} ms per step, from {min(found[name]) * 1e3:.2f} to {max(found[name]) * 1e3:.2f}"
-        )
+        least, most = min(found[name]) * 1e3, max(found[name]) * 1e3
+        print(f"  {name:12} {value * 1e3:8.2f} ms per step, from {least:.2f} to {most:.2f}")
     print(f"  constrained / free: {ratio:.3f}")
 
 

@@ -208,7 +208,7 @@ class CallReader:
             member = yield from self._collected(self._member)
             key = json.loads(member[:-1])
             yield from self._cursor.spaces()
-            is_arguments = key == form.arguments_key or (self._is_marked and key in ("arguments", "parameters"))
+            is_arguments = key in (form.arguments_key, "arguments", "parameters")
             if key == form.name_key and name is None:
                 name = json.loads((yield from self._collected(self._string)))
             elif is_arguments and name is not None and self.n_calls == n and not held:

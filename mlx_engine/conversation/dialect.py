@@ -65,6 +65,7 @@ class Dialect:
         nine: ids of calls are nine letters or digits.
         reasoning: where the reasoning of an answer is: a field of the message, or a part of its content.
         results: the role tool; else results are user messages in `<tool_response>` tags.
+        bare_tools: tools without a description or parameters; else they get empty ones.
     """
 
     parts: bool = True
@@ -83,10 +84,12 @@ class Dialect:
     nine: bool = False
     reasoning: Literal["field", "part"] = "field"
     results: bool = True
+    bare_tools: bool = True
 
 
 PLAINEST = Dialect(
-    parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False
+    parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False,
+    bare_tools=False,
 )  # fmt: skip
 """User messages and answers in turns, and nothing else: every chat template can write these."""
 
@@ -103,6 +106,32 @@ def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteC
     found = _instructions(found, dialect)
     found = _in_turns(_with_calls(found, dialect, write_calls), dialect)
     return [_with_reasoning(message) for message in found] if dialect.reasoning == "part" else found
+
+
+def rewritten_tools(tools: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Mapping[str, Any]]:
+    """Return descriptions of tools without absent fields, and with all fields that the dialect needs."""
+    return [_tool(tool, dialect) for tool in tools]
+
+
+def is_bare(tool: Mapping[str, Any]) -> bool:
+    """Return whether a tool, in the form of OpenAI's API, has no description, no parameters or no properties."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return False
+    parameters = function.get("parameters")
+    return function.get("description") is None or not isinstance(parameters, Mapping) or "properties" not in parameters
+
+
+def _tool(tool: Mapping[str, Any], dialect: Dialect) -> Mapping[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        return tool
+    function = {key: value for key, value in function.items() if value is not None}
+    parameters = function.get("parameters", {})
+    if not dialect.bare_tools and isinstance(parameters, Mapping):
+        needed = {"name": "", "description": "", "parameters": {"type": "object", "properties": {}, **parameters}}
+        function = {**needed, **{key: value for key, value in function.items() if key != "parameters"}}
+    return {**tool, "function": function}
 
 
 def normal(messages: Sequence[Message]) -> list[Dict]:

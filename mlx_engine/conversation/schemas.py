@@ -11,6 +11,12 @@ Types: TypeAlias = "frozenset[str]"
 # Types whose values are texts, except null.
 STRINGS = frozenset({"string", "null"})
 
+# Names of types that JSON Schema does not have, and that clients send.
+SYNONYMS = {
+    "str": "string", "text": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean",
+    "dict": "object", "list": "array",
+}  # fmt: skip
+
 PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 # References that are followed inside each other.
@@ -36,6 +42,7 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
         return types_in(resolved(reference, root), root, depth + 1)
     given = schema.get("type")
     found = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
+    found = {SYNONYMS.get(name, name) for name in found if isinstance(name, str)}
     if not found:
         values = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
         found = {_type(value) for value in values}

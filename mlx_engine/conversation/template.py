@@ -16,7 +16,18 @@ from itertools import product
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from mlx_engine.conversation.dialect import ASSISTANT, INSTRUCTIONS, PLAINEST, SYSTEM, TOOL, USER, Dialect, rewritten
+from mlx_engine.conversation.dialect import (
+    ASSISTANT,
+    INSTRUCTIONS,
+    PLAINEST,
+    SYSTEM,
+    TOOL,
+    USER,
+    Dialect,
+    is_bare,
+    rewritten,
+    rewritten_tools,
+)
 from mlx_engine.conversation.formats import format_of
 from mlx_engine.conversation.thinking import MARKERS
 from mlx_engine.errors import ChatTemplateError, shown
@@ -48,14 +59,14 @@ def chat_ids(
     """
     prompt = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(prompt)
     problem: ChatTemplateError | None = None
-    tried: list[list[dict[str, Any]]] = []
-    for dialect in _dialects(tokenizer, prompt.messages):
+    tried: list[ChatPrompt] = []
+    for dialect in _dialects(tokenizer, prompt):
         messages = rewritten(prompt.messages, dialect, partial(written_calls, tokenizer))
-        if messages in tried:
+        written = replace(prompt, messages=messages, tools=_tools(prompt, dialect))
+        if written in tried:
             continue
-        tried.append(messages)
+        tried.append(written)
         try:
-            written = replace(prompt, messages=messages)
             accept = accepts(written, tokenizer.where)
             return chat.chat_ids(tokenizer, written, history, limits=limits, check=check, accept=accept)
         except ChatTemplateError as error:
@@ -80,20 +91,27 @@ def _in_tags(calls: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in each)
 
 
-def _dialects(tokenizer: Tokenizer, messages: Sequence[Message]) -> Iterator[Dialect]:
+def _tools(prompt: ChatPrompt, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
+    is_list = isinstance(prompt.tools, list | tuple)  # all else is refused by name
+    return rewritten_tools(prompt.tools, dialect) if is_list else prompt.tools
+
+
+def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
     """Yield the dialects to try, those that change less first."""
-    if _is_common(
-        messages
-    ):  # the template need not be asked: with such messages all dialects agree, or the check fails
+    # With common messages all dialects agree, or the check fails: the template need not be asked.
+    if _is_common(prompt):
         yield Dialect()
     if tokenizer.chat_template is not None:
         yield dialect_of(tokenizer)
     yield PLAINEST
 
 
-def _is_common(messages: Sequence[Message]) -> bool:
+def _is_common(prompt: ChatPrompt) -> bool:
     """Return whether there are texts of a user and answers in turns alone, and a system message at the beginning."""
+    messages = prompt.messages
     try:
+        if any(is_bare(tool) for tool in prompt.tools):
+            return False
         roles = [message["role"] for message in messages]
         are_texts = all(isinstance(message.get("content"), str) for message in messages)
         has_more = any(message.get(key) for message in messages for key in ("tool_calls", *REASONING))
@@ -330,16 +348,27 @@ class _Probe:
 
     def dialect(self) -> Dialect:
         """Return the dialect of the template. Each step begins with what the steps before it have found."""
-        found = Dialect(calls=self._has_calls)
+        found = self._with_tools(Dialect(calls=self._has_calls))
         for candidates, conversations in STEPS:
             found = self._first(candidates(found), conversations)
         return found
+
+    def _with_tools(self, known: Dialect) -> Dialect:
+        """Return the dialect with the form of tools; a template without tools has none."""
+        if not self._tools:
+            return known
+        (question,) = _said((USER, ASKED))
+        candidates = [replace(known, bare_tools=True), replace(known, bare_tools=False)]
+        bare: list[Mapping[str, Any]] = [{"type": "function", "function": {"name": NAMES[0]}}]
+        prompts = [ChatPrompt([question], tools=rewritten_tools(bare, each)) for each in candidates]
+        texts = chat.render_each(self._tokenizer, prompts)
+        return candidates[0] if self._mark(prompts[0], texts[0]) == SOUND else candidates[1]
 
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
         """Return the first candidate that writes all conversations, in sound JSON if one does; else the last one."""
         candidates = [each for each in candidates if self._has_calls or not each.calls]
         prompts = [
-            ChatPrompt(rewritten(messages, candidate, json.dumps), tools=self._tools)
+            ChatPrompt(rewritten(messages, candidate, _in_tags), tools=self._tools)
             for candidate in candidates
             for messages in conversations
         ]

@@ -192,6 +192,8 @@ async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
 
 def _count(service: Service, body: bytes, turn: Turn) -> int:
     params, engine = _parsed(service, body, COUNT), service.engine
+    # What generation would refuse is refused here, too.
+    Options.of(**params.options(service.sampling)).check_vocabulary(engine.config.vocab_size)
     reading, check = params.read(engine.tokenizer.chat_template), partial(_check, service, turn)
     ids = engine.prompts.chat_ids(reading.prompts[0], check=check)
     return len(begun(engine.tokenizer, ids, reading, check=check))

@@ -28,7 +28,7 @@ from mlx_engine.serve.parameters import (
 )
 from mlx_engine.serve.reading import MEDIA
 from mlx_engine.serve.reading import TEXTS as TEXT_PARTS
-from mlx_engine.serve.responses import REFUSED, ResponsesRequest
+from mlx_engine.serve.responses import HARMLESS, REFUSED, ResponsesRequest
 from mlx_engine.serve.responses import ROLES as ITEM_ROLES
 from mlx_engine.serve.service import Service
 from mlx_engine.tokenizer.chat_prompt import ROLES
@@ -282,8 +282,9 @@ def _items(most: int) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [message, *known, others]}}
+    items["contains"] = {"anyOf": [message, *known[1:]]}  # reasoning alone may be of another server, and left out
     return {
-        **{name: {"enum": [None, False, 0]} for name in REFUSED},
+        **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
         "input": {"anyOf": [TEXT, items]},
         "max_output_tokens": _or_null({"type": "integer", "minimum": 0}),
         "truncation": {"enum": ["auto", "disabled", None]},
@@ -317,24 +318,43 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _message() -> Schema:
-    """Return the schema of a message. Tool calls are left out: only some templates read them."""
+    """Return the schema of a message. An assistant's may have tool calls, and then no content."""
     part = {
         "type": "object",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
         "required": ["type", "text"],
         "additionalProperties": False,
     }
+    function = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "arguments": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    call = {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": function},
+        "required": ["function"],
+        "additionalProperties": False,
+    }
     text = {"anyOf": [{"type": "string"}, ABSENT]}
+    content = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
+    calls = {"type": "array", "minItems": 1, "items": call}
     return {
         "type": "object",
         "properties": {
             "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]},
+            "content": {"anyOf": [content, ABSENT]},
+            "tool_calls": {"anyOf": [calls, ABSENT]},
             "name": text,
             "tool_call_id": text,
             "reasoning_content": text,
         },
-        "required": ["role", "content"],
+        "required": ["role"],
+        "anyOf": [
+            {"properties": {"content": content, "tool_calls": ABSENT}, "required": ["content"]},
+            {"properties": {"role": {"const": "assistant"}, "tool_calls": calls}, "required": ["tool_calls"]},
+        ],
         "additionalProperties": ABSENT,
     }
 

@@ -74,9 +74,12 @@ class Chat:
         self._is_open = False
 
     def begun_answer(self) -> str:
-        """Take the last turn away, and return its text; "" if it has reasoning or calls, or is not the assistant's."""
+        """Take the last turn away, and return its text; "" if it has reasoning or calls, or is not the assistant's.
+
+        A conversation without any other turn is left as it is.
+        """
         last = self.messages[-1]
-        if last.keys() != {"role", "content"} or last["role"] != "assistant":
+        if len(self.messages) == 1 or last.keys() != {"role", "content"} or last["role"] != "assistant":
             return ""
         return str(self.messages.pop()["content"])
 

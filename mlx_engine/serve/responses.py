@@ -43,6 +43,8 @@ REFUSED = {
     "background": "this server stores no responses: leave it out, and read the stream",
     "top_logprobs": "log-probabilities are available on /v1/chat/completions",
 }
+# Values of these that ask for nothing.
+HARMLESS: Mapping[str, object] = {"background": False, "top_logprobs": 0}
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -161,7 +163,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     def check(self, slots: int) -> None:
         """Check the parameters that the types do not describe; the items are checked when they are read."""
         for name, why in REFUSED.items():
-            if getattr(self, name) not in (None, False, 0):
+            if getattr(self, name) not in (None, HARMLESS.get(name)):
                 raise ApiError(400, f"{name}: {why}", param=name, code="unsupported_parameter")
         if "message.output_text.logprobs" in (self.include or ()):
             message = f"include: {REFUSED['top_logprobs']}"

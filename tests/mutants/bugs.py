@@ -314,7 +314,7 @@ MUTANTS = [
     Mutant(
         "chat finds out after loading that no answer fits the context",
         "chat.chat",
-        "check(opened.prompts, options, list(messages) or shortest(system), variables)",
+        "check(opened.prompts, options, list(messages) or shortest(system), variables, described)",
         "None",
     ),
     Mutant("a mapped file must fit into the memory", "Need.least", "self.total - self.mapped", "self.total"),
@@ -396,7 +396,7 @@ MUTANTS = [
     Mutant(
         "a slow reader is waited for", "Connection.check", "lingers or now - self._moved_at > patience.read", "lingers"
     ),
-    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(text)]", "ids"),
+    Mutant("a continued answer begins again", "generation.begun", "[*ids, *tokenizer.encode(reading.begun)]", "ids"),
     # ---- The life of an engine ----
     Mutant(
         "a sum that overflows is a fault",
@@ -533,4 +533,51 @@ MUTANTS = [
         "False",
     ),
     Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
+    # ---- Tool calls ----
+    Mutant(
+        "text that may be a delimiter is given out",
+        "Delimiter.find",
+        "maybe.start() <= found.start()",
+        "maybe.start() < found.start()",
+    ),
+    Mutant("a delimiter counts without its token", "marked", 'f"(?:{MARK}{match[0]})"', "match[0]"),
+    Mutant("numbers stay text", "json_of", 'kind in allowed - {"string"}', "False"),
+    Mutant("a call that was cut off is complete", "CallReader._tags", "not cursor.is_cut", "True"),
+    Mutant("the mark is behind the token", "StreamDecoder.add", "self._n - len(literal)", "self._n"),
+    Mutant(
+        "several calls where one is allowed",
+        "_Grammar.of",
+        "choice.is_parallel and self._form.is_parallel",
+        "self._form.is_parallel",
+    ),
+    # ---- Rows of prompts: log-probabilities, embeddings ----
+    Mutant(
+        "a scored prompt begins in the prefix cache",
+        "Scheduler._attach_prefix",
+        "min(len(ids) - 1, request.reader.start)",
+        "len(ids) - 1",
+    ),
+    Mutant(
+        "rows that come again are read again",
+        "RowReader.read",
+        "position == self.start < self.end",
+        "position < self.end",
+    ),
+    Mutant(
+        "a pass has all rows of a prompt", "Sequence.chunk", "min(n, max(0, reader.start - first) + most_rows)", "n"
+    ),
+    Mutant("an end token is missing after a scored echo", "CompletionReply._tokens", "self._is_scored", "False"),
+    Mutant(
+        "a token of a window is scored twice",
+        "Text.windows",
+        "max(new, first if self.bos is not None and first > 0 else first + 1)",
+        "first + 1",
+    ),
+    Mutant("no EOS after a text to embed", "RequestBuilder.embedding", "[*self.ids(text), *end]", "self.ids(text)"),
+    Mutant(
+        "vectors are cut after they are normed",
+        "PooledHidden.vector",
+        "math.fsum((x * x).tolist())",
+        "math.fsum((self._sum / self._n * self._sum / self._n).tolist())",
+    ),
 ]

@@ -64,6 +64,9 @@ def chat(page: Any, shot: Callable[[str], None]) -> None:
     page.locator(".results textarea").fill('{"celsius": 7}')
     page.click(".results button")
     page.locator("#send").wait_for()
+    page.click("#settings-toggle")
+    page.fill("#tools", "")
+    page.click("#settings-close")
     send(page, "fox " * 1500)
     shot("long")
 

@@ -65,6 +65,8 @@ def script(body: dict[str, Any]) -> Any:
         return [{"reasoning_content": "Which *language*?"}, *pieces(CODE, 5)], "stop"
     if text.startswith("A blue bear"):
         return pieces("It slept."), "stop"
+    if body.get("continue_final_message") and "no continuing" in body["messages"][0]["content"]:
+        return error(400, "continue_final_message: the template begins with reasoning", param="continue_final_message")
     if body.get("continue_final_message"):
         return pieces(" And on."), "stop"
     return None

@@ -189,6 +189,16 @@ def test_an_answer_that_the_limit_cut_goes_on(browser: Any, server: Any, address
         assert (last["messages"][-1]["role"], last["max_tokens"]) == ("assistant", 12)
 
 
+def test_a_server_that_cannot_continue_is_asked_to_in_a_message(browser: Any, server: Any, address: str):
+    with opened(browser, address) as page:
+        settings(page, max_tokens="12")
+        ask(page, "A fox, no continuing").locator("[data-act=continue]").click()
+        expect(page.locator("#log > li.user")).to_have_count(2)
+        answer(page)
+        assert texts(page, "user")[-1] == "Continue."
+        assert [message["role"] for message in server.state.bodies[-1]["messages"]] == ["user", "assistant", "user"]
+
+
 def test_tools_are_called_and_the_user_writes_the_result(browser: Any, server: Any, address: str):
     with opened(browser, address) as page:
         settings(page, tools='[{"name": "weather", "parameters": {"type": "object"}}]', system="Be short.")

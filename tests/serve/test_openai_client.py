@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.serve.served import Served, chat_body
+from tests.serve.served import Served, chat_body, micro
 
 # Imported by the first test: it takes a second, and every process that runs tests imports this file.
 pytestmark = pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
@@ -101,3 +102,14 @@ def test_errors_have_their_classes(openai: ModuleType, client: Any):
     assert (found.value.code, found.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**ask(), "model": "gpt-4"})
+
+
+def test_embeddings(openai: ModuleType, client: Any, server: Served):
+    plain = client.embeddings.create(model="micro", input="hello", encoding_format="float")
+    assert np.array_equal(np.array(plain.data[0].embedding, np.float32), micro().embed("hello")[0])
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens > 0
+    # It asks for base64 unless told otherwise; its strict validation then expects numbers before it has decoded them.
+    with openai.OpenAI(**{**options(server), "_strict_response_validation": False}) as usual:
+        found = usual.embeddings.create(model="micro", input=["hello", "you there"], dimensions=8)
+    values = np.array([one.embedding for one in found.data], np.float32)
+    assert np.array_equal(values, micro().embed(["hello", "you there"], 8))

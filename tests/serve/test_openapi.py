@@ -10,6 +10,7 @@ from mlx_engine.serve.openapi import OPERATIONS
 from tests.serve.served import HTTP, Served, chat_body, served
 
 CHAT, COMPLETIONS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/detokenize"
+TOKENIZE, EMBEDDINGS = "/tokenize", "/v1/embeddings"
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 LETTERS = list("abeilos \ufffd")  # any answer has one of them soon
 USER = {"role": "user", "content": "a"}
@@ -36,6 +37,9 @@ def test_the_document_needs_no_key_and_asks_for_one():
     assert found["paths"]["/health"]["get"]["security"] == []
 
 
+ASKED = {"role": "user", "content": "a"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "b"}
 VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {}),
     (CHAT, {"max_tokens": 1, "temperature": 0, "top_p": 1, "top_k": -1, "min_p": 1, "seed": -(1 << 63), "n": 4}),
@@ -52,6 +56,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": [], "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}),
     (CHAT, {"metadata": {"a": [1]}, "user": "x", "service_tier": "auto", "store": None}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b", "refusal": None}]}),
+    (CHAT, {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0, "max_tokens": 1, "prompt_logprobs": 3}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0}),
@@ -59,6 +64,9 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [[1], [2]], "max_tokens": 1}),
     (DETOKENIZE, {"tokens": [1, 2.0]}),
+    *((TOKENIZE, body) for body in ({"content": "a"}, {"prompt": "a", "add_special_tokens": False})),
+    *((EMBEDDINGS, {"input": given}) for given in ("a", ["a", "b"], [1, 2], [[1], [2, 3]])),
+    (EMBEDDINGS, {"input": "a", "dimensions": 1, "encoding_format": "base64", "user": "me"}),
     (RESPONSES, {"input": "a", "max_output_tokens": 1, "store": True, "previous_response_id": None, "user": "b"}),
     (RESPONSES, {"input": [USER, {"type": "web_search_call"}], "max_output_tokens": 100_000, "stop": LETTERS}),
     (RESPONSES, {"input": [{"type": "reasoning", "content": None}, USER], "max_output_tokens": 1.0}),
@@ -74,6 +82,10 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {name: 2.5}) for name in ("top_p", "min_p", "presence_penalty", "frequency_penalty", "n", "seed")),
     *((CHAT, {name: "1"}) for name in ("max_tokens", "temperature", "stream", "n", "logprobs", "messages")),
     (CHAT, {"n": 5}),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}),
+    (CHAT, {"messages": [{"role": "assistant"}]}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": ""}}]}),
+    (CHAT, {"tools": [{"type": "function", "function": {}}]}),
     (CHAT, {"seed": 1 << 65}),
     (CHAT, {"model": 3}),
     (CHAT, {"unheard_of": None}),
@@ -108,6 +120,10 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "a", "best_of": True}),
     (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 0, "stream": True}),
     (DETOKENIZE, {"tokens": [1.5]}),
+    *((TOKENIZE, body) for body in ({}, {"content": "a", "prompt": "b"}, {"prompt": None})),
+    *((EMBEDDINGS, {"input": given}) for given in ("", [], ["a", 1], [[]], [-1], ["a"] * 2049)),
+    (EMBEDDINGS, {"input": "a", "dimensions": 0}),
+    (EMBEDDINGS, {"input": "a", "encoding_format": "int8"}),
     (RESPONSES, {}),
     (RESPONSES, {"input": []}),
     (RESPONSES, {"input": [{"role": "tool", "content": "a"}]}),

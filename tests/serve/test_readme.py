@@ -45,12 +45,16 @@ def test_the_options_exist():
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_curl(builtin: Served):
     lines = [line for block in blocks("sh", builtin) for line in block.splitlines() if line.startswith("curl ")]
-    reply, stream, response, message, count = (
+    reply, stream, scored, ranked, vectors, ranking, response, message, count = (
         subprocess.run([*shlex.split(line), "-sS"], capture_output=True, check=True, timeout=PATIENCE).stdout
         for line in lines
     )
     assert json.loads(reply)["usage"]["completion_tokens"] <= 40
     assert events(stream)[-1] == "[DONE]"
+    assert json.loads(scored)["choices"][0]["logprobs"]["token_logprobs"][0] is None
+    assert json.loads(ranked)["choices"][0]["prompt_logprobs"][0] is None
+    assert len(json.loads(vectors)["data"]) == 2
+    assert json.loads(ranking)["error"]["code"] == "unsupported_by_model"  # the built-in model is no reranker
     assert json.loads(response)["object"] == "response"
     n_prompt = json.loads(message)["usage"]["input_tokens"] + json.loads(message)["usage"]["cache_read_input_tokens"]
     assert json.loads(count)["input_tokens"] == n_prompt

@@ -304,6 +304,15 @@ def test_a_model_without_a_template_continues_the_text_of_calls_and_results(monk
     assert [word for word in ("One.", "weather", "Rome", "Two.") if word not in text] == []
 
 
+def test_a_tool_needs_no_description_and_no_parameters(tokenizers):
+    bare = {"type": "function", "function": {"name": "now", "description": None, "strict": None}}
+    for name in ("tagged", "no calls", "alternating"):
+        assert '"function": {"name": "now"}' in prompt_text(tokenizers[name], user("x"), [bare])
+    needs = tokenizer_of("{% for t in tools %}{{ t.function.name ~ t.function.description.x }}{% endfor %}" + CHATML)
+    assert "now" in prompt_text(needs, user("x"), [bare])
+    assert dialect_of(needs).bare_tools is False
+
+
 # ---- calls as text ----
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.conversation.answer import AnswerReader, message_of
-from mlx_engine.conversation.delimiters import Delimiter
+from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, partial_of
 from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, ReasoningDelta, TextDelta
 from mlx_engine.conversation.formats import (
     TABLE,
@@ -301,6 +301,43 @@ def test_a_decoder_marks_the_tokens():
     text = "".join(map(stream.add, ids))
     assert text == "x<|a|>é<|a|><b>\n\n<|a|>"
     assert list(stream.marks) == [7, 12, 17]
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_every_beginning_of_a_delimiter_may_become_one(name):
+    form = compiled(TABLE[name])
+    text = form_of(name).write([call("f", {"s": "a"}), call("g_2", {})])
+    for delimiter in (form.calls.open, form.calls.close):
+        if delimiter is None:
+            continue
+        found, _ = delimiter.find(text, 0, is_end=True)
+        if found is None:  # an end token, which no text has
+            continue
+        for end in range(1, len(found[0])):
+            assert delimiter.find(found[0][:end], 0, is_end=False) == (None, 0), found[0][:end]
+        assert delimiter.find("&", 0, is_end=False) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("a[bc]+d{2,3}(?:x|yz)*e", ["abcbddyze", "acddde"]),
+        (r"<(?P<n>\w+)\s*/?>", ["<ab  />", "<a>"]),
+        ("(?:ab)+|c?d", ["ababab", "cd"]),
+    ],
+)
+def test_partial_matches_are_the_beginnings_of_matches(pattern, texts):
+    for text in texts:
+        assert re.fullmatch(pattern, text)
+        for end in range(len(text)):
+            assert re.fullmatch(partial_of(pattern), text[:end]), text[:end]
+        assert not re.fullmatch(partial_of(pattern), "#")
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)", "a(?!b)", r"(a)\1", "^a", r"a\b", "a)"])
+def test_a_pattern_that_cannot_be_matched_in_part_is_refused(pattern):
+    with pytest.raises(UnsupportedPatternError):
+        partial_of(pattern)
 
 
 # Arbitrary text
