@@ -190,7 +190,7 @@ SDKS = {
     "openai": "openai",
     "anthropic": "anthropic",
     "agents": "openai-agents",
-    "pydantic_ai": "pydantic-ai-slim[openai,anthropic] anthropic<2",  # 2.38 calls a type that is a union since 2.0
+    "pydantic_ai": "pydantic-ai-slim[openai,anthropic]",
     "smolagents": "smolagents[openai]",
     "langchain": "langchain langchain-openai langchain-anthropic",
     "instructor": "instructor anthropic",
