@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 240
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 HERE = Path(__file__).parent
-PACKAGES = [package for text in SDKS.values() for package in text.split()]
 
 
 @dataclass
@@ -109,11 +108,11 @@ def run_program(name: str, folder: Path, url: str, record: Path) -> Outcome:
 
 
 def run_sdk(name: str, folder: Path, url: str, record: Path) -> Outcome:
-    """Run the functions of an SDK, in an environment that all SDKs share."""
-    program = environment(folder / "sdks", PACKAGES)
+    """Run the functions of an SDK."""
+    program = environment(folder / name, SDKS[name].split())
     start, before = time.monotonic(), len(_served(record))
     with recording(url) as recorder:
-        env = environ(folder / "sdks", folder / "sdks", {"BASE_URL": recorder.url, "BUSY_URL": url, "API_KEY": "none"})
+        env = environ(folder / name, folder / name, {"BASE_URL": recorder.url, "BUSY_URL": url, "API_KEY": "none"})
         env |= {"MODEL": MODEL, "PYTHONPATH": str(ROOT / "tests" / "clients" / "python")}
         command = [program.absolute(), HERE / "sdks" / f"use_{name}.py"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -133,7 +132,7 @@ def invalid(outcome: Outcome, document: Document | None, folder: Path) -> list[s
     found = [] if document is None else document.check(others)[1]
     lines = "\n".join(outcome.values)
     if lines:
-        command = [environment(folder / "sdks", PACKAGES), HERE / "sdks" / "check_messages.py"]
+        command = [environment(folder / "anthropic", SDKS["anthropic"].split()), HERE / "sdks" / "check_messages.py"]
         done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
         found += [json.loads(line) for line in done.stdout.splitlines()]
         found += [done.stderr] if done.returncode != 0 else []

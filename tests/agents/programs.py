@@ -185,7 +185,7 @@ PROGRAMS = {
         env=lambda url: {**_openai(url), "QWEN_CODE_MAX_OUTPUT_TOKENS": "8192"},
     ),
 }
-# The packages of Python that `sdks/use_NAME.py` uses, by their names here; they share an environment.
+# The packages of Python that `sdks/use_NAME.py` uses, in an environment of its own.
 SDKS = {
     "openai": "openai",
     "anthropic": "anthropic",
@@ -193,7 +193,7 @@ SDKS = {
     "pydantic_ai": "pydantic-ai-slim[openai,anthropic]",
     "smolagents": "smolagents[openai]",
     "langchain": "langchain langchain-openai langchain-anthropic",
-    "instructor": "instructor",
+    "instructor": "instructor anthropic",
 }
 # What is run if no names are given; the others are small, slow, or did not end every time.
 USUAL = ("claude-code", "codex", "opencode", "pi", "cline", "continue", "vibe")
