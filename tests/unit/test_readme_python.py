@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_examples_run(capsys):
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    load, tools, several, conversation = (block.replace('"model.gguf"', '"builtin"') for block in blocks)
+    load, tools, several, scores, conversation = (block.replace('"model.gguf"', '"builtin"') for block in blocks)
     names: dict[str, Any] = {}
     exec(load, names)
     with pytest.raises(ChatTemplateError, match="does not read tools"):  # the built-in model has none
@@ -26,6 +26,9 @@ def test_the_examples_run(capsys):
         assert len(found.token_ids) == limit or found.finish_reason == "stop"
     with pytest.raises(ClosedError):
         names["engine"].generate("Once")
+    exec(scores, names)
+    assert names["vectors"].shape[0] == 2
+    assert len(names["scored"][0].top) == 5
     exec(conversation, names)
     assert len(names["conversation"].messages) == 3
 
