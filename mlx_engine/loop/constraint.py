@@ -113,9 +113,11 @@ class Grammars:
 
         compiled = LLMatcher(self._library, HEAD + lark(kind, text), log_level=0)
         if compiled.is_error():
-            raise OptionError(
-                f"constraint: {_reason(compiled.get_error())}", option="constraint", expected="a constraint", found=text
-            )
+            raise _invalid(compiled.get_error(), text)
+        first = compiled.deep_copy()
+        first.compute_bitmask()  # finds a constraint that allows no text, such as a schema that is its own $ref
+        if first.is_error():
+            raise _invalid(first.get_error(), text)
         return compiled
 
 
@@ -292,8 +294,13 @@ class _Words:
         raise AssertionError(f"expected no text to be encoded, found {shown(text)}")
 
 
+def _invalid(error: str, text: str) -> OptionError:
+    return OptionError(f"constraint: {_reason(error)}", option="constraint", expected="a constraint", found=text)
+
+
 def _reason(error: str) -> str:
-    """Return what an error of llguidance says, on one line, without the place in our Lark text."""
+    """Return what an error of llguidance says, on one line, without its state and the place in our Lark text."""
+    error = error.partition("<state>")[0].replace("NoExtensionBias", "it allows no text")
     lines = [line for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|$)", line)]
     said = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))
     if "coerce_one_of" in said:
