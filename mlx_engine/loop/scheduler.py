@@ -424,7 +424,9 @@ class Scheduler:
         for chunk in done.chunks:
             sequence = chunk.sequence
             self._was_hidden = sequence.request.is_hidden
-            if self._was_hidden and sequence.request.error is None and not sequence.unread:
+            # All passes over the prompt must be settled: a lazy backend has begun the next one.
+            has_run = sequence.kv.length == len(sequence.request.prompt_ids)
+            if self._was_hidden and sequence.request.error is None and has_run:
                 if sequence.request.times.first_token is None:
                     sequence.request.times.first_token = self._clock()
                 sequence.output.end("length")
