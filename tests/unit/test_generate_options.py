@@ -12,7 +12,7 @@ import pytest
 from mlx_engine.checkpoint import hub
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands.console import FAILED
+from mlx_engine.commands.console import FAILED, WRONG_USE
 from mlx_engine.errors import ConstraintError
 from mlx_engine.loop.constraint import Matcher
 from tests.patience import PATIENCE
@@ -146,6 +146,23 @@ def test_a_batch_and_another_prompt_are_wrong_use(batch, other):
     result = generate("--batch-file", batch, *other, model="nope.gguf", stdin="text")
     assert result.code == 2
     assert "--batch-file" in only_line(result)
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "message"),
+    [
+        ("--json-schema", "", "is no JSON"),
+        ("--json-schema", "[1]", "must be a JSON Schema, which is an object, not [1]"),
+        ("--grammar", "", "a text that is not empty"),
+        ("--grammar", 'start:"a" b', "unknown name"),
+        ("--grammar", "C:/x.lark", "no such file"),
+        ("--grammar", "my grammar.lark", "no such file"),
+    ],
+)
+def test_a_constraint_is_a_text_or_the_name_of_a_file(flag, given, message):
+    result = generate("Once", flag, given, "-n", 4, **BUILTIN)
+    assert result.code == (FAILED if "file" in message else WRONG_USE)
+    assert message in only_line(result)
 
 
 def test_a_run_of_a_batch_whose_constraint_has_a_dead_end_fails_alone(tmp_path, monkeypatch):
