@@ -64,6 +64,8 @@ class Grammars:
         self._tokenizer, self.n_logits = tokenizer, n_logits
         self.end_ids = np.array(sorted(i for i in tokenizer.eog_ids if i < n_logits), dtype=np.int64)
         self._lock = kept_over_forks(threading.Lock())
+        # Held while a mask is computed, so that a fork finds no matcher half changed.
+        self.computing = kept_over_forks(threading.Lock())
         self._compiled = lru_cache(COMPILED)(self._compile)
         self._crossing: dict[bytes, NDArray[np.int64]] = {}
 
@@ -205,7 +207,8 @@ class Matcher:
     def _words(self) -> NDArray[np.uint8]:
         """Return the bits of the tokens that continue the text, then that of the end."""
         if self._found is None:
-            found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
+            with self._grammars.computing:
+                found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
             if self._compiled.is_error():  # the bits would allow the end of the text
                 raise ConstraintError(f"constraint: {_reason(self._compiled.get_error())}")
             self._found = np.unpackbits(found, count=len(self._grammars.pieces) + 1, bitorder="little")
