@@ -54,6 +54,8 @@ def test_a_system_text_comes_first_without_the_line_that_changes_with_every_sess
     assert chat(message(system=blocks)) == [{"role": "system", "content": "Be kind.\n\nAnd short."}, USER]
     assert chat(message(system="Be kind.")) == [{"role": "system", "content": "Be kind."}, USER]
     assert chat(message(system=[billing])) == [USER]
+    # Only the line is left out: in a system text that is not in blocks, the instructions follow it.
+    assert chat(message(system=f"{billing['text']}\n\nBe kind.")) == chat(message(system="Be kind."))
 
 
 def test_a_system_message_in_the_middle_keeps_its_place():
