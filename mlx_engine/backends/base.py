@@ -156,7 +156,7 @@ class Backend(Primitives):
         """Return R ids, one for each row of (R, V) logits, by argmax or by sampling as the row's `Draw` says."""
         rows = [logits if len(draws) == 1 else self.take(logits, (r,)) for r in range(len(draws))]
         return [
-            self.argmax(row) if draw.is_argmax else self.sample(row, draw)
+            self.argmax(row) if draw.mask is None and draw.sampling.is_argmax else self.sample(row, draw)
             for row, draw in zip(rows, draws, strict=True)
         ]
 

@@ -49,11 +49,6 @@ class Draw:
     n_prompt: int = 0
     mask: NDArray[np.bool_] | None = None
 
-    @property
-    def is_argmax(self) -> bool:
-        """Whether the choice is the largest logit of the row, as it is."""
-        return self.mask is None and self.sampling.is_argmax
-
 
 def adjust(logits: np.ndarray, draw: Draw) -> np.ndarray:
     """Return (V,) logits after the bias, all penalties and the mask; `logits` itself, unchanged, if none applies.

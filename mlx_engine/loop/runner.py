@@ -215,7 +215,7 @@ class ModelRunner:
             else:
                 is_hidden = chunks[0].sequence.request.is_hidden
                 rows = model.forward_hidden(batch) if is_hidden else model.forward(batch)
-                if rows is not None and any(map(self._waits_for_mask, chunks)):
+                if rows is not None and self.overlaps and any(map(self._waits_for_mask, chunks)):
                     model.backend.begin([rows])
                     submitted.reply = partial(_as_it_is, rows)
                 elif rows is not None:
@@ -245,8 +245,7 @@ class ModelRunner:
 
     def _choose_late(self, submitted: _Pass) -> None:
         """Choose the tokens of a pass that was submitted without a choice."""
-        if submitted.reply is None:
-            return
+        assert submitted.reply is not None  # noqa: S101 - for mypy
         self._take(submitted, submitted.reply())
         submitted.reply = None
         for chunk in submitted.chunks:
@@ -264,7 +263,10 @@ class ModelRunner:
             # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         draws = [_draw(chunk, sampler) for chunk, sampler in pairs]
-        tokens = be.choose(_edited(be, logits, pairs, draws), draws)
+        edited = logits
+        if any(sampler.processors is not None for _, sampler in pairs):
+            edited = _edited(be, logits, pairs, draws)
+        tokens = be.choose(edited, draws)
         (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
         whole = submitted.batch.best is None
         for row, ((chunk, sampler), token) in enumerate(zip(pairs, tokens, strict=True)):
@@ -279,9 +281,11 @@ class ModelRunner:
 
         Chunks that have failed are committed, too: the scheduler drops their sequences.
         """
-        self._choose_late(submitted)
+        if submitted.reply is not None:
+            self._choose_late(submitted)
         bad = submitted.check.bad_rows() if submitted.check else {}
-        failed: list[tuple[ScheduledChunk, EngineError]] = [*self._read(submitted)]
+        failed: list[tuple[ScheduledChunk, EngineError]]
+        failed = [] if submitted.rows is None else self._read(submitted, submitted.rows)
         chosen: list[tuple[ScheduledChunk, list[int]]] = []
         unreadable = [chunk for chunk, _ in failed]
         for chunk in submitted.chunks:
@@ -303,18 +307,20 @@ class ModelRunner:
             if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet
                 unread[-1] = tokens[0]
         self._flight.popleft()
-        self._prepare_masks([sampler for chunk, _ in chosen for sampler in chunk.samplers])
-        if self._flight and not self._is_staged:
+        constrained = [sampler for chunk, _ in chosen for sampler in chunk.samplers if sampler.is_constrained]
+        if constrained:
+            self._prepare_masks(constrained)
+        if self._flight and self._flight[0].reply is not None and not self._is_staged:
             self._choose_late(self._flight[0])
         return chosen, failed
 
-    def _read(self, submitted: _Pass) -> list[tuple[ScheduledChunk, EngineError]]:
+    def _read(self, submitted: _Pass, of_pass: Array) -> list[tuple[ScheduledChunk, EngineError]]:
         """Hand the rows of the oldest pass to the readers; return the chunks whose rows are not finite."""
         failed: list[tuple[ScheduledChunk, EngineError]] = []
-        of_pass, be = submitted.rows, self._model.backend
+        be = self._model.backend
         for chunk in submitted.chunks:
             reader = chunk.sequence.request.reader
-            if of_pass is None or reader is None or not chunk.n_read:
+            if reader is None or not chunk.n_read:
                 continue
             rows = be.host(of_pass)[chunk.row + 1 - chunk.n_read : chunk.row + 1]
             first = chunk.sequence.kv.length + chunk.n - chunk.n_read
@@ -330,11 +336,9 @@ class ModelRunner:
 
     def _prepare_masks(self, samplers: abc.Sequence[Sampler]) -> None:
         """Begin to compute the masks of the next tokens."""
-        constrained = [sampler for sampler in samplers if sampler.is_constrained]
-        if constrained and self._masks is None:
+        if self._masks is None:
             self._masks = ThreadPoolExecutor(1, "masks")
-        for sampler in constrained:
-            assert self._masks is not None  # noqa: S101 - for mypy
+        for sampler in samplers:
             sampler.prepare(self._masks)
 
 
@@ -356,8 +360,6 @@ def _edited(
     its chunk fails when the pass is settled.
     """
     rows = [row for row, (_, sampler) in enumerate(pairs) if sampler.processors is not None]
-    if not rows:
-        return logits
     edited = np.array(be.host(logits))
     for row in rows:
         chunk, sampler = pairs[row]

@@ -205,7 +205,10 @@ class Scheduler:
         for chunk, error in done.failed:
             self._fail(chunk.sequence, error)
         self._keep_prompts([chunk.sequence for chunk in done.chunks if chunk.sequence.request.error is None])
-        self._finish_hidden(done)
+        if done.chunks:
+            self._was_hidden = done.chunks[-1].sequence.request.is_hidden
+        if any(chunk.sequence.request.is_hidden for chunk in done.chunks):
+            self._finish_hidden(done)
         for chunk, ids in done.chosen:
             if chunk.sequence.request.error is None:  # another sequence of the request may have failed
                 self._deliver(chunk.sequence, ids)
@@ -423,8 +426,7 @@ class Scheduler:
         """End the requests for hidden states whose prompts have been run."""
         for chunk in done.chunks:
             sequence = chunk.sequence
-            self._was_hidden = sequence.request.is_hidden
-            if self._was_hidden and sequence.request.error is None and not sequence.unread:
+            if sequence.request.is_hidden and sequence.request.error is None and not sequence.unread:
                 if sequence.request.times.first_token is None:
                     sequence.request.times.first_token = self._clock()
                 sequence.output.end("length")

@@ -520,9 +520,9 @@ MUTANTS = [
     ),
     Mutant(
         "a constrained greedy choice takes the largest of all",
-        "Draw.is_argmax",
-        "self.mask is None and self.sampling.is_argmax",
-        "self.sampling.is_argmax",
+        "Backend.choose",
+        "draw.mask is None and draw.sampling.is_argmax",
+        "draw.sampling.is_argmax",
     ),
     Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
     Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),

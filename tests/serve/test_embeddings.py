@@ -33,7 +33,8 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served,
 def embedded(server: Served, given: Any, **parameters: Any) -> EmbeddingList:
     response = server.post("/v1/embeddings", {"input": given, **parameters})
     assert response.status_code == 200, response.text
-    document = openai_document()
+    # OpenAI's document has no vectors in base64, which its own client asks for.
+    document = openai_document() if parameters.get("encoding_format") != "base64" else None
     assert document is None or document.problems("CreateEmbeddingResponse", response.json()) == []
     return msgspec.convert(response.json(), EmbeddingList)
 
