@@ -223,7 +223,7 @@ def _inner(part: _Part) -> Iterator[tuple[str, Any]]:
             yield from ((f"{path}.{name}.{key}", one) for key, one in schema[name].items())
     reference = schema.get("$ref")
     if reference is not None and _why_not("$ref", reference, part.root) is None:
-        yield reference.replace("/", ".").replace("#", "$"), _target(reference, part.root)
+        yield reference.replace("/", ".").replace("#", "$"), target(reference, part.root)
 
 
 def _why_not(name: object, value: Any, root: Any) -> str | None:
@@ -238,13 +238,15 @@ def _why_not(name: object, value: Any, root: Any) -> str | None:
         return None
     if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
         return f"{shown(value)} is no path in this schema; copy what it names into $defs, and write #/$defs/NAME"
-    return None if _target(value, root) is not None else f"{value!r} names nothing in this schema"
+    return None if target(value, root) is not None else f"{value!r} names nothing in this schema"
 
 
-def _target(reference: str, root: Any) -> Any:
-    """Return what a reference such as "#/$defs/name" names; None if it names nothing."""
+def target(reference: str, root: Any) -> Any:
+    """Return the part of a schema that a reference such as "#/$defs/name" names; None if it names nothing there."""
     from urllib.parse import unquote
 
+    if reference != "#" and not reference.startswith("#/"):
+        return None
     found = root
     for part in unquote(reference.removeprefix("#")).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

@@ -28,7 +28,7 @@ COMPLETION = ("--install-completion", "--show-completion")
 SUMMARIES = {
     "generate": "Generate text from a prompt",
     "chat": "Talk with a model",
-    "serve": "Answer HTTP requests in the form of OpenAI's API",
+    "serve": "Serve the HTTP APIs of OpenAI and Anthropic",
     "replay": "Run the requests of a journal again, and check every token and log-probability",
     "bench": "Measure prefill and decode in tokens per second",
     "perplexity": "Measure a model's perplexity on a text, and compare its probabilities with those of a reference",

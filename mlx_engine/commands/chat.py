@@ -76,7 +76,8 @@ def chat(
         typer.Option(
             "--tools",
             metavar="FILE.py",
-            help="Let the model call the functions of a Python file; each call is asked for first. Repeatable.",
+            help="Let the model call the functions of a Python file; chat asks you before each call. May be given "
+            "several times.",
             rich_help_panel="Prompt",
         ),
     ] = None,

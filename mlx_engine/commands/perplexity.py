@@ -28,14 +28,14 @@ class WindowOptions:
 
     context: Annotated[
         int | None,
-        typer.Option("--context", "-c", min=2, help="Tokens of a window.", show_default="the model's, at most 2048"),
+        typer.Option("--context", "-c", min=2, help="Tokens per window.", show_default="the model's, at most 2048"),
     ] = None
     stride: Annotated[
         int | None,
         typer.Option(
             "--stride",
             min=1,
-            help="Tokens between the beginnings of windows; each token is scored once, where it first occurs.",
+            help="Tokens between the beginnings of two windows; a token is scored in the first window that has it.",
             show_default="half a window",
         ),
     ] = None
@@ -58,7 +58,8 @@ class ReferenceOptions:
             "--reference",
             "-r",
             metavar="MODEL|FILE",
-            help="Compare with this model as it is stored, or with a file of --save: KL divergence, likeliest tokens.",
+            help="Also report the KL divergence from this model, or from a file that --save wrote, and how often both "
+            "have the same likeliest token. --quant does not change it.",
         ),
     ] = None
     save: Annotated[
@@ -66,7 +67,8 @@ class ReferenceOptions:
         typer.Option(
             "--save",
             metavar="FILE",
-            help="Write the model's log-probabilities of all tokens, 2 bytes each, for --reference.",
+            help="Write a file for --reference: the log-probabilities of the whole vocabulary at each scored token, "
+            "2 bytes each.",
         ),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False

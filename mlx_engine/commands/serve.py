@@ -220,7 +220,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Answer HTTP requests in the form of OpenAI's API, many at the same time. Ctrl-C stops the server."""
+    """Serve the HTTP APIs of OpenAI and Anthropic, many requests at the same time. Ctrl-C stops the server."""
     address.check()
     capacity.check()
     options = compute.changes(capacity.context_len)

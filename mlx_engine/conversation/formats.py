@@ -21,13 +21,12 @@ import secrets
 import string
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, literal, marked, partial_of
 from mlx_engine.conversation.thinking import ThinkMarkers, think_markers
-from mlx_engine.errors import EngineError, OptionError, shown
+from mlx_engine.errors import OptionError, shown
 from mlx_engine.tokenizer.chat_prompt import reads
 from mlx_engine.tokenizer.vocabulary import is_marked
 
@@ -545,31 +544,40 @@ def _chosen(tokenizer: Tokenizer) -> Format | None:
     own, template = _own(tokenizer), tokenizer.chat_template
     if template is None or not reads(template, "tools"):
         return own
-    is_rendered = False
-    # Some templates take one call at a time, want ids of nine letters, or drop a call that no result follows.
-    for n, has_letters, has_results in product((2, 1), (False, True), (False, True)):
-        calls = _probe_calls(n, has_letters=has_letters)
-        text = _rendered(tokenizer, calls, has_results=has_results)
+    from mlx_engine.conversation.dialect import rewritten
+    from mlx_engine.conversation.template import dialect_of
+
+    dialect = dialect_of(tokenizer)
+    if not dialect.calls:
+        return own or _spelled(tokenizer)
+    is_parallel = dialect.several == "one message"
+    for has_results in (False, True):  # some templates drop a call that no result follows
+        messages = rewritten(_probe(2 if is_parallel else 1, has_results=has_results), dialect, _as_nothing)
+        text = _rendered(tokenizer, messages)
+        calls = messages[1]["tool_calls"]
         name = None if text is None else _reading(text, calls)
         if name is not None and text is not None:
             written = _as_written(name, calls, text)
             found = own or Format(name, TABLE[name], written)
-            return replace(found, written=written, is_parallel=n == 2, has_letter_ids=has_letters)
-        is_rendered = is_rendered or (text is not None and PROBE["function"]["name"] in text)
-    return own or (None if is_rendered else _spelled(tokenizer))
+            return replace(found, written=written, is_parallel=is_parallel, has_letter_ids=dialect.nine)
+    return own
 
 
-def _probe_calls(n: int, *, has_letters: bool) -> list[Json]:
-    """Return calls as a client would send them back, but with arguments that are no text."""
+def _probe(n: int, *, has_results: bool) -> list[Json]:
+    """Return a conversation with n calls."""
     name = PROBE["function"]["name"]
-    return [
-        {
-            "id": call_id(has_letters=has_letters),
-            "type": "function",
-            "function": {"name": name, "arguments": {"city": city, "days": days}},
-        }
+    calls = [
+        {"id": call_id(), "type": "function", "function": {"name": name, "arguments": {"city": city, "days": days}}}
         for city, days in CITIES[:n]
     ]
+    results = [{"role": "tool", "content": "warm", "tool_call_id": call["id"]} for call in calls if has_results]
+    question = {"role": "user", "content": QUESTION}
+    return [question, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+
+def _as_nothing(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Refuse to write calls as text: the format in which the model writes them is being looked for."""
+    raise AssertionError(f"expected a dialect with calls, found {len(calls)} calls to be written as text")
 
 
 def _own(tokenizer: Tokenizer) -> Format | None:
@@ -581,33 +589,20 @@ def _own(tokenizer: Tokenizer) -> Format | None:
         return None
 
 
-def _rendered(tokenizer: Tokenizer, calls: Sequence[Json], *, has_results: bool) -> str | None:
+def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
     """Return the text that the chat template writes after the question; None if it refuses the conversation."""
-    from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS
+    from mlx_engine.tokenizer.chat import render_each
+    from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-    question, call = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": "", "tool_calls": calls}
-    results = [
-        {"role": "tool", "content": "warm", "tool_call_id": each["id"], "name": each["function"]["name"]}
-        for each in (calls if has_results else ())
-    ]
-    names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    request = {
-        "template": tokenizer.chat_template,
-        "inputs": [{"messages": [question, call, *results], "tools": [PROBE], "documents": None}],
-        "names": {name: tokenizer.token(i) for name, i in names.items() if i is not None},
-    }
-    try:
-        (text,) = tokenizer.sandbox.ask(request, DEFAULT_LIMITS, tokenizer.where)
-    except EngineError:
-        return None
-    return text[text.rindex(QUESTION) + len(QUESTION) :] if QUESTION in text else None
+    (text,) = render_each(tokenizer, [ChatPrompt(messages, [PROBE])])
+    return None if text is None or QUESTION not in text else text[text.rindex(QUESTION) + len(QUESTION) :]
 
 
 def _reading(text: str, calls: Sequence[Json]) -> str | None:
     """Return the entry of the table that reads these calls from a rendered text, which may begin with headers."""
-    first = calls[0]["function"]["name"]
+    first = PROBE["function"]["name"]
     starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
-    wanted = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    wanted = [(call["function"]["name"], _object_of(call["function"]["arguments"])) for call in calls]
     for name, template in TABLE.items():
         form = compiled(template)
         # A call that nothing marks is only read where an answer begins, and by its own keys.

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from mlx_engine.constraint import target
+
 Types: TypeAlias = "frozenset[str]"
 
 # Types whose values are texts, except null.
@@ -39,7 +41,7 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
         return frozenset()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return types_in(resolved(reference, root), root, depth + 1)
+        return types_in(target(reference, root), root, depth + 1)
     given = schema.get("type")
     found = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
     found = {SYNONYMS.get(name, name) for name in found if isinstance(name, str)}
@@ -50,15 +52,6 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
         for each in schema.get(key) or () if not found else ():
             found |= types_in(each, root, depth + 1)
     return frozenset(found | ({"null"} if found and schema.get("nullable") is True else set()))
-
-
-def resolved(reference: str, root: Any) -> Any:
-    """Return the part of a schema that a reference names; None if there is none."""
-    part = root if reference.startswith("#") else None
-    for name in reference.lstrip("#").strip("/").split("/"):
-        if name:
-            part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
-    return part
 
 
 def json_of(text: str, types: Types | None) -> str:

@@ -11,9 +11,9 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlx_engine.constraint import Constraint, check_schema
+from mlx_engine.constraint import Constraint, check_schema, target
 from mlx_engine.conversation.formats import Format, required_format
-from mlx_engine.conversation.schemas import STRINGS, resolved, types_in
+from mlx_engine.conversation.schemas import STRINGS, types_in
 from mlx_engine.errors import OptionError, shown
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _required(schema: Any) -> Sequence[str]:
 def _plain(schema: Any, root: Any) -> Any:
     """Return a schema without a reference at its top."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    found = resolved(reference, root) if isinstance(reference, str) else schema
+    found = target(reference, root) if isinstance(reference, str) else schema
     return found if isinstance(found, Mapping) else {}
 
 

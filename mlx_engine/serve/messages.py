@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from mlx_engine.conversation.dialect import without_noise
 from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
@@ -21,15 +22,10 @@ from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# A line for the API's bookkeeping that one client writes before its system text; it changes with every session, so that
-# no two of them would share a prefix.
-BILLING = "x-anthropic-billing-header:"
-
 # Signs the blocks of reasoning, for clients that do not send back what is unsigned. Nothing is checked.
 SIGNATURE = "mlx_engine"
 
 ROLES = ("user", "assistant", "system")
-
 
 # Parameters without an effect here, which the clients of the API send.
 IGNORED = (
@@ -185,8 +181,8 @@ def count_request(body: bytes) -> CountRequest:
 
 def _read_system(chat: Chat, system: str | Sequence[Json]) -> None:
     blocks = [system] if isinstance(system, str) else [[block] for block in system]
-    texts = [chat.text(block, f"system[{i}]") for i, block in enumerate(blocks)]
-    if text := "\n\n".join(text for text in texts if text and not text.startswith(BILLING)):
+    texts = [without_noise(chat.text(block, f"system[{i}]")) for i, block in enumerate(blocks)]
+    if text := "\n\n".join(text for text in texts if text):
         chat.say("system", text)
 
 

@@ -40,7 +40,6 @@ CHAT: Mapping[str, Schema] = {
     "modalities": _one_of(["text"]),
     "moderation": _one_of(),
     "prediction": _one_of(),
-    "reasoning_effort": _one_of("medium"),
     "verbosity": _one_of("medium"),
     "web_search_options": _one_of(),
 }

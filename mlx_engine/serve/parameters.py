@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
 from mlx_engine.serve.constraints import Asked, ResponseFormat, StructuredOutputs, asked
 from mlx_engine.serve.errors import ApiError, cut
+from mlx_engine.serve.reading import thinking_variables
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
 # The default of OpenAI's /v1/completions.
@@ -256,6 +258,10 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         _require(not without_stream, "stream_options", "needs stream: true")
 
 
+# How long the model thinks, where its template has efforts or a switch.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
 class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
@@ -264,6 +270,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -293,7 +300,15 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     def read(self, template: str | None) -> Reading:
         """Return the conversation, and what its answers may call."""
         found = super().read(template)
-        found = found._replace(about={**found.about, "tools": self._tools()}, choice=self._tool_choice())
+        effort = thinking_variables(template, None, self.reasoning_effort)
+        (prompt,) = found.prompts
+        is_ignored = self.reasoning_effort not in (None, "medium") and not effort
+        found = found._replace(
+            prompts=[replace(prompt, variables={**effort, **prompt.variables})],
+            ignored=("reasoning_effort",) if is_ignored else (),
+            about={**found.about, "tools": self._tools()},
+            choice=self._tool_choice(),
+        )
         if not self.continue_final_message:
             return found
         last, n = self.messages[-1], len(self.messages) - 1

@@ -386,7 +386,13 @@ MUTANTS = [
     Mutant(
         "reasoning that comes back is lost", "_read_answer", 'chat.think(text_in(block, "thinking", where))', "pass"
     ),
-    Mutant("a line of one client ends the common prefix", "_read_system", "not text.startswith(BILLING)", "True"),
+    Mutant(
+        "an effort without an effect is not named",
+        "ChatRequest.read",
+        '("reasoning_effort",) if is_ignored',
+        "() if is_ignored",
+    ),
+    Mutant("what follows a line of one client is lost", "without_noise", "text[match.end() :] if match", '"" if match'),
     Mutant("a call goes back without its namespace", "ResponsesReply._item", "namespace is None", "True"),
     Mutant("cached tokens count twice", "MessagesReply._usage", "self.n_prompt - self.n_cached", "self.n_prompt"),
     Mutant("a call that was cut off is a tool use", "MessagesReply._ending", "self.is_cut", "False"),

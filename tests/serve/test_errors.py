@@ -81,7 +81,7 @@ def failure(response: httpx.Response, status: int, param: str | None, code: str)
         ({"functions": [{}]}, "functions", "unsupported_parameter"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+        ({"reasoning_effort": "very"}, "reasoning_effort", "invalid_type"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.messages import CountRequest, MessagesRequest, count_request, messages_request
+from mlx_engine.serve.parameters import ChatRequest, parse
 from mlx_engine.serve.responses import OWN_REASONING, ResponsesRequest, responses_request
 
 USER = {"role": "user", "content": "hello"}
@@ -54,6 +56,8 @@ def test_a_system_text_comes_first_without_the_line_that_changes_with_every_sess
     assert chat(message(system=blocks)) == [{"role": "system", "content": "Be kind.\n\nAnd short."}, USER]
     assert chat(message(system="Be kind.")) == [{"role": "system", "content": "Be kind."}, USER]
     assert chat(message(system=[billing])) == [USER]
+    # Only the line is left out: in a system text that is not in blocks, the instructions follow it.
+    assert chat(message(system=f"{billing['text']}\n\nBe kind.")) == chat(message(system="Be kind."))
 
 
 def test_a_system_message_in_the_middle_keeps_its_place():
@@ -160,6 +164,20 @@ def test_the_effort_is_that_of_the_template():
         "reasoning_effort": "low",
     }
     assert response(reasoning={"effort": "high"}).read("{{ thinking }}").prompts[0].variables == {}
+
+
+def test_the_effort_of_a_chat_request_is_that_of_the_template_or_is_named():
+    def read(template, **parameters):
+        body = json.dumps({"messages": [USER], **parameters}).encode()
+        found = parse(body, ChatRequest, noops.CHAT).read(template)
+        return found.prompts[0].variables, list(found.ignored)
+
+    assert read("{{ reasoning_effort }}", reasoning_effort="high") == ({"reasoning_effort": "high"}, [])
+    assert read("{{ enable_thinking }}", reasoning_effort="none") == ({"enable_thinking": False}, [])
+    own = {"reasoning_effort": "low"}
+    assert read("{{ reasoning_effort }}", reasoning_effort="high", chat_template_kwargs=own) == (own, [])
+    assert read("{{ messages }}", reasoning_effort="high") == ({}, ["reasoning_effort"])
+    assert read("{{ messages }}", reasoning_effort="medium") == ({}, [])
 
 
 def test_stop_sequences_are_stops_and_stop_is_refused():

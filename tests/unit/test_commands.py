@@ -37,7 +37,7 @@ def test_the_help_of_every_command_begins_with_what_it_does():
     summaries = {
         "generate": "Generate text from a prompt.",
         "chat": "Talk with a model.",
-        "serve": "Answer HTTP requests in the form of OpenAI's API",
+        "serve": "Serve the HTTP APIs of OpenAI and Anthropic",
         "replay": "Run the requests of a journal again",
         "bench": "Measure prefill and decode",
         "perplexity": "Measure a model's perplexity on a text",

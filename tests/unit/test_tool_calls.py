@@ -229,6 +229,8 @@ TYPED = [
     ({"enum": ["5", "x"]}, "5", "5"),
     ({"const": 5}, "5", 5),
     ({"$ref": "#/$defs/d"}, "5", "5"),
+    ({"$ref": "#/$defs/a%20number"}, "5", 5),
+    ({"$ref": "#/$defs/either/anyOf/1"}, "5", 5),
     ({"type": "integer", "nullable": True}, "null", None),
     ({"anyOf": [{"type": "array"}, {"type": "null"}]}, "None", None),
     ({}, "5", 5),
@@ -240,7 +242,10 @@ TYPED = [
 @pytest.mark.parametrize(("schema", "text", "value"), TYPED)
 def test_values_without_quotes_have_the_types_of_the_schema(schema, text, value):
     described = tool("f", a=schema)
-    described["function"]["parameters"]["$defs"] = {"d": STRING}
+    number = {"type": "integer"}
+    described["function"]["parameters"]["$defs"] = {
+        "d": STRING, "a number": number, "either": {"anyOf": [STRING, number]},
+    }  # fmt: skip
     written = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
     for pieces in ([written], list(written)):
         ((_, arguments),) = calls_in(read("qwen-xml", *pieces, tools=[described]))

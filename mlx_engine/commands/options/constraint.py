@@ -25,19 +25,21 @@ class ConstraintOptions:
 
     json_schema: Annotated[
         str | None,
-        typer.Option("--json-schema", metavar="SCHEMA", help="Generate JSON of a schema, a file or a text."),
+        typer.Option("--json-schema", metavar="SCHEMA", help="Generate JSON of this schema: its text or its file."),
     ] = None
     regex: Annotated[
-        str | None, typer.Option("--regex", metavar="R", help="Generate a text that this expression matches."), RARE
+        str | None,
+        typer.Option("--regex", metavar="R", help="Generate a text that this regular expression matches."),
+        RARE,
     ] = None
     grammar: Annotated[
         str | None,
-        typer.Option("--grammar", metavar="LARK", help="Generate a text of a Lark grammar, a file or a text."),
+        typer.Option("--grammar", metavar="LARK", help="Generate a text of this Lark grammar: its text or its file."),
         RARE,
     ] = None
     choice: Annotated[
         list[str] | None,
-        typer.Option("--choice", help="Generate one of the texts that this option names, given several times."),
+        typer.Option("--choice", metavar="TEXT", help="Generate one of several texts; give this option once for each."),
         RARE,
     ] = None
 
@@ -68,6 +70,9 @@ class ConstraintOptions:
 
 
 def _text(given: str, flag: str) -> str:
-    """Return a text, or that of a file of this name. A schema begins with a brace, and a grammar has its first rule."""
+    """Return a schema or a grammar: the given text, or the text of the file that it names.
+
+    A schema begins with a brace or a bracket, and a grammar has several lines, or begins with its first rule.
+    """
     is_text = not given or given.lstrip().startswith(("{", "[")) or "\n" in given or RULE.match(given)
     return given if is_text else read_text(None, Path(given), flag)
