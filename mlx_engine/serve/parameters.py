@@ -305,7 +305,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         is_ignored = self.reasoning_effort not in (None, "medium") and not effort
         found = found._replace(
             prompts=[replace(prompt, variables={**effort, **prompt.variables})],
-            ignored=("reasoning_effort",) if is_ignored else (),
+            ignored=(*found.ignored, *(("reasoning_effort",) if is_ignored else ())),
             about={**found.about, "tools": self._tools()},
             choice=self._tool_choice(),
         )
