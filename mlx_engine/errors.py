@@ -73,7 +73,9 @@ class EngineError(Exception):
 
 
 def _again(kind: type[EngineError], args: tuple[Any, ...]) -> EngineError:
-    return kind.__new__(kind, *args)
+    error = kind.__new__(kind)
+    error.args = args  # OSError takes them in its __init__
+    return error
 
 
 class FormatError(EngineError, ValueError):
