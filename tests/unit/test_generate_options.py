@@ -213,7 +213,7 @@ def test_a_prompt_that_cannot_be_run_is_named_before_any_is(tmp_path):
 
 def test_a_run_that_is_late_prints_what_it_has():
     options = ("Once", "-n", 3000, "--ignore-eos", "--timeout", 1e-9)
-    run = json.loads(generate(*options, "--json", **BUILTIN).out)
+    run = json.loads(generate(*options, "--json").out)
     assert (run["finish_reason"], len(run["token_ids"])) == ("timeout", 1)
     result = generate(*options)
     assert (result.code, result.out) == (0, f"Once{run['text']}\n")
