@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 # The largest number of names in a message; the attributes have all of them.
 SHOWN = 20
@@ -64,7 +65,17 @@ def size(n_bytes: int | None) -> str:
 
 
 class EngineError(Exception):
-    """The root of every error that a user's input can cause."""
+    """The root of every error that a user's input can cause. It can be pickled, as pools of processes do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make the error again: from its message and its attributes, without its arguments."""
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[EngineError], args: tuple[Any, ...]) -> EngineError:
+    error = kind.__new__(kind)
+    error.args = args  # OSError takes them in its __init__
+    return error
 
 
 class FormatError(EngineError, ValueError):

@@ -170,12 +170,12 @@ def functions_of(path: Path) -> list[Function]:
         OptionError: the file cannot be read or run, or defines no function.
     """
     text = read_text(None, path, "--tools")
-    module = types.ModuleType(path.stem)
+    module = types.ModuleType(f"tools of {path.name}")  # a file may have the name of a module of Python's
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where annotations are looked up
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)  # the user has asked for it
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"--tools {path}: the file fails with {type(error).__name__}: {error}"
         raise OptionError(message, option="--tools", found=str(path)) from error
     found: list[Function] = [

@@ -37,7 +37,7 @@ from mlx_engine.commands.options.model import (
     choose_backend,
 )
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.errors import EngineError, NotFiniteError, OptionError
+from mlx_engine.errors import EngineError, OptionError
 from mlx_engine.errors import size as size_of
 from mlx_engine.options import Options, Sampling
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mlx_engine.engine import Engine, Prompt, RequestBuilder
     from mlx_engine.loop.logprobs import TokenLogprobs
     from mlx_engine.loop.request import Request
-    from mlx_engine.loop.stream import Generation, Stream
+    from mlx_engine.loop.stream import Generation, RunError, Stream
     from mlx_engine.tokenizer import Tokenizer
 
 
@@ -288,13 +288,15 @@ def print_runs(
     output: OutputOptions,
 ) -> int:  # fmt: skip
     """Print all runs in order; return how many of a batch have failed."""
+    from mlx_engine.loop.stream import RUN_ERRORS
+
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
     n_failed = 0
     for i, (text, stream) in enumerate(zip(shown, runs, strict=True), start=1):
         label = "" if prompts.batch_file is None else f"[{i}] "
         try:
             print_run(label, text, stream, engine, requested, output)
-        except NotFiniteError as error:
+        except RUN_ERRORS as error:
             if not label:
                 raise
             n_failed += 1
@@ -324,9 +326,7 @@ def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
     print()
 
 
-def print_failure(
-    label: str, error: NotFiniteError, stream: Stream, engine: Engine, requested: str, *, json: bool
-) -> None:
+def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, requested: str, *, json: bool) -> None:
     """Print the error of one run of a batch, whose other runs continue; with `json` one object with the error."""
     from mlx_engine.loop.stream import failed
 

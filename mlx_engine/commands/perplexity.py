@@ -12,6 +12,7 @@ from mlx_engine.commands.console import BOM, notice, progress_bar, read_text, re
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, ComputeOptions, Model, Strict, choose_backend
 from mlx_engine.commands.values import columns, print_json
+from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.bench.perplexity import Text
@@ -88,6 +89,8 @@ def perplexity(
     """Measure a model's perplexity on a text, and compare its probabilities with those of a reference."""
     from mlx_engine.bench.perplexity import is_saved, measure
 
+    if to.save is not None and to.save.exists() and file.exists() and to.save.samefile(file):
+        raise OptionError(f"--save: {file} is the text itself; name another file", option="save", found=str(file))
     used = choose_backend(backend, strict=strict)
     text = read_text("-", None, "FILE") if str(file) == "-" else read_text(None, file, "FILE")
     how = {**compute.machine(), **compute.changes(windows.context)}
@@ -129,7 +132,6 @@ def _windows(engine: Engine, text: str, options: WindowOptions) -> Text:
         OptionError: the context is longer than the model's, or the text has a single token.
     """
     from mlx_engine.bench.perplexity import Text
-    from mlx_engine.errors import OptionError
 
     longest: int = engine.config.context_length
     if options.context is not None and options.context > longest:

@@ -96,6 +96,11 @@ class AnswerReader:
         """The number of calls so far."""
         return self._calls.n_calls if self._reading else 0
 
+    @property
+    def n_ended(self) -> int:
+        """The number of calls so far whose arguments are complete."""
+        return self._calls.n_ended if self._reading else 0
+
     def _marked(self, text: str, marks: Sequence[int]) -> str:
         first, last = bisect_left(marks, self._n_read), bisect_left(marks, self._n_read + len(text))
         cuts = [mark - self._n_read for mark in marks[first:last]]

@@ -108,6 +108,7 @@ class CallReader:
     Attributes:
         tools: the tools by name.
         n_calls: the number of calls so far.
+        n_ended: the number of those whose arguments are complete.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class CallReader:
         events: list[Event],
     ) -> None:
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
-        self.n_calls = 0
+        self.n_calls = self.n_ended = 0
         self._cursor, self._format, self._events = cursor, about, events
         if form is not None:
             self._form = form
@@ -178,7 +179,7 @@ class CallReader:
 
     def _end(self) -> None:
         self._events.append(CallEnd(self.n_calls - 1))
-        self._is_open = False
+        self.n_ended, self._is_open = self.n_ended + 1, False
 
     def _rest(self) -> Reading:
         """Give out what is left of malformed arguments as it is, up to the end of the call."""

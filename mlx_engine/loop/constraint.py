@@ -64,6 +64,8 @@ class Grammars:
         self._tokenizer, self.n_logits = tokenizer, n_logits
         self.end_ids = np.array(sorted(i for i in tokenizer.eog_ids if i < n_logits), dtype=np.int64)
         self._lock = kept_over_forks(threading.Lock())
+        # Held while a mask is computed, so that a fork finds no matcher half changed.
+        self.computing = kept_over_forks(threading.Lock())
         self._compiled = lru_cache(COMPILED)(self._compile)
         self._crossing: dict[bytes, NDArray[np.int64]] = {}
 
@@ -113,9 +115,11 @@ class Grammars:
 
         compiled = LLMatcher(self._library, HEAD + lark(kind, text), log_level=0)
         if compiled.is_error():
-            raise OptionError(
-                f"constraint: {_reason(compiled.get_error())}", option="constraint", expected="a constraint", found=text
-            )
+            raise _invalid(compiled.get_error(), text)
+        first = compiled.deep_copy()
+        first.compute_bitmask()  # finds a constraint that allows no text, such as a schema that is its own $ref
+        if first.is_error():
+            raise _invalid(first.get_error(), text)
         return compiled
 
 
@@ -203,7 +207,8 @@ class Matcher:
     def _words(self) -> NDArray[np.uint8]:
         """Return the bits of the tokens that continue the text, then that of the end."""
         if self._found is None:
-            found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
+            with self._grammars.computing:
+                found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
             if self._compiled.is_error():  # the bits would allow the end of the text
                 raise ConstraintError(f"constraint: {_reason(self._compiled.get_error())}")
             self._found = np.unpackbits(found, count=len(self._grammars.pieces) + 1, bitorder="little")
@@ -292,8 +297,13 @@ class _Words:
         raise AssertionError(f"expected no text to be encoded, found {shown(text)}")
 
 
+def _invalid(error: str, text: str) -> OptionError:
+    return OptionError(f"constraint: {_reason(error)}", option="constraint", expected="a constraint", found=text)
+
+
 def _reason(error: str) -> str:
-    """Return what an error of llguidance says, on one line, without the place in our Lark text."""
+    """Return what an error of llguidance says, on one line, without its state and the place in our Lark text."""
+    error = error.partition("<state>")[0].replace("NoExtensionBias", "it allows no text")
     lines = [line for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|$)", line)]
     said = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))
     if "coerce_one_of" in said:

@@ -186,7 +186,7 @@ class Sequence:
             n = min(n, max(0, reader.start - first) + most_rows)
         ends = n == len(self.unread) and not request.is_hidden
         n_read = 0 if reader is None else reader.n_wanted(first, n)
-        return ScheduledChunk(self, n, (self.sampler, *self.parallel) if ends else (), n_read=n_read)
+        return ScheduledChunk(self, n, (self.sampler, *self.parallel) if ends else (), n_read=n_read, first=first)
 
     def fork(self, sampler: Sampler, token: int) -> Sequence:
         """Return the sequence of the next output, which shares the prompt and continues with another token."""
@@ -210,6 +210,7 @@ class ScheduledChunk:
             Empty if other unread tokens follow.
         row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
         n_read: the number of last tokens whose rows the request's reader gets.
+        first: the position of the first of these tokens.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
     """
@@ -220,6 +221,7 @@ class ScheduledChunk:
     row: int = -1
     choices: list[Choice] = field(default_factory=list)
     n_read: int = 0
+    first: int = 0
     error: EngineError | None = None
 
     @property

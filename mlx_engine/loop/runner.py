@@ -14,6 +14,7 @@ device runs the pass meanwhile. An eager backend computes masks in a thread, whi
 
 from __future__ import annotations
 
+import os
 import time
 from collections import abc, deque
 from collections.abc import Callable
@@ -115,6 +116,7 @@ class ModelRunner:
         self._flight: deque[_Pass] = deque()
         self._last_had_no_choice, self._n_passes = False, 0
         self._masks: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
 
     @property
     def is_idle(self) -> bool:
@@ -210,10 +212,10 @@ class ModelRunner:
             batch.best = best_of([sampler for chunk in chunks for sampler in chunk.samplers])
         submitted = _Pass(batch, chunks, n_rows, start)
         try:
-            if self._is_staged:
+            is_hidden = chunks[0].sequence.request.is_hidden
+            if self._is_staged and not is_hidden:
                 submitted.reply = model.submit(batch)
             else:
-                is_hidden = chunks[0].sequence.request.is_hidden
                 rows = model.forward_hidden(batch) if is_hidden else model.forward(batch)
                 if rows is not None and self.overlaps and any(map(self._waits_for_mask, chunks)):
                     model.backend.begin([rows])
@@ -323,7 +325,7 @@ class ModelRunner:
             if reader is None or not chunk.n_read:
                 continue
             rows = be.host(of_pass)[chunk.row + 1 - chunk.n_read : chunk.row + 1]
-            first = chunk.sequence.kv.length + chunk.n - chunk.n_read
+            first = chunk.first + chunk.n - chunk.n_read
             bad = [
                 i for i, total in enumerate(rows.sum(axis=1)) if not (np.isfinite(total) or np.isfinite(rows[i]).all())
             ]
@@ -336,6 +338,8 @@ class ModelRunner:
 
     def _prepare_masks(self, samplers: abc.Sequence[Sampler]) -> None:
         """Begin to compute the masks of the next tokens."""
+        if self._process != os.getpid():  # a fork has left the thread in the parent
+            self._process, self._masks = os.getpid(), None
         if self._masks is None:
             self._masks = ThreadPoolExecutor(1, "masks")
         for sampler in samplers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
@@ -71,10 +72,10 @@ class Sampler:
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
         self.processors = processors
-        # The mask of the next token, or a thread's promise of it.
+        # The mask of the next token, or the promise of a thread of this process.
         self._matcher = matcher
         self._mask: Mask | None = None
-        self._next: Future[Mask] | None = None
+        self._next: tuple[int, Future[Mask]] | None = None
 
     def fork(self, choice: int) -> Sampler:
         """Return a sampler with the same seed and prompt, for another choice, before any token has been chosen.
@@ -129,7 +130,7 @@ class Sampler:
     def prepare(self, executor: Executor) -> None:
         """Begin to compute the mask of the next token in a thread, when all tokens before it are settled."""
         if self._matcher is not None:
-            self._next = executor.submit(self._matcher.mask)
+            self._next = os.getpid(), executor.submit(self._matcher.mask)
 
     def mask(self) -> Mask | None:
         """Return which tokens (V,) the constraint allows next; None without a constraint.
@@ -140,8 +141,9 @@ class Sampler:
         if self._matcher is None:
             return None
         if self._next is not None:
-            promised, self._next = self._next, None
-            self._mask = promised.result()
+            (process, promised), self._next = self._next, None
+            # A fork leaves the thread in the parent.
+            self._mask = promised.result() if process == os.getpid() else self._matcher.mask()
         elif self._mask is None:
             self._mask = self._matcher.mask()
         return self._mask

@@ -426,7 +426,9 @@ class Scheduler:
         """End the requests for hidden states whose prompts have been run."""
         for chunk in done.chunks:
             sequence = chunk.sequence
-            if sequence.request.is_hidden and sequence.request.error is None and not sequence.unread:
+            # All passes over the prompt must be settled: a lazy backend has begun the next one.
+            has_run = sequence.kv.length == len(sequence.request.prompt_ids)
+            if sequence.request.is_hidden and sequence.request.error is None and has_run:
                 if sequence.request.times.first_token is None:
                     sequence.request.times.first_token = self._clock()
                 sequence.output.end("length")

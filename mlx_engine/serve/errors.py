@@ -12,7 +12,14 @@ from pathlib import PurePath
 import msgspec
 from starlette.responses import Response
 
-from mlx_engine.errors import ChatTemplateError, ContextLengthError, EngineError, OptionError, TokenizerError
+from mlx_engine.errors import (
+    ChatTemplateError,
+    ConstraintError,
+    ContextLengthError,
+    EngineError,
+    OptionError,
+    TokenizerError,
+)
 
 # The place of a value in an error about messages, such as `messages[0].content`.
 PLACE = re.compile(r"(messages\S*) to be ")
@@ -143,6 +150,8 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")
+    if isinstance(error, ConstraintError):  # clients repeat a request that got 500, and this one would fail again
+        return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")
     found = type(error).__name__

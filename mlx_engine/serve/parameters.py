@@ -300,18 +300,21 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     def read(self, template: str | None) -> Reading:
         """Return the conversation, and what its answers may call."""
         found = super().read(template)
-        begun = self.messages[-1]["content"] if self.continue_final_message else ""
         effort = thinking_variables(template, None, self.reasoning_effort)
         (prompt,) = found.prompts
-        prompt = replace(prompt, variables={**effort, **prompt.variables})
         is_ignored = self.reasoning_effort not in (None, "medium") and not effort
-        return found._replace(
-            prompts=[prompt],
-            ignored=("reasoning_effort",) if is_ignored else (),
+        found = found._replace(
+            prompts=[replace(prompt, variables={**effort, **prompt.variables})],
+            ignored=(*found.ignored, *(("reasoning_effort",) if is_ignored else ())),
             about={**found.about, "tools": self._tools()},
             choice=self._tool_choice(),
-            begun=begun,
         )
+        if not self.continue_final_message:
+            return found
+        last, n = self.messages[-1], len(self.messages) - 1
+        # Only the text is continued: no template has written what the turn had before it.
+        left_out = tuple(f"messages[{n}].{name}" for name in ("reasoning_content", "reasoning") if last.get(name))
+        return found._replace(begun=last["content"], ignored=(*found.ignored, *left_out))
 
     def forget_prompt(self) -> None:
         """Drop the messages and the tools."""

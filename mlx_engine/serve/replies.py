@@ -342,8 +342,10 @@ class ChatReply(Choices):
         return self._readers[i].finish(is_cut=self._call.outputs[i][1].finish_reason != "stop")
 
     def _ending(self, i: int, reason: str | None) -> Json:
-        found = super()._ending(i, reason)
-        return {**found, "finish_reason": "tool_calls"} if reason == "stop" and self._readers[i].n_calls else found
+        found, reader = super()._ending(i, reason), self._readers[i]
+        # A call that a stop of the request has cut off must not be run.
+        n_calls = reader.n_calls if found["stop_reason"] is None else reader.n_ended
+        return {**found, "finish_reason": "tool_calls"} if reason == "stop" and n_calls else found
 
     def _with_delta(self, i: int, delta: Json) -> Json:
         return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -389,10 +389,12 @@ MUTANTS = [
     Mutant(
         "an effort without an effect is not named",
         "ChatRequest.read",
-        '("reasoning_effort",)',
+        '("reasoning_effort",) if is_ignored else ()',
         "()",
     ),
-    Mutant("what follows a line of one client is lost", "without_noise", "text[match.end() :]", '""'),
+    Mutant(
+        "what follows a line of one client is lost", "without_noise", "text[match.end() :] if match else text", '""'
+    ),
     Mutant("a call goes back without its namespace", "ResponsesReply._item", "namespace is None", "True"),
     Mutant("cached tokens count twice", "MessagesReply._usage", "self.n_prompt - self.n_cached", "self.n_prompt"),
     Mutant("a call that was cut off is a tool use", "MessagesReply._ending", "self.is_cut", "False"),

@@ -237,6 +237,12 @@ def test_an_answer_that_has_begun_is_continued(server: Served):
     assert reply["mlx_engine"]["digest"] == digest(expected.token_ids, [token.logprob for token in expected.logprobs])
 
 
+def test_reasoning_before_a_continued_text_is_left_out_and_named(server: Served):
+    last = {"role": "assistant", "content": "and then", "reasoning_content": "A thought."}
+    reply = server.chat(messages=[*MESSAGES, last], continue_final_message=True).json()
+    assert reply["mlx_engine"]["ignored"] == [f"messages[{len(MESSAGES)}].reasoning_content"]
+
+
 @pytest.mark.parametrize(
     ("last", "more"),
     [

@@ -102,6 +102,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "both constrain"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "both constrain"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "cannot be combined"),
+    (asked({"$ref": "#"}), "response_format", "it allows no text"),
+    ({"guided_grammar": "start: start"}, "guided_grammar", "it allows no text"),
 ]  # fmt: skip
 
 
@@ -114,6 +116,14 @@ def test_a_constraint_that_is_none_is_refused_by_its_parameter(
     error = response.json()["error"]
     assert error["param"] == param
     assert said in error["message"]
+
+
+def test_a_constraint_that_fails_in_the_middle_is_an_error_of_the_request(server: Served):
+    response = server.chat("hello", guided_regex=".*" * 500, ignore_eos=None, max_tokens=4)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "invalid_value"
+    assert error["message"] == "constraint: lexer error: too many expressions constructed"
 
 
 def test_what_a_schema_that_is_not_strict_cannot_have_is_left_out_and_named(server: Served):

@@ -16,6 +16,7 @@ from mlx_engine.engine import Engine
 from mlx_engine.errors import OptionError
 from mlx_engine.serve import reply_types
 from tests.scripted import Rendered, ScriptedEngine, write_model
+from tests.serve.answers import events as numbered
 from tests.serve.served import Served, events, served
 from tests.serve.shapes import checked
 
@@ -107,6 +108,20 @@ def test_a_call_that_the_limit_cuts_off_is_not_ended_by_a_call(smith: Served):
     choice = chat(smith, max_tokens=45)
     assert choice.finish_reason == "length"
     assert not choice.message.tool_calls or '"}' not in choice.message.tool_calls[0].function.arguments
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "reason"), [("place", "stop"), ("</tool_call>", "tool_calls")])
+def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(smith: Served, stop: str, reason: str, *, stream: bool):
+    response = smith.post(CHAT, body(messages=ASKED, stop=stop, stream=stream))
+    choices = [data["choices"][0] for data in events(response.content)[:-1]] if stream else response.json()["choices"]
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == (reason, stop)
+    tools = [{"type": "function", "name": "look", "parameters": PARAMETERS}]
+    asked = {"model": MODEL, "input": ASKED, "temperature": 0, "tools": tools, "stop": [stop], "stream": stream}
+    response = smith.post("/v1/responses", asked)
+    reply = numbered(response.content)[-1]["response"] if stream else response.json()
+    assert reply["output"][-1]["type"] == "function_call"
+    assert reply["output"][-1]["status"] == ("incomplete" if reason == "stop" else "completed")
 
 
 @pytest.mark.parametrize("asked", ["Look.", "Look twice."])

@@ -1,5 +1,7 @@
 """`chat --tools`: functions of a Python file, called when the user agrees."""
 
+import json
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -87,11 +89,22 @@ def test_a_tool_that_is_not_there_is_an_error_for_the_model(chat):
 
 
 def test_a_file_that_has_no_tools_is_refused(chat, tmp_path):
-    for text, why in (("1 / 0", "the file fails with ZeroDivisionError"), ("x = 1", "expected a function")):
+    reasons = {
+        "1 / 0": "the file fails with ZeroDivisionError",
+        "import sys; sys.exit(3)": "the file fails with SystemExit: 3",
+        "x = 1": "expected a function",
+    }
+    for text, why in reasons.items():
         (tmp_path / "bad.py").write_text(text)
         run = chat("Hi.", tools=tmp_path / "bad.py")
         assert run.code != 0
         assert why in run.err.replace("\n", " ")
+
+
+def test_a_file_of_tools_does_not_replace_a_module(chat, tmp_path):
+    (tmp_path / "json.py").write_text(TOOLS)
+    assert "It says 42" in chat("Add.", "y", tools=tmp_path / "json.py").out
+    assert sys.modules["json"] is json
 
 
 def test_a_model_without_tools_refuses_them(tmp_path):

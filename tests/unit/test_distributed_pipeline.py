@@ -23,7 +23,7 @@ from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.pipeline import Pipeline, follow, latest_cut, stages_of
 from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.engine import Engine, RequestBuilder, open_source
-from mlx_engine.errors import DistributedError, NotFiniteError, OptionError
+from mlx_engine.errors import DistributedError, ModelError, NotFiniteError, OptionError
 from mlx_engine.loop.forward import forward, forward_logits
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.options import Options
@@ -289,6 +289,20 @@ def test_logits_that_are_not_finite_fail_their_request_alone():
         return [type(of.error) for of in engine.generate_batch([[1, 2], [3]], max_tokens=2)]
 
     assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) == [NotFiniteError] * 2
+
+
+def test_embeddings_are_refused_and_answers_go_on():
+    """Logits are what the last rank sends: they are no hidden states."""
+
+    def run(engine: Engine) -> list[Any]:
+        with pytest.raises(ModelError, match="embeddings: expected a model that one process runs alone, found ranks"):
+            engine.embed([[1, 2, 3]])
+        return generated(engine)
+
+    source = DATA / "llama-micro" / "hf"
+    with mlx_engine.load(source, "parallel", threads=1) as whole:
+        expected = generated(whole)
+    assert shared_engine(source, [1, 2], run) == expected
 
 
 @pytest.mark.parametrize(

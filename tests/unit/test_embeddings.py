@@ -111,6 +111,16 @@ def test_a_preempted_text_gives_the_same_vector(engine: mlx_engine.Engine):
     assert vector(second) == alone(engine, PROMPT)
 
 
+@pytest.mark.parametrize("kind", ["last", "mean", "cls"])
+def test_a_backend_that_works_ahead_reads_the_whole_text(kind: Any):
+    """The last pass over the text is under way, or has no row to read, when the one before it is settled."""
+    with mlx_engine.load(MICRO, "mlx") as lazy:
+        scheduler, request = scheduling.scheduler_of(lazy, budget=50, shared_budget=50), reading(lazy, PROMPT, kind)
+        scheduler.submit(request)
+        scheduling.run(scheduler)
+        assert np.allclose(vector(request), alone(lazy, PROMPT, kind), atol=1e-6)
+
+
 def test_what_cannot_be_embedded_is_refused(engine: mlx_engine.Engine):
     for texts, error in (([""], OptionError), ([[]], OptionError), ([[1] * 5000], ContextLengthError)):
         with pytest.raises(error):

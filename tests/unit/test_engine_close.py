@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 import mlx_engine
-from mlx_engine.errors import ClosedError, NotCopyableError
+from mlx_engine.errors import (
+    AddressInUseError,
+    CacheFullError,
+    ClosedError,
+    ContextLengthError,
+    FormatError,
+    NotCopyableError,
+    NotFiniteError,
+    OptionError,
+    SourceError,
+)
 from mlx_engine.loop.stream import Stream
 from tests.cells import each
 from tests.patience import PATIENCE, wait_for
@@ -192,6 +202,23 @@ def test_a_result_can_be_pickled():
     result = mlx_engine.load(MICRO, "simd").generate([1], 3, logprobs=1)
     again = pickle.loads(pickle.dumps(result))
     assert (again.token_ids, again.logprobs) == (result.token_ids, result.logprobs)
+
+
+def test_errors_can_be_pickled_and_have_what_they_had():
+    """As pools of processes do with the error of a task: one that cannot be made again would end the pool."""
+    made = [
+        OptionError("top_p must be at most 1", option="top_p", expected="at most 1", found=2),
+        ContextLengthError("too long", option="prompt"),
+        NotFiniteError(n_tokens=2, found="NaN", origin="from a matrix", layer=3),
+        CacheFullError(length=3, wanted=2, capacity=4),
+        FormatError(where="a.gguf", expected="1", found="2", hint="convert it again"),
+        SourceError("a.gguf: no such file"),
+        AddressInUseError(host="::1", port=80),
+        ClosedError(),
+    ]
+    for error in made:
+        for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+            assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_a_stream_in_a_block_is_closed_at_its_end():

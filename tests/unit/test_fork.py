@@ -124,3 +124,32 @@ def test_a_child_allocates_nothing_on_mlx(monkeypatch: pytest.MonkeyPatch):
         backend.kv_empty(1, 8, 16)
     with pytest.raises(BackendUnavailableError, match="was forked"):
         backend.state_empty((1, 8), 2)
+
+
+CONSTRAINED = """
+import os, signal
+import mlx_engine
+from mlx_engine import Constraint
+
+engine = mlx_engine.load("builtin", "simd")
+options = {"constraint": Constraint.regex("[0-9]{30}"), "logprobs": 0}
+want = engine.generate("Once", 9, **options).digest
+stream = engine.stream("Once", 9, **options)
+next(stream)  # a thread has begun with the next mask
+pid = os.fork()
+if not pid:
+    signal.alarm(60)
+for _ in stream:
+    pass
+ended = stream.generation.digest == want
+if not pid:
+    os._exit(0 if ended else 3)
+print(ended, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_constrained_stream_goes_on_in_both_processes():
+    """The thread that computes masks is in the parent alone."""
+    command = [sys.executable, "-W", "ignore", "-c", CONSTRAINED]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (found.stdout, found.stderr) == ("True 0\n", "")

@@ -12,6 +12,9 @@ import pytest
 from mlx_engine.checkpoint import hub
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.commands.console import FAILED, WRONG_USE
+from mlx_engine.errors import ConstraintError
+from mlx_engine.loop.constraint import Matcher
 from tests.patience import PATIENCE
 from tests.unit.test_command_generate import DATA, MODEL, ROOT, cli, generate, only_line, process
 
@@ -145,6 +148,45 @@ def test_a_batch_and_another_prompt_are_wrong_use(batch, other):
     assert "--batch-file" in only_line(result)
 
 
+@pytest.mark.parametrize(
+    ("flag", "given", "message"),
+    [
+        ("--json-schema", "", "is no JSON"),
+        ("--json-schema", "[1]", "must be a JSON Schema, which is an object, not [1]"),
+        ("--grammar", "", "a text that is not empty"),
+        ("--grammar", 'start:"a" b', "unknown name"),
+        ("--grammar", "C:/x.lark", "no such file"),
+        ("--grammar", "my grammar.lark", "no such file"),
+    ],
+)
+def test_a_constraint_is_a_text_or_the_name_of_a_file(flag, given, message):
+    result = generate("Once", flag, given, "-n", 4, **BUILTIN)
+    assert result.code == (FAILED if "file" in message else WRONG_USE)
+    assert message in only_line(result)
+
+
+def test_a_run_of_a_batch_whose_constraint_has_a_dead_end_fails_alone(tmp_path, monkeypatch):
+    (tmp_path / "batch.txt").write_text("Once\nA dog\nThe cat\n")
+    masks, asked = Matcher.mask, []
+
+    def mask(self):
+        asked.append(self)
+        if len(asked) == 5:
+            raise ConstraintError("constraint: no token of the vocabulary continues the text")
+        return masks(self)
+
+    monkeypatch.setattr(Matcher, "mask", mask)
+    options = ("--batch-file", tmp_path / "batch.txt", "-n", 4, "--regex", "[0-9]{4}")
+    result = generate(*options, "--no-echo", **BUILTIN)
+    assert result.code == FAILED
+    assert len(re.findall(r"^\[\d\] \d{4}$", result.out, re.MULTILINE)) == 2
+    (line,) = [line for line in result.err.splitlines() if "error:" in line]
+    assert line.endswith("error: constraint: no token of the vocabulary continues the text")
+    asked.clear()
+    reasons = [json.loads(line)["finish_reason"] for line in generate(*options, "--json", **BUILTIN).out.splitlines()]
+    assert sorted(reasons) == ["error", "stop", "stop"]
+
+
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\n", b"\xff"], ids=repr)
 def test_a_batch_file_without_a_prompt_is_wrong_use(tmp_path, content):
     (tmp_path / "batch.txt").write_bytes(content)
@@ -171,7 +213,7 @@ def test_a_prompt_that_cannot_be_run_is_named_before_any_is(tmp_path):
 
 def test_a_run_that_is_late_prints_what_it_has():
     options = ("Once", "-n", 3000, "--ignore-eos", "--timeout", 1e-9)
-    run = json.loads(generate(*options, "--json").out)
+    run = json.loads(generate(*options, "--json", **BUILTIN).out)
     assert (run["finish_reason"], len(run["token_ids"])) == ("timeout", 1)
     result = generate(*options)
     assert (result.code, result.out) == (0, f"Once{run['text']}\n")

@@ -136,3 +136,5 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path):
     assert f"{found['perplexity']:.4f}" in result.stdout
     assert re.search(r"same likeliest token +100.000%", result.stdout)
     assert CliRunner().invoke(app, [*given[:-4], "--context", "100000"]).exit_code == 2
+    refused = CliRunner().invoke(app, [*given, "--save", str(file)])
+    assert (refused.exit_code, file.read_text()) == (2, TEXT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from mlx_engine.commands.console import read_text
 from mlx_engine.commands.options.groups import RARE
 from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError
+
+# The beginning of a grammar. Names of files do not begin so: a drive letter is before a slash.
+RULE = re.compile(r"\s*[\w?!]+\s*:(?![/\\])")
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class ConstraintOptions:
 def _text(given: str, flag: str) -> str:
     """Return a schema or a grammar: the given text, or the text of the file that it names.
 
-    A schema begins with a brace, and a grammar has a line feed or a colon with a space. Names of files have neither.
+    A schema begins with a brace or a bracket, and a grammar has several lines, or begins with its first rule.
     """
-    is_text = given.lstrip().startswith("{") or "\n" in given or ": " in given
+    is_text = not given or given.lstrip().startswith(("{", "[")) or "\n" in given or RULE.match(given)
     return given if is_text else read_text(None, Path(given), flag)
