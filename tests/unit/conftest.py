@@ -1,5 +1,6 @@
 """What several files ask about: the micro checkpoint of Qwen3. A file with another `golden` or `engine` has its own."""
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,17 @@ from mlx_engine.bench import cells
 from tests.unit.timed_model import Backend, Clock, Spy
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap(request: pytest.FixtureRequest) -> None:
+    """Leave what earlier modules have made out of the collections of benchmarks.
+
+    A benchmark collects garbage before each of its many tests: half a second each beside the types of the HTTP clients.
+    """
+    if any(word in request.module.__name__ for word in ("bench", "bottlenecks", "report", "terminal")):
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="module")
