@@ -97,7 +97,7 @@ def conversations(engine: mlx_engine.Engine, text: str = CONVERSATIONS) -> Itera
     """Yield the transcript of every conversation, for a person to read."""
     for number, line in enumerate(text.strip("\n").splitlines(), 1):
         system, *questions = (part.strip() for part in line.split("|"))
-        talk = Conversation(engine, Options.of(400), system=system or None)
+        talk = Conversation(engine, Options.of(300), system=system or None)  # three fit the context
         parts = [f"=== {number}" + (f"\nsystem: {system}" if system else "")]
         for question in questions:
             parts.append(f"> {question}\n{''.join(talk.ask(question))}")
