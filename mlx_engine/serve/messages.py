@@ -18,7 +18,16 @@ from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError, messages_error
 from mlx_engine.serve.parameters import Body, Reading, parse
-from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
+from mlx_engine.serve.reading import (
+    Chat,
+    Json,
+    function_tool,
+    ignored_effort,
+    objects,
+    text_in,
+    thinking_variables,
+    wrong,
+)
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
@@ -121,7 +130,12 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         begun = chat.begun_answer() if self.messages[-1].get("role") == "assistant" else ""
         given = self.tool_choice or Choice("auto")
         tools = [] if given.type == "none" else _tools(chat, self.tools or ())
-        prompt = ChatPrompt(chat.messages, tools, variables=self._variables(template))
+        effort = None if self.output_config is None else self.output_config.effort
+        is_on = self.thinking is not None and self.thinking.type != "disabled"
+        variables = thinking_variables(template, is_on, effort)
+        for param in ignored_effort("output_config.effort", effort, variables):
+            chat.ignore(param)
+        prompt = ChatPrompt(chat.messages, tools, variables=variables)
         choice = ToolChoice(
             is_required=given.type in ("any", "tool"),
             name=given.name if given.type == "tool" else None,
@@ -156,11 +170,6 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             raise wrong("messages", "must have at least one message", self.messages)
         if self.tool_choice is not None and self.tool_choice.type == "tool" and self.tool_choice.name is None:
             raise wrong("tool_choice.name", "must be the name of a tool", None)
-
-    def _variables(self, template: str | None) -> Json:
-        is_on = self.thinking is not None and self.thinking.type != "disabled"
-        effort = None if self.output_config is None else self.output_config.effort
-        return thinking_variables(template, is_on, effort)
 
 
 class CountRequest(MessagesRequest, forbid_unknown_fields=True, kw_only=True):

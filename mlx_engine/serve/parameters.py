@@ -21,7 +21,7 @@ from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve import noops
 from mlx_engine.serve.constraints import Asked, ResponseFormat, StructuredOutputs, asked
 from mlx_engine.serve.errors import ApiError, cut
-from mlx_engine.serve.reading import thinking_variables
+from mlx_engine.serve.reading import ignored_effort, thinking_variables
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
 # The default of OpenAI's /v1/completions.
@@ -302,10 +302,9 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         found = super().read(template)
         effort = thinking_variables(template, None, self.reasoning_effort)
         (prompt,) = found.prompts
-        is_ignored = self.reasoning_effort not in (None, "medium") and not effort
         found = found._replace(
             prompts=[replace(prompt, variables={**effort, **prompt.variables})],
-            ignored=(*found.ignored, *(("reasoning_effort",) if is_ignored else ())),
+            ignored=(*found.ignored, *ignored_effort("reasoning_effort", self.reasoning_effort, effort)),
             about={**found.about, "tools": self._tools()},
             choice=self._tool_choice(),
         )

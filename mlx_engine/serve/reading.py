@@ -179,3 +179,9 @@ def thinking_variables(template: str | None, is_on: bool | None, effort: str | N
     if effort is not None and reads(template or "", "reasoning_effort"):
         found["reasoning_effort"] = EFFORTS.get(effort, "high")
     return found
+
+
+def ignored_effort(param: str, effort: str | None, variables: Json) -> list[str]:
+    """Return the name of the parameter of an effort if these variables of the template do not follow it."""
+    is_followed = "reasoning_effort" in variables or (effort == "none" and bool(variables))
+    return [] if effort in (None, "medium") or is_followed else [param]

@@ -21,7 +21,16 @@ from mlx_engine.serve.call import Call
 from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.parameters import Body, Reading, parse
-from mlx_engine.serve.reading import Chat, Json, function_tool, objects, text_in, thinking_variables, wrong
+from mlx_engine.serve.reading import (
+    Chat,
+    Json,
+    function_tool,
+    ignored_effort,
+    objects,
+    text_in,
+    thinking_variables,
+    wrong,
+)
 from mlx_engine.serve.replies import new_id
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
@@ -142,7 +151,10 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             is_parallel=self.parallel_tool_calls is not False,
         )
         effort = None if self.reasoning is None else self.reasoning.effort
-        prompt = ChatPrompt(chat.messages, given, variables=thinking_variables(template, None, effort))
+        variables = thinking_variables(template, None, effort)
+        for param in ignored_effort("reasoning.effort", effort, variables):
+            chat.ignore(param)
+        prompt = ChatPrompt(chat.messages, given, variables=variables)
         about: Json = {"tools": given, "names": tools.names, "echo": self._echo(tools.shown)}
         about["encrypts"] = ENCRYPTED in (self.include or ())
         return Reading([prompt], chat.ignored, about, choice)

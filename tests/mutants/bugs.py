@@ -388,9 +388,9 @@ MUTANTS = [
     ),
     Mutant(
         "an effort without an effect is not named",
-        "ChatRequest.read",
-        '("reasoning_effort",) if is_ignored else ()',
-        "()",
+        "ignored_effort",
+        "is_followed else [param]",
+        "True else [param]",
     ),
     Mutant(
         "what follows a line of one client is lost", "without_noise", "text[match.end() :] if match else text", '""'

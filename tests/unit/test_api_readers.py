@@ -163,7 +163,10 @@ def test_the_effort_is_that_of_the_template():
         "thinking": False,
         "reasoning_effort": "low",
     }
-    assert response(reasoning={"effort": "high"}).read("{{ thinking }}").prompts[0].variables == {}
+    ignored = response(reasoning={"effort": "high"}).read("{{ thinking }}")
+    assert (ignored.prompts[0].variables, ignored.ignored) == ({}, ["reasoning.effort"])
+    assert message(output_config={"effort": "high"}).read("{{ thinking }}").ignored == ["output_config.effort"]
+    assert message(output_config={"effort": "high"}).read(template).ignored == []
 
 
 def test_the_effort_of_a_chat_request_is_that_of_the_template_or_is_named():
