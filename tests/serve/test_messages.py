@@ -64,7 +64,9 @@ def test_a_stream_adds_up_to_the_message(client: Any):
         last = stream.get_final_message()
     assert text == last.content[0].text == reply.content[0].text
     assert (last.stop_reason, last.usage.output_tokens) == ("max_tokens", 8)
-    assert last.usage.cache_read_input_tokens == reply.usage.cache_read_input_tokens
+    assert last.usage.cache_read_input_tokens + last.usage.input_tokens == (
+        reply.usage.cache_read_input_tokens + reply.usage.input_tokens
+    )
 
 
 def test_what_was_cached_is_counted_apart():
