@@ -389,8 +389,8 @@ MUTANTS = [
     Mutant(
         "an effort without an effect is not named",
         "ignored_effort",
-        "is_followed else [param]",
-        "True else [param]",
+        '[] if effort in (None, "medium") or is_followed else [param]',
+        "[]",
     ),
     Mutant(
         "what follows a line of one client is lost", "without_noise", "text[match.end() :] if match else text", '""'
