@@ -1,7 +1,7 @@
 """Parse the text of an answer, while it is generated, into events: reasoning, text, tool calls.
 
-`AnswerReader` interprets a response template (`formats.py`). The parser consists of generators that yield when they need
-more text, so the events do not depend on how the text is cut into pieces.
+`AnswerReader` interprets a response template (`formats.py`). The parser consists of generators that yield when they
+need more text, so the events do not depend on how the text is cut into pieces.
 
 Text is held back only while it may be part of a delimiter, or of the head of a call. A call begins when its name is
 known and its arguments begin. If the head of a call does not parse, it is returned as text, unchanged.
