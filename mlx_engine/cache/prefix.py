@@ -32,7 +32,7 @@ from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.cache.states import Snapshot
 from mlx_engine.errors import CacheFullError
 
-# Why no more tokens can be reused: see `Match.end`.
+# The reason why no more tokens can be reused: see `Match.end`.
 End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
@@ -73,7 +73,7 @@ class PrefixStats:
         hits: calls of `attach` that found at least one token.
         queried_tokens: tokens that were looked up.
         cached_tokens: tokens that need not be computed again.
-        evicted_pages: pages, over all groups, that the cache let go for lack of memory.
+        evicted_pages: pages, over all groups, that the cache has evicted for lack of memory.
     """
 
     queries: int = 0
