@@ -84,7 +84,8 @@ class KVSequence:
 
     def commit(self, n: int) -> None:
         """Commit the first n pending tokens, and free pages that have left the window."""
-        self._check("commit", n)
+        if not 0 <= n <= self.pending:
+            raise ValueError(f"commit: expected at most the {self.pending} tokens that were begun, found {n}")
         self.pending -= n
         self.length += n
         if self._has_state:
@@ -95,7 +96,8 @@ class KVSequence:
 
     def roll_back(self, n: int) -> None:
         """Discard the last n pending tokens, and free their pages."""
-        self._check("roll_back", n)
+        if not 0 <= n <= self.pending:
+            raise ValueError(f"roll_back: expected at most the {self.pending} tokens that were begun, found {n}")
         self.pending -= n
         self.state.roll_back(self.length + self.pending)
         self._free_end()
@@ -254,10 +256,6 @@ class KVSequence:
                 self.pool.give_back(group, table[end : self._end].copy())
                 table[end : self._end] = -1
             self._end = end
-
-    def _check(self, what: str, n: int) -> None:
-        if not 0 <= n <= self.pending:
-            raise ValueError(f"{what}: expected at most the {self.pending} tokens that were begun, found {n}")
 
 
 class SequenceInput(NamedTuple):

@@ -259,7 +259,13 @@ class ModelRunner:
         if not be.lazy and be.bad_rows(logits, sums):
             # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
-        draws = [_draw(chunk, sampler) for chunk, sampler in pairs]
+        draws: list[Draw] = []
+        for chunk, sampler in pairs:
+            try:
+                draws.append(sampler.draw())
+            except ConstraintError as error:  # the constraint allows no token: the chunk fails, whatever is chosen
+                chunk.error = error
+                draws.append(Draw(Sampling(), (), 0.0))
         edited = logits
         if any(sampler.processors is not None for _, sampler in pairs):
             edited = _edited(be, logits, pairs, draws)
@@ -339,15 +345,6 @@ class ModelRunner:
             self._masks = ThreadPoolExecutor(1, "masks")
         for sampler in samplers:
             sampler.prepare(self._masks)
-
-
-def _draw(chunk: ScheduledChunk, sampler: Sampler) -> Draw:
-    """Return the inputs of a choice; if a constraint allows no token, those of any choice, and fail the chunk."""
-    try:
-        return sampler.draw()
-    except ConstraintError as error:
-        chunk.error = error
-        return Draw(Sampling(), (), 0.0)
 
 
 def _edited(

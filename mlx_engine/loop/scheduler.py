@@ -36,6 +36,7 @@ from mlx_engine.weights.model import Model
 # Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
 # more tokens compute prompts equally fast.
 BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
+_INTERRUPTED = "expected a scheduler whose steps have ended, found an interrupted one; make another"
 
 
 class StepOutput(NamedTuple):
@@ -139,7 +140,8 @@ class Scheduler:
             ContextLengthError: the request could not be completed even if it had all pages for itself.
             ValueError: the request asks for more answers than there are slots, or for several without a KV cache.
         """
-        self._check_sound()
+        if self._is_broken:
+            raise RuntimeError(_INTERRUPTED)
         n = len(request.outputs)
         if n > self.slots:
             raise ValueError(f"expected at most {self.slots} answers to a request, one per slot, found {n}")
@@ -168,8 +170,8 @@ class Scheduler:
     def leave(self, request: Request) -> None:
         """Cancel a request at once or, within a step, before the next one. May be called by the garbage collector."""
         self._left.append(request)
-        if not self._is_stepping:
-            self._cancel_left()
+        while self._left and not self._is_stepping:
+            self.cancel(self._left.popleft())
 
     def step(self) -> StepOutput:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
@@ -182,17 +184,18 @@ class Scheduler:
         Raises:
             RuntimeError: an earlier step was interrupted.
         """
-        self._check_sound()
+        if self._is_broken:
+            raise RuntimeError(_INTERRUPTED)
         self._is_stepping = True
         try:
-            self._cancel_left()
             done = self._step()
         except BaseException:
             self._is_broken = True
             raise
         finally:
             self._is_stepping = False
-        self._cancel_left()
+        while self._left:
+            self.cancel(self._left.popleft())
         if not self.has_work:
             self._runner.idle()
         return done
@@ -219,14 +222,6 @@ class Scheduler:
         self._failed = []
         ended = [request for request in reached if request.has_ended]
         return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes)
-
-    def _check_sound(self) -> None:
-        if self._is_broken:
-            raise RuntimeError("expected a scheduler whose steps have ended, found an interrupted one; make another")
-
-    def _cancel_left(self) -> None:
-        while self._left:
-            self.cancel(self._left.popleft())
 
     # ---- the decision: which sequences run, and which tokens ----
 
