@@ -92,8 +92,7 @@ class ModelRunner:
     Attributes:
         overlaps: whether a pass is submitted before the tokens of the last one are on the host.
         depth: the largest number of passes that are submitted and not settled.
-        n_batches: how many passes with different sequences are under way: one for each machine, if several run the
-            model.
+        n_batches: the number of passes with different sequences that are in flight: one for each pipeline stage.
 
     Args:
         model: the model.

@@ -91,7 +91,7 @@ class Scheduler:
                 passes (`kept=False`), each pass runs whole sequences again.
             slots: the largest number of sequences that run at the same time.
             prefix: where the keys and values of prompts and answers are kept for later requests; None keeps none.
-            budget: the largest number of prompt tokens in a pass while no answer is being generated.
+            budget: the largest number of prompt tokens in a pass during which no answer is generated.
             shared_budget: the same while an answer is being generated.
             overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
             traffic: counts the bytes that passes read; None counts none.
@@ -267,15 +267,15 @@ class Scheduler:
     def _chunks(self) -> list[ScheduledChunk]:
         """Return one token of every sequence that is being generated, then chunks of prompts within the budget.
 
-        Passes return either logits or hidden states, in turns. If several machines run the model, a pass has its share
-        of the sequences and of the budget.
+        A pass returns either logits or hidden states; if both are wanted, the two kinds of passes alternate. If several
+        machines run the model, a pass has its share of the sequences and of the budget.
         """
         ready, n_batches = [one for one in self.running if self._is_ready(one)], self._runner.n_batches
         if any(one.request.is_hidden != ready[0].request.is_hidden for one in ready):
             ready = [one for one in ready if one.request.is_hidden != self._was_hidden]
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
-        # Answers wait for a pass of hidden states, which runs none of their tokens.
+        # A pass of hidden states runs no tokens of answers, so answers wait for it.
         is_hidden = bool(ready) and ready[0].request.is_hidden
         is_shared = bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
         left = -(-(self._shared_budget if is_shared else self._budget) // n_batches)
@@ -351,7 +351,7 @@ class Scheduler:
         if self.prefix is None:
             return
         ids, request = sequence.ids, sequence.request
-        # The rows that the request's reader has not got must be computed; rows are not cached.
+        # Rows are not cached, so the rows that the request's reader still needs must be computed.
         most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
         match = self.prefix.attach(sequence.kv, ids[:most])
         sequence.unread = list(ids[match.length :])
