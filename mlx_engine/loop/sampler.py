@@ -73,7 +73,7 @@ class Sampler:
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
         self.processors, self.is_constrained = processors, matcher is not None
-        # The mask of the next token, or the promise of a thread of this process.
+        # The mask of the next token, or the future of a thread that computes it.
         self._matcher = matcher
         self._mask: Mask | None = None
         self._next: tuple[int, Future[Mask]] | None = None
@@ -185,7 +185,7 @@ class Sampler:
 
 
 def best_of(samplers: Sequence[Sampler]) -> int | None:
-    """Return how many of the largest logits suffice for all of these samplers; None for all, or if there are none."""
+    """Return the number of largest logits that suffices for all samplers; None for all logits, or without samplers."""
     needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None
