@@ -348,7 +348,8 @@ class _Partitions:
     def _delta(self, layer: int, kind: str) -> Partition:
         """Return a partition by key heads: value head h reads key head h % n_key_heads, in section h // n_key_heads."""
         of = self._config
-        heads = _together(of.value_dim, self._block([f"blk.{layer}.ssm_out.weight"]))
+        block = self._block([f"blk.{layer}.ssm_out.weight"])
+        heads = block // math.gcd(block, of.value_dim)  # so many value heads fill whole blocks
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
         keys, values = heads * of.key_dim, (heads * of.value_dim,) * (of.n_value_heads // of.n_key_heads)
         widths = {
@@ -367,11 +368,6 @@ class _Partitions:
         planned, tensor = self._planned, self._planned.tensors[name]
         stored = _stored_type(planned, tensor)
         return stored, planned.conversion.type_of(name.removesuffix(".weight"), tensor.shape, stored)[0]
-
-
-def _together(width: int, block: int) -> int:
-    """Return how many heads of this width fill whole blocks."""
-    return block // math.gcd(block, width)
 
 
 def _stored_type(planned: Planned, tensor: Tensor) -> GGMLType:

@@ -20,7 +20,7 @@ from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools
-from mlx_engine.distributed.slices import Ranges, Slices
+from mlx_engine.distributed.slices import Slices
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, SharedAttention, ShortConv
 from mlx_engine.quant.weight import Weight
@@ -57,7 +57,7 @@ class RankSlices:
         shape, found = list(self.planned.tensors[name].shape), self.slices.ranges(name, self.rank, self.size)
         if found is not None:
             axis, ranges = found
-            shape[axis] = _length(ranges)
+            shape[axis] = sum(last - first for first, last in ranges)
         return tuple(shape)
 
     def is_partial(self, linear: str) -> bool:
@@ -98,10 +98,6 @@ class RankSlices:
         n_keys = n_values * rule.n_key_heads // rule.n_value_heads
         rule = replace(rule, n_key_heads=n_keys, n_value_heads=n_values)
         return DeltaNet(mixer.projections, mixer.conv, rule, mixer.norm, ((taps, channels), (n_values, *head)))
-
-
-def _length(ranges: Ranges) -> int:
-    return sum(last - first for first, last in ranges)
 
 
 def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:

@@ -21,7 +21,7 @@ SPARE_SHARE = 0.5
 
 
 def spare_bytes(model: Model) -> int:
-    """Return the bytes for keys and values that are free on this machine, or on all machines that share the model."""
+    """Return the bytes for a KV pool by default: a share of the free memory of all machines that share the model."""
     return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 
