@@ -66,8 +66,8 @@ _EXPANDED = "float32"
 class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
-    def __init__(self, library: Library, name: str, threads: int) -> None:
-        self.name, self.threads = name, threads
+    def __init__(self, library: Library, name: str, threads: int, activations: str = "f32") -> None:
+        self.name, self.threads, self.activations = name, threads, activations
         super().__init__()
         self.library, self.pool = library, Pool(threads, library)
         self._tasks = {

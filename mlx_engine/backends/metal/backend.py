@@ -48,9 +48,9 @@ KEPT_PLACES = 3
 class MetalBackend(MlxBackend):
     """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
 
-    def __init__(self, executor: ExecutorName) -> None:
+    def __init__(self, executor: ExecutorName, activations: str = "f32") -> None:
         self.name, self.executor = "cuda" if executor == "cuda" else "metal", executor
-        super().__init__()
+        super().__init__(activations)
         if executor == "emulator":
             self.device = "emulated on cpu"
             self._real = mx.float64

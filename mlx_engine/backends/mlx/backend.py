@@ -52,8 +52,9 @@ class MlxBackend(Backend):
     name = "mlx"
     lazy = True
 
-    def __init__(self) -> None:
+    def __init__(self, activations: str = "f32") -> None:
         super().__init__()
+        self.activations = activations
         mlx_device.keep_weights_resident()
         self.device = mlx_device.description()
         self.guard = SessionGuard(self.name, survives_fork=False)
