@@ -187,15 +187,26 @@ def _needs_mlx() -> str | None:
 
 
 def _metal(settings: Settings) -> Backend:
+    if settings.activations != EXACT:
+        return _rounding("metal", settings)
     from mlx_engine.backends.metal.backend import MetalBackend
 
-    return MetalBackend("emulator" if _emulated() else "metal", settings.activations)
+    return MetalBackend("emulator" if _emulated() else "metal")
 
 
 def _cuda(settings: Settings) -> Backend:
+    if settings.activations != EXACT:
+        return _rounding("cuda", settings)
     from mlx_engine.backends.metal.backend import MetalBackend
 
-    return MetalBackend("cuda", settings.activations)
+    return MetalBackend("cuda")
+
+
+def _rounding(name: str, settings: Settings) -> Backend:
+    """Return `metal` or `cuda` with float16 or bfloat16 activations: MLX's operations, as our kernels read float32."""
+    from mlx_engine.backends.mlx.backend import MlxBackend
+
+    return MlxBackend(settings.activations, name)
 
 
 def _emulated() -> bool:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.backends import unavailable
+from mlx_engine.backends import EXACT, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.bench.cells import affordable, check, components, measure
 from mlx_engine.bench.origin import describe, digest, origin
@@ -16,6 +16,7 @@ from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import CheckedCheckpoint, Engine, open_source
+from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
@@ -73,6 +74,7 @@ def engines(
     quant: Conversion = STORED,
     threads: int | None = None,
     jit: bool = True,
+    activations: str = EXACT,
     allow_settings: Sequence[str] = (),
     allow_too_large: bool = False,
     overlap: bool = True,
@@ -84,16 +86,24 @@ def engines(
     `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
+    if len(backends) > 1:  # of several backends, those without these activations are listed; a single one is an error
+        reasons = {name: reason or refused(name, activations) for name, reason in reasons.items()}
     path = resolve(model)
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
-    common |= {"quant": str(quant), "jit": jit, "overlap": overlap, **(shared or {})}
+    common |= {"quant": str(quant), "jit": jit, "activations": activations, "overlap": overlap, **(shared or {})}
     for name in backends:
         row = {**common, "backend": name, "threads": threads}
         if reasons[name] is not None:
             yield row, reasons[name], None
             continue
-        how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
+        how: dict[str, Any] = {
+            "threads": threads,
+            "jit": jit,
+            "activations": activations,
+            "allow_settings": allow_settings,
+        }
+        how |= quant.options()
         opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
         check(opened)
         bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
@@ -109,7 +119,8 @@ class Bench:
 
     def __init__(self, engine: Engine, checkpoint: Checkpoint, *, quant: Conversion, jit: bool) -> None:
         self.engine, self.checkpoint, self.quant = engine, checkpoint, quant
-        self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), quant)
+        be = engine.backend
+        self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(be, type_), quant, be.kv_type)
         self.threads = threads_of(engine.backend)
         # Limits are measured on the processor, so they do not apply to other devices.
         # A machine of several has only some of the weights.
@@ -169,9 +180,9 @@ def threads_of(backend: Backend) -> int | None:
 
 
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
-    """Return the type of most weights on the backend: the loaded type, or F32 if the backend dequantises it."""
+    """Return the type of most weights on the backend: the loaded type, or that of dequantised weights."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    return loaded if is_kept else F32
+    return loaded if is_kept else BY_NAME[backend.kv_type.upper()]

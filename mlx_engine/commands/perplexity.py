@@ -87,6 +87,7 @@ def perplexity(
     strict: Strict = False,
 ) -> None:
     """Measure a model's perplexity on a text, and compare its probabilities with those of a reference."""
+    from mlx_engine.backends import EXACT
     from mlx_engine.bench.perplexity import is_saved, measure
 
     if to.save is not None and to.save.exists() and file.exists() and to.save.samefile(file):
@@ -98,15 +99,18 @@ def perplexity(
     reference: Engine | Path | None = None
     if to.reference is not None:
         is_file = is_saved(Path(to.reference))
-        as_stored = {**compute.options(), **({} if windows.context is None else {"context": windows.context})}
+        as_stored = {**compute.options(), "activations": EXACT}
+        as_stored |= {} if windows.context is None else {"context": windows.context}
         reference = Path(to.reference) if is_file else _load(to.reference, used, as_stored, quiet=to.json)
     cut = _windows(engine, text.removeprefix(BOM), windows)
     with progress_bar("scoring", quiet=to.json) as progress:
         found = measure(engine, cut, reference=reference, save=to.save, progress=progress)
+    be = engine.backend
     about: dict[str, Any] = {"context": cut.context, "stride": cut.stride, "bos": cut.bos, "n_tokens": len(cut.ids)}
     summary = found.summary()
     if to.json:
-        print_json({**summary, **about, "model": model, "backend": engine.backend.name, "digest": found.digest})
+        print_json({**summary, **about, "model": model, "backend": be.name, "activations": be.activations,
+                    "digest": found.digest})  # fmt: skip
     else:
         print(report(summary, about))
     if to.save is not None:

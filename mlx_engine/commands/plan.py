@@ -272,7 +272,7 @@ def planned(
 
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend
-    made = create_backend(name, threads=load.threads)
+    made = create_backend(name, threads=load.threads, activations=load.activations)
     whole = plan_model(checkpoint, load.conversion())
     outline = outlined(whole, made)
     asked = work.asked(int(whole.config.context_length), hosts.n_ranks)

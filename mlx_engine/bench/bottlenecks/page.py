@@ -50,6 +50,7 @@ def origin(report: Report) -> str:
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
+    rounded = "" if be.get("activations", "f32") == "f32" else f", activations {be['activations']}"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     limits, weights = report["limits"], Conversion(at["quant"], at["quant_min_dim"], at["quant_layers"])
     reached = (
@@ -60,7 +61,7 @@ def origin(report: Report) -> str:
     lines = [
         f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
-        f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}; weights: {weights}",
+        f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}{rounded}; weights: {weights}",
         f"{at['n_prompt']} prompt tokens at depth {at['depth']}, {at['n_gen']} decode steps; {report['rounds']} rounds",
         f"machine limits, median (quartiles): {reached}",
     ]
@@ -256,8 +257,8 @@ def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
 # The command-line option of each setting.
 OPTIONS = {
     "model": "--model", "backend": "--backend", "quant": "--quant", "quant_min_dim": "--quant-min-dim",
-    "threads": "--threads", "n_prompt": "-p", "n_gen": "-n", "depth": "--depth", "repetitions": "-r",
-    "budget": "--budget",
+    "threads": "--threads", "activations": "--activations", "n_prompt": "-p", "n_gen": "-n", "depth": "--depth",
+    "repetitions": "-r", "budget": "--budget",
 }  # fmt: skip
 
 

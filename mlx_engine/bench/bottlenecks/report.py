@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from mlx_engine.backends import EXACT
 from mlx_engine.backends.costs import nbytes_of, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.profiled import role_of
@@ -102,6 +103,7 @@ class Settings:
     quant: str = KEEP
     quant_min_dim: int | str = AUTO
     quant_layers: Mapping[str, str] = field(default_factory=dict)
+    activations: str = EXACT
     allow_settings: Sequence[str] = field(default_factory=list)
 
     @property
@@ -139,7 +141,12 @@ def report(
     """
     path = resolve(settings.model)
     progress(0, 1, "loading")
-    how = {"threads": settings.threads, "allow_settings": settings.allow_settings, **settings.conversion.options()}
+    how: dict[str, Any] = {
+        "threads": settings.threads,
+        "allow_settings": settings.allow_settings,
+        **settings.conversion.options(),
+    }
+    how["activations"] = settings.activations
     check(settings.test, open_source(path, settings.backend, **how))
     engine, phases = loaded(lambda: load(path, settings.backend, **how))
     checkpoint = open_model(path, settings.allow_settings)
@@ -184,7 +191,13 @@ def described(engine: Engine, checkpoint: Checkpoint, digest: str) -> Report:
     be = engine.backend
     return {
         "model": about(engine, checkpoint, digest),
-        "backend": {"name": be.name, "device": be.device, "threads": threads_of(be), "lazy": be.lazy},
+        "backend": {
+            "name": be.name,
+            "device": be.device,
+            "threads": threads_of(be),
+            "lazy": be.lazy,
+            "activations": be.activations,
+        },
         "watched": be.profiler is not None,
         "notes": list(checkpoint.notes),
     }

@@ -1,0 +1,113 @@
+"""`mlx` with float16 and bfloat16 activations: logits of every architecture against float32, and types on the way."""
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlx_engine
+from mlx_engine.backends.taps import tapped
+from mlx_engine.cache import SequenceInput
+from mlx_engine.errors import NotFiniteError
+from mlx_engine.loop.forward import forward
+from tests.contract.test_activations import DTYPES, ROUNDOFF
+from tests.decoding import prefill
+from tests.golden.goldens import DATA, GOLDENS, relative_errors
+
+# The largest error of the logits in roundings of the type. A rounding of a number is at most 1, and about 0.4 in the
+# root mean square; weights, inputs and outputs of all products are rounded.
+MOST_ROUNDINGS = 8
+FOLDERS = {folder.parent.name: folder for folder in sorted(DATA.glob("*/hf"))}
+# Random weights make the router's logits so close that rounding chooses other experts.
+ROUTES_OTHERWISE = ("gptoss-micro",)
+IDS = [5, 9, 30, 17, 2, 44, 8, 21, 3]
+ROUNDING = pytest.mark.parametrize("activations", ROUNDOFF)
+
+
+@cache
+def engine(source: Path, activations: str) -> mlx_engine.Engine:
+    return mlx_engine.load(source, "mlx", activations=activations)
+
+
+@cache
+def logits(source: Path, activations: str) -> np.ndarray:
+    return np.asarray(engine(source, activations).logits(IDS))
+
+
+def error_in_roundings(expected: np.ndarray, found: np.ndarray, activations: str) -> float:
+    return float(np.sqrt(np.mean(relative_errors(expected, found) ** 2))) / ROUNDOFF[activations]
+
+
+@ROUNDING
+def test_logits_of_every_architecture_are_rounded_a_few_times(activations: str):
+    errors = {
+        name: error_in_roundings(logits(folder, "f32"), logits(folder, activations), activations)
+        for name, folder in FOLDERS.items()
+        if name not in ROUTES_OTHERWISE
+    }
+    assert len(errors) > 20
+    assert {name: error for name, error in errors.items() if not 1 / 8 <= error <= MOST_ROUNDINGS} == {}
+
+
+@ROUNDING
+def test_almost_all_tokens_are_the_most_likely_ones_of_float32(activations: str):
+    pairs = [(logits(folder, "f32"), logits(folder, activations)) for folder in FOLDERS.values()]
+    agree = np.concatenate([exact.argmax(-1) == rounded.argmax(-1) for exact, rounded in pairs])
+    assert agree.mean() >= (0.98 if activations == "f16" else 0.95)
+
+
+@ROUNDING
+@pytest.mark.parametrize("golden", [g for g in GOLDENS if g.name in ("mha", "mqa-q8_0", "micro-q8_0")], ids=str)
+def test_logits_agree_with_another_program(golden: Any, activations: str):
+    found = np.asarray(engine(golden.checkpoint, activations).logits(golden.prompt(0)))
+    assert error_in_roundings(golden.logits(0), found, activations) <= MOST_ROUNDINGS
+
+
+@ROUNDING
+def test_no_value_between_layers_becomes_float32(activations: str):
+    """An operation whose result is float32 by mistake makes all products after it float32, too."""
+    wrong: dict[str, str] = {}
+    for folder in FOLDERS.values():
+        model = copy.copy(engine(folder, activations).model)
+
+        def tap(name: str, x: Any, folder: Path = folder) -> None:
+            if x.dtype != DTYPES[activations]:
+                wrong[f"{folder.parent.name} {name}"] = str(x.dtype)
+
+        model.run_on(tapped(model.backend, tap))
+        with model.backend.session():
+            forward(model, SequenceInput(IDS, model.scratch_kv(len(IDS)), wanted=None))
+    assert wrong == {}
+
+
+@ROUNDING
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_chunked_prompt_is_the_same_within_roundings(activations: str, chunk: int):
+    """MLX's order of sums depends on the number of rows: bits are not promised, in float32 neither."""
+    source = FOLDERS["qwen3-micro"]
+    model = engine(source, activations).model
+    with model.backend.session():
+        found = model.backend.host(prefill(model, IDS, model.new_kv(16), chunk=chunk))
+    assert error_in_roundings(logits(source, activations)[-1:], found, activations) <= MOST_ROUNDINGS
+
+
+@ROUNDING
+def test_keys_and_values_have_the_type_and_half_the_bytes(activations: str):
+    exact, rounded = (engine(FOLDERS["qwen3-micro"], name).model for name in ("f32", activations))
+    stores = rounded.new_pool(128).stores.layers
+    assert {store.dtype for store in stores} == {DTYPES[activations]}
+    assert 2 * rounded.new_pool(128).nbytes == exact.new_pool(128).nbytes
+    assert 2 * sum(rounded.new_pool(128).page_nbytes) == sum(exact.new_pool(128).page_nbytes)
+
+
+def test_float16_that_overflows_is_an_error_and_bfloat16_is_not():
+    loaded = {name: mlx_engine.load(FOLDERS["qwen3-micro"], "mlx", activations=name) for name in ROUNDOFF}
+    for each in loaded.values():
+        table: Any = each.model
+        table.token_embd = table.token_embd * 1e7
+    assert np.isfinite(np.asarray(loaded["bf16"].logits(IDS))).all()
+    with pytest.raises(NotFiniteError, match="embed"):
+        loaded["f16"].logits(IDS)
