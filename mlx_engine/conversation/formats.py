@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, literal, marked, partial_of
+from mlx_engine.conversation.schemas import arguments_of
 from mlx_engine.conversation.thinking import ThinkMarkers, think_markers
 from mlx_engine.errors import OptionError, shown
 from mlx_engine.tokenizer.chat_prompt import reads
@@ -481,11 +482,8 @@ class Format:
 
 
 def _object_of(arguments: Any) -> Mapping[str, Any]:
-    try:
-        value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    except ValueError:
-        value = None
-    if not isinstance(value, Mapping):
+    value = arguments_of("{}" if arguments == "" else arguments)
+    if value is None:
         message = f"the arguments of a call must be a JSON object, not {shown(arguments)}"
         raise OptionError(message, option="messages", expected="a JSON object", found=arguments)
     return value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
+from mlx_engine.conversation.schemas import arguments_of
 from mlx_engine.errors import OptionError, shown
 
 Function: TypeAlias = Callable[..., Any]
@@ -40,11 +40,7 @@ class ToolCall(NamedTuple):
     def of(cls, call: Mapping[str, Any]) -> ToolCall:
         """Return a call from its form in a message of OpenAI's API."""
         name, text = call["function"]["name"], call["function"]["arguments"]
-        try:
-            arguments = json.loads(text)
-        except ValueError:
-            arguments = None
-        return cls(call["id"], name, arguments if isinstance(arguments, dict) else None, text)
+        return cls(call["id"], name, arguments_of(text), text)
 
 
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:

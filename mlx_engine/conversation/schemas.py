@@ -1,4 +1,4 @@
-"""The types of arguments by a tool's JSON Schema, for formats that write values without quotes."""
+"""The arguments of a call: as an object, and their types by a tool's JSON Schema, for values without quotes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 # References that are followed inside each other.
 MAX_REFERENCES = 16
+
+
+def arguments_of(given: Any) -> dict[str, Any] | None:
+    """Return the arguments of a call, which are an object or the JSON text of one; None if they are neither."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return None
+    return dict(found) if isinstance(found, Mapping) else None
 
 
 def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:

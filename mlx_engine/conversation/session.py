@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mlx_engine.conversation.schemas import arguments_of
 from mlx_engine.errors import OptionError
 from mlx_engine.options import Options, names_options
 
@@ -290,7 +290,7 @@ class Conversation:
         reads_reasoning = READS_REASONING.search(self.engine.tokenizer.chat_template or "")
         if "tool_calls" in found:
             # Calls that were cut off cannot be answered.
-            kept = [call for call in found["tool_calls"] if _is_object(call["function"]["arguments"])]
+            kept = [call for call in found["tool_calls"] if arguments_of(call["function"]["arguments"]) is not None]
             message |= {"content": found["content"] or "", **({"tool_calls": kept} if kept else {})}
         if reads_reasoning and found.get("reasoning_content"):
             message |= {"content": found["content"] or "", "reasoning_content": found["reasoning_content"]}
@@ -306,14 +306,6 @@ class Conversation:
         from mlx_engine.conversation.answer import AnswerReader
 
         return AnswerReader.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids, self.tools)
-
-
-def _is_object(text: str) -> bool:
-    """Return whether a text is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
