@@ -55,7 +55,8 @@ def _byte_characters() -> dict[str, int]:
 
 BYTE_OF_CHARACTER = _byte_characters()
 
-# For `str.translate`: Latin-1 is bytes as characters, and what stands for no byte becomes no character of it.
+# For `str.translate`, before encoding as Latin-1: a character that stands for no byte becomes one that is not in
+# Latin-1.
 BYTES_AS_CHARACTERS = dict.fromkeys(range(256), 256) | {ord(c): byte for c, byte in BYTE_OF_CHARACTER.items()}
 
 
@@ -79,7 +80,7 @@ class Vocabulary:
     response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the sizes of what is searched in this process, outside of the sandbox.
+        """Check the lengths of tokens and chat template, which this process searches outside of the sandbox.
 
         Raises:
             TokenizerError: a token is too long.
@@ -132,7 +133,7 @@ class Vocabulary:
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
-        """Return a token's bytes, which are often not valid UTF-8 on their own."""
+        """Return the bytes of a token, which are often not valid UTF-8 on their own."""
         text = self.tokens[token_id]
         if token_id in self.silent_ids:
             return b""
@@ -205,7 +206,7 @@ class StreamDecoder:
 
 
 def _as_bytes(text: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary; its text, if a character stands for no byte."""
+    """Return the bytes of a byte-level token; its text in UTF-8 if a character stands for no byte."""
     try:
         return text.translate(BYTES_AS_CHARACTERS).encode("latin-1")
     except UnicodeEncodeError:
@@ -213,7 +214,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def is_marked(text: str) -> bool:
-    """Return whether a control or user-defined token may be a delimiter: runs of white space are none."""
+    """Return whether a control or user-defined token may be a delimiter; runs of white space are not."""
     return len(text.strip()) > 2
 
 
@@ -258,5 +259,5 @@ def named_end_ids(ids: Mapping[str, int]) -> frozenset[int]:
     """Return the ids of tokens in `ids` (text to id) whose text marks the end of a generation."""
     names = END_NAMES & ids.keys()
     if {"<|return|>", "<|call|>"} <= names or {"<|calls|>", "<|flush|>"} <= names:
-        names -= {"<|end|>"}  # in these vocabularies it ends a message, but not the turn
+        names -= {"<|end|>"}  # in these vocabularies <|end|> ends a message, but not the turn
     return frozenset(ids[name] for name in names)
