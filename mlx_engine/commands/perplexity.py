@@ -107,10 +107,10 @@ def perplexity(
         found = measure(engine, cut, reference=reference, save=to.save, progress=progress)
     be = engine.backend
     about: dict[str, Any] = {"context": cut.context, "stride": cut.stride, "bos": cut.bos, "n_tokens": len(cut.ids)}
+    about["activations"] = be.activations
     summary = found.summary()
     if to.json:
-        print_json({**summary, **about, "model": model, "backend": be.name, "activations": be.activations,
-                    "digest": found.digest})  # fmt: skip
+        print_json({**summary, **about, "model": model, "backend": be.name, "digest": found.digest})
     else:
         print(report(summary, about))
     if to.save is not None:
@@ -155,6 +155,8 @@ def report(found: dict[str, Any], about: dict[str, Any]) -> str:
         ("mean NLL", f"{found['nll']:.6f}", _plus_minus(found["nll_standard_error"], ".6f")),
         ("tokens scored", f"{found['n_scored']:,}", f"in {found['n_windows']:,} windows of up to {about['context']:,}"),
     ]
+    if about["activations"] != "f32":
+        rows.append(("activations", about["activations"], ""))
     against = found.get("reference")
     if against is not None:
         kl, shift = against["kl"], against["probability_difference"]

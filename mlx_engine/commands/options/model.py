@@ -116,7 +116,7 @@ class LoadOptions:
         typer.Option(
             "--activations",
             metavar="TYPE",
-            help="f32 is exact; faster, with rounding: i16 on simd and parallel, f16 or bf16 on mlx, metal and cuda.",
+            help="Type of activations: f32, i16, f16, bf16.",
         ),
     ] = "f32"
     no_cache: Annotated[
