@@ -59,7 +59,7 @@ class ReferenceOptions:
             "-r",
             metavar="MODEL|FILE",
             help="Also report the KL divergence from this model, or from a file that --save wrote, and how often both "
-            "have the same likeliest token. --quant does not change it.",
+            "have the same likeliest token. --quant and --activations do not change it.",
         ),
     ] = None
     save: Annotated[
@@ -159,11 +159,12 @@ def report(found: dict[str, Any], about: dict[str, Any]) -> str:
         rows.append(("activations", about["activations"], ""))
     against = found.get("reference")
     if against is not None:
-        kl, shift = against["kl"], against["probability_difference"]
+        kl, shift, error = against["kl"], against["probability_difference"], against["logits_error"]
         ratio, same = against["log_ratio_standard_error"], against["top_1_standard_error"]
         rows += [
             ("reference's perplexity", f"{against['perplexity']:.4f}", ""),
             ("log of the ratio", f"{against['log_ratio']:.6f}", _plus_minus(ratio, ".6f")),
+            *([] if error is None else [("error of the logits", f"{error:.2e}", "relative, root mean square")]),
             ("KL divergence", f"{kl['mean']:.3g}", _plus_minus(kl["standard_error"], ".2g")),
             *((f"  {p} % of tokens below", f"{value:.3g}", "") for p, value in kl["percentiles"].items()),
             ("  largest", f"{kl['maximum']:.3g}", ""),

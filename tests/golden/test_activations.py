@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.backends import VARIABLE
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.errors import NotFiniteError
@@ -57,6 +58,21 @@ def test_almost_all_tokens_are_the_most_likely_ones_of_float32(activations: str)
     pairs = [(logits(folder, "f32"), logits(folder, activations)) for folder in FOLDERS.values()]
     agree = np.concatenate([exact.argmax(-1) == rounded.argmax(-1) for exact, rounded in pairs])
     assert agree.mean() >= (0.98 if activations == "f16" else 0.95)
+
+
+@ROUNDING
+@pytest.mark.parametrize("backend", ["mlx", "metal"])
+def test_a_greedy_text_takes_the_most_likely_token_of_float32_or_one_as_likely(
+    backend: str, activations: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VARIABLE, "emulate")
+    prompt, rounded = "Once upon a time", mlx_engine.load("builtin", backend, activations=activations)
+    chosen = rounded.generate(prompt, 48, ignore_eos=True).token_ids
+    ids = [*rounded.prompt_ids(prompt), *chosen]
+    rows = np.asarray(mlx_engine.load("builtin", "mlx").logits(ids[:-1]))[-len(chosen) :]
+    behind = rows.max(-1) - rows[np.arange(len(chosen)), list(chosen)]
+    assert behind.max() <= 8 * ROUNDOFF[activations] * np.abs(rows).max()
+    assert (behind == 0).mean() >= 0.9
 
 
 @ROUNDING

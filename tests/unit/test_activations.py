@@ -248,7 +248,14 @@ def test_perplexity_compares_the_type_with_float32(tmp_path: Path):
     found = json.loads(cli(f"{given} --json").stdout)
     assert found["activations"] == "bf16"
     assert 0 < found["reference"]["kl"]["mean"] < 1e-2
-    assert "activations" in cli(given).stdout
+    assert 2.0**-9 < found["reference"]["logits_error"] < 2.0**-5
+    page = cli(given).stdout
+    assert "activations" in page
+    assert "error of the logits" in page
+    saved = tmp_path / "reference.bin"
+    cli(f"perplexity {file} -b mlx --context 16 --save {saved}")
+    of_file = json.loads(cli(f"perplexity {file} -b mlx --context 16 --reference {saved} --json").stdout)
+    assert of_file["reference"]["logits_error"] is None
 
 
 def test_a_server_names_the_type():
