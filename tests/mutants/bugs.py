@@ -450,6 +450,13 @@ MUTANTS = [
         "return mx.argmax(logits.squeeze(0))",
         "return mx.array(mx.argmax(logits.squeeze(0)).item(), mx.uint32)",
     ),
+    Mutant("a product of rounded activations is float32", "GroupMatrix.multiply", "y.astype(x.dtype)", "y"),
+    Mutant(
+        "ranks do not compare the type of activations",
+        "CheckedCheckpoint.__post_init__",
+        'settings["activations"] = self.activations',
+        "pass",
+    ),
     # ---- The emulator ----
     Mutant("the default device of emulate is a CPU", "PretendedGPU.type", "mx.DeviceType.gpu", "mx.DeviceType.cpu"),
     Mutant(
