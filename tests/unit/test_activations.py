@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import mlx.core as mx
@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import mlx_engine
-from mlx_engine.backends import ACTIVATIONS, VARIABLE, activations_of, backend_names, create_backend, refused
+from mlx_engine.backends import ACTIVATIONS, EXACT, VARIABLE, activations_of, backend_names, create_backend, refused
 from mlx_engine.backends.mlx import weights
 from mlx_engine.bench import roofline
 from mlx_engine.bench.run import engines
@@ -26,6 +26,7 @@ from mlx_engine.engine import open_source
 from mlx_engine.errors import DistributedError, OptionError
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from mlx_engine.serve.reply_types import Activations
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from tests.local_ranks import run_ranks
@@ -38,6 +39,10 @@ IDS = [5, 9, 300, 17, 2, 44, 8]
 POSSIBLE = {"scalar": ("f32",), "simd": ("f32", "i16"), "parallel": ("f32", "i16")}
 ON_MLX = ("f32", "f16", "bf16")
 NEEDS_KERNELS = pytest.mark.skipif(refused("simd", "i16") is not None, reason="no kernels of i16 in the tree")
+# A backend of each kind with rounded activations.
+BOTH = pytest.mark.parametrize(
+    ("backend", "activations"), [("mlx", "bf16"), pytest.param("simd", "i16", marks=NEEDS_KERNELS)]
+)
 
 
 def cli(command: str, *rest: str) -> Any:
@@ -159,20 +164,24 @@ def test_a_matrix_whose_biases_are_too_large_for_float16_is_dequantised():
 # ---- several ranks ----
 
 
-def test_ranks_with_other_activations_are_refused():
+@BOTH
+def test_ranks_with_other_activations_are_refused(backend: str, activations: str):
     def run(group: Group) -> None:
-        activations = ("f32", "bf16")[group.rank]
-        open_source(MICRO, "mlx", activations=activations, shard=PipelineShard(group, (1, 1), None))
+        ours = ("f32", activations)[group.rank]
+        open_source(MICRO, backend, activations=ours, shard=PipelineShard(group, (1, 1), None))
 
-    with pytest.raises(DistributedError, match="rank 1: differs from rank 0 in activations, 'bf16' and 'f32'"):
+    with pytest.raises(
+        DistributedError, match=f"rank 1: differs from rank 0 in activations, '{activations}' and 'f32'"
+    ):
         run_ranks(2, run)
 
 
-def test_a_pipeline_has_the_bits_of_one_process():
-    planned = plan_model(open_checkpoint(FLOATS), Conversion())
+@BOTH
+def test_a_pipeline_has_the_bits_of_one_process(backend: str, activations: str):
+    planned = plan_model(open_checkpoint(FLOATS), Conversion("q8_0", 0))
 
     def built(stage: Any = None) -> Any:
-        return planned._replace(stage=stage).build(create_backend("mlx", activations="bf16")).model
+        return planned._replace(stage=stage).build(create_backend(backend, activations=activations)).model
 
     def run(group: Group) -> Any:
         model = built(stages_of([2, 1], 2, planned.config)[group.rank])
@@ -198,74 +207,99 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "SECONDS", 1e-4)
 
 
-def test_generate_names_rounded_activations_and_no_others():
-    said = [cli(f"generate -m builtin -b mlx -n 1 --activations {name} -v Once").stderr for name in ("bf16", "f32")]
-    assert "backend mlx (cpu), activations bf16, ended by length" in said[0]
-    assert "on mlx (cpu), activations bf16\n" in said[0]
-    assert "x bf16 x 2)" in said[0]
+@BOTH
+def test_generate_names_rounded_activations_and_no_others(backend: str, activations: str):
+    given = f"generate -m builtin -b {backend} -n 1"
+    said = [cli(f"{given} --activations {name} -v Once").stderr for name in (activations, "f32")]
+    assert f"backend {backend} (cpu), activations {activations}, ended by length" in said[0]
+    assert f"on {backend} (cpu), activations {activations}" in said[0]
     assert "activations" not in said[1]
-    found = json.loads(cli("generate -m builtin -b mlx -n 1 --activations f16 --json Once").stdout)
-    assert found["backend"] == {"requested": "mlx", "used": "mlx", "device": "cpu", "activations": "f16"}
+    found = json.loads(cli(f"{given} --activations {activations} --json Once").stdout)
+    expected = {"requested": backend, "used": backend, "device": "cpu", "activations": activations}
+    assert found["backend"] == expected
+
+
+def test_generate_names_the_type_of_keys_and_values():
+    assert "x bf16 x 2)" in cli("generate -m builtin -b mlx -n 1 --activations bf16 -v Once").stderr
 
 
 @pytest.mark.usefixtures("quick")
-def test_rows_of_bench_have_the_type_and_those_without_it_a_reason():
-    found = list(engines(str(MICRO), ["mlx", "simd"], lambda opened: None, activations="bf16"))
-    assert [row["activations"] for row, _, _ in found] == ["bf16", "bf16"]
-    assert found[1][1] == "activations bf16 needs the backend mlx, metal or cuda; simd has f32 or i16"
+@BOTH
+def test_rows_of_bench_have_the_type_and_those_without_it_a_reason(backend: str, activations: str):
+    without, having = ("simd", "mlx, metal or cuda") if backend == "mlx" else ("mlx", "simd or parallel")
+    found = list(engines(str(MICRO), [backend, without], lambda opened: None, activations=activations))
+    assert [row["activations"] for row, _, _ in found] == [activations] * 2
+    assert str(found[1][1]).startswith(f"activations {activations} needs the backend {having}; {without} has f32")
     bench: Any = found[0][2]
     assert bench.about()["weights"] == "Q8_0"
-    exact: Any = next(engines(str(MICRO), ["mlx"], lambda opened: None))[2]
-    assert 2 * bench.sizes.cached == exact.sizes.cached
-    assert bench.sizes.nbytes < exact.sizes.nbytes
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_sweep_has_the_rungs_with_the_type():
-    plan = Plan([4], 0, repetitions=1, passes=0, backends=["mlx", "simd"], activations="bf16")
+def test_keys_and_values_of_bench_have_half_the_bytes():
+    rounded, exact = (
+        next(engines(str(MICRO), ["mlx"], lambda opened: None, activations=name))[2] for name in ("bf16", "f32")
+    )
+    assert rounded is not None
+    assert exact is not None
+    assert 2 * rounded.sizes.cached == exact.sizes.cached
+    assert rounded.sizes.nbytes < exact.sizes.nbytes
+
+
+@pytest.mark.usefixtures("quick")
+@BOTH
+def test_a_sweep_has_the_rungs_with_the_type(backend: str, activations: str):
+    plan = Plan([4], 0, repetitions=1, passes=0, backends=["mlx", "simd"], activations=activations)
     rows = list(sweep(str(MICRO), plan))
-    assert {row["activations"] for row in rows} == {"bf16"}
-    assert {row["weights"] for row in rows if not row["unavailable"]} == {"BF16", "Q8_0"}
-    assert {row["unavailable"] for row in rows if row["backend"] == "simd"} == {
-        "activations bf16 needs the backend mlx, metal or cuda; simd has f32 or i16"
-    }
+    assert {row["activations"] for row in rows} == {activations}
+    ran = {row["backend"]: row["weights"] for row in rows if not row["unavailable"]}
+    assert ran.keys() == {backend}
+    assert all(f"activations {EXACT}" in row["unavailable"] or "needs the backend" in row["unavailable"]
+               for row in rows if row["backend"] not in ran)  # fmt: skip
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_report_names_the_type_and_the_command_that_repeats_it(tmp_path: Path):
+@BOTH
+def test_a_report_names_the_type_and_the_command_that_repeats_it(backend: str, activations: str, tmp_path: Path):
     sizes = f"-m {MICRO} -p 4 -n 1 -r 1 --out {tmp_path}"
-    page = cli(f"report {sizes} -b mlx --activations bf16").stdout
+    page = cli(f"report {sizes} -b {backend} --activations {activations}").stdout
     found = json.loads((tmp_path / "report.json").read_text())
-    assert "backend mlx on cpu, activations bf16; weights" in page
-    assert (found["backend"]["activations"], found["settings"]["activations"]) == ("bf16", "bf16")
-    assert "--activations bf16" in found["command"]
+    assert f"backend {backend} on cpu, activations {activations}; weights" in page
+    assert (found["backend"]["activations"], found["settings"]["activations"]) == (activations, activations)
+    assert f"--activations {activations}" in found["command"]
 
 
-def test_perplexity_compares_the_type_with_float32(tmp_path: Path):
-    file = tmp_path / "text.txt"
+@BOTH
+def test_perplexity_compares_the_type_with_float32(backend: str, activations: str, tmp_path: Path):
+    file, saved = tmp_path / "text.txt", tmp_path / "reference.bin"
     file.write_text("Once upon a time there was a little fox. He was very happy and ran to the river.")
-    given = f"perplexity {file} -b mlx --activations bf16 --context 16 --reference builtin"
-    found = json.loads(cli(f"{given} --json").stdout)
-    assert found["activations"] == "bf16"
-    assert 0 < found["reference"]["kl"]["mean"] < 1e-2
-    assert 2.0**-9 < found["reference"]["logits_error"] < 2.0**-5
-    page = cli(given).stdout
+    given = f"perplexity {file} -b {backend} --activations {activations} --context 16"
+    found = json.loads(cli(f"{given} --reference builtin --json").stdout)
+    assert found["activations"] == activations
+    least, most = {"bf16": (2.0**-9, 2.0**-5), "i16": (1e-6, 5e-4)}[activations]
+    assert least < found["reference"]["logits_error"] < most
+    assert 0 < found["reference"]["kl"]["mean"] < most
+    page = cli(f"{given} --reference builtin").stdout
     assert "activations" in page
     assert "error of the logits" in page
-    saved = tmp_path / "reference.bin"
-    cli(f"perplexity {file} -b mlx --context 16 --save {saved}")
-    of_file = json.loads(cli(f"perplexity {file} -b mlx --context 16 --reference {saved} --json").stdout)
-    assert of_file["reference"]["logits_error"] is None
+    cli(f"perplexity {file} -b {backend} --context 16 --save {saved}")
+    assert json.loads(cli(f"{given} --reference {saved} --json").stdout)["reference"]["logits_error"] is None
 
 
-def test_a_server_names_the_type():
-    with served(engine=mlx_engine.load(MICRO, "mlx", activations="bf16")) as server:
+@BOTH
+def test_a_server_names_the_type(backend: str, activations: str):
+    with served(engine=mlx_engine.load(MICRO, backend, activations=activations)) as server:
         reply = server.chat("hello", max_tokens=2).json()
         with server.client() as client:
             (card,) = client.get("/v1/models").json()["data"]
-    assert reply["mlx_engine"]["activations"] == card["activations"] == "bf16"
-    assert reply["system_fingerprint"] == f"mlx_engine-{mlx_engine.__version__}-mlx-bf16"
+    assert reply["mlx_engine"]["activations"] == card["activations"] == activations
+    assert reply["system_fingerprint"] == f"mlx_engine-{mlx_engine.__version__}-{backend}-{activations}"
+
+
+@BOTH
+def test_a_plan_takes_the_type(backend: str, activations: str):
+    found = json.loads(cli(f"plan -m {MICRO} -b {backend} --activations {activations} --json").stdout)
+    assert found["activations"] == activations
 
 
 def test_types_are_spelled_in_one_place():
-    assert ACTIVATIONS == ("f32", "i16", "f16", "bf16")
+    assert ACTIVATIONS == ("f32", "i16", "f16", "bf16") == get_args(Activations)
