@@ -234,17 +234,18 @@ class Sampling:
                 message = f"logit_bias must have {expected}, not {token_id}"
                 raise OptionError(message, option="logit_bias", expected=expected, found=token_id)
 
-    @property
+    # Cached, because every token asks.
+    @functools.cached_property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, after bias and penalties."""
         return self.temperature < COLDEST
 
-    @property
+    @functools.cached_property
     def has_penalties(self) -> bool:
         """Whether the logits change with the tokens that have been generated, beyond the repetition penalty."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    @property
+    @functools.cached_property
     def is_argmax(self) -> bool:
         """Whether the choice is the largest logit: greedy, without a bias and penalties."""
         return self.is_greedy and self.repetition_penalty == 1 and not self.has_penalties and not self.logit_bias

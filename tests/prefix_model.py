@@ -47,7 +47,7 @@ class Prefixes:
         assert kv.length == len(ids)
         for group, window in enumerate(kv.pool.windows):
             first = 0 if window is None else max(0, len(ids) + 1 - window)
-            self.check(kv.pool, group, kv.span(group, len(ids), 0).pages, ids, first)
+            self.check(kv.pool, group, kv.tables[group], ids, first)
 
     def check_nodes(self, cache: PrefixCache) -> None:
         """Assert that each page of each node holds all its tokens up to the node's end."""
@@ -105,7 +105,7 @@ def _is_held(cache: PrefixCache, path: list[tuple[Node, int]], m: int) -> bool:
 def check_references(pool: KVPool, sequences: list[KVSequence], cache: PrefixCache | None = None) -> None:
     """Assert that every reference to a page is a sequence's or a node's, and that pages without any are free."""
     for group, n_pages in enumerate(pool.n_pages):
-        held = [pages for kv in sequences for pages in kv._tables[group][kv._firsts[group] : kv._end].tolist()]
+        held = [pages for kv in sequences for pages in kv.tables[group][kv._firsts[group] : kv._end].tolist()]
         held += [
             pages for node in (cache._nodes if cache else ()) for pages in node.pages[group].tolist() if pages >= 0
         ]

@@ -10,6 +10,7 @@ Shapes are written in the axis letters of `primitives.py`.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -124,6 +125,15 @@ class Backend(Primitives):
         # BLAS takes 11 us for squares of 151,936 logits, NumPy 22 us for their sum.
         with np.errstate(over="ignore", invalid="ignore"):
             return cast(Array, np.array([row.dot(row) for row in self.host(logits)]))
+
+    def bad_rows(self, logits: Array, sums: Array) -> dict[int, np.ndarray]:
+        """Wait for `sums = row_sums(logits)`, and return the logits (V,) of each row with NaN or infinities, by row."""
+        totals = self.host(sums).tolist()
+        if all(map(math.isfinite, totals)):
+            return {}
+        rows = {r: self.host(logits)[r] for r, total in enumerate(totals) if not math.isfinite(total)}
+        # A sum over finite logits may overflow.
+        return {r: row for r, row in rows.items() if not np.isfinite(row).all()}
 
     def token_id(self, token: Token) -> int:
         """Return the id of a chosen token as an int. A lazy backend waits for the device here."""

@@ -126,6 +126,10 @@ class Stores:
         return [*(store for store in self.layers if store is not None), *(s for of in self.states for s in of)]
 
 
+# `Batch.runs` of a model without states.
+NO_RUNS = np.empty((0, 4), dtype=np.int64)
+
+
 @dataclass(eq=False)
 class Batch:
     """The new tokens of one or more sequences, and the slots of their keys and values.
@@ -150,7 +154,7 @@ class Batch:
     kv: tuple[KV, ...]
     stores: Stores
     groups: tuple[KVGroup, ...]
-    runs: np.ndarray = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
+    runs: np.ndarray = field(default_factory=lambda: NO_RUNS)
     best: int | None = None
 
     @cached_property

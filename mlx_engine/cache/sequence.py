@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mlx_engine.backends.batch import Batch, KVGroup, KVSpan
+from mlx_engine.backends.batch import NO_RUNS, Batch, KVGroup, KVSpan
 from mlx_engine.backends.parameters import Token
 from mlx_engine.cache.states import SequenceState, Snapshot
 from mlx_engine.errors import CacheFullError
@@ -34,6 +34,7 @@ class KVSequence:
         pending: number of tokens that were begun and neither committed nor rolled back.
         capacity: the largest number of tokens.
         state: the states of layers that have no keys and values.
+        tables: each group's page table: the first slots of its pages, -1 for a page that is not allocated.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
@@ -43,7 +44,7 @@ class KVSequence:
         self.length = self.pending = 0
         self.state, self._has_state = SequenceState(pool.states), pool.states.n_slots > 0
         n_pages = -(-capacity // pool.page)
-        self._tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
+        self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
         # Other holders of its pages may read the tokens before this position.
@@ -126,10 +127,10 @@ class KVSequence:
         """
         if self.pending:
             raise ValueError(f"close: expected no pending tokens, found {self.pending}; commit or roll back their pass")
-        for group in range(len(self._tables)):
+        for group in range(len(self.tables)):
             self._give_back(group, self._end)
         self.state.close()
-        self._firsts, self._end = [0] * len(self._tables), 0
+        self._firsts, self._end = [0] * len(self.tables), 0
         self.length = self._lent = 0
 
     def fork(self) -> KVSequence:
@@ -152,7 +153,7 @@ class KVSequence:
         if not 0 <= length <= self.length:
             raise ValueError(f"lend: expected at most the {self.length} committed tokens, found {length}")
         self._lent = max(self._lent, length)
-        return [table[: -(-length // self.pool.page)].copy() for table in self._tables]
+        return [table[: -(-length // self.pool.page)].copy() for table in self.tables]
 
     def adopt(self, pages: Sequence[np.ndarray], length: int, state: Snapshot | None = None) -> None:
         """Begin with the first `length` tokens of another holder. Whole pages are shared, a partly used one is copied.
@@ -188,24 +189,20 @@ class KVSequence:
             raise CacheFullError(length=0, wanted=length, capacity=length - length % self.pool.page, pool_is_full=True)
         self._end, self.length = -(-length // self.pool.page), length
         self._lent = length - length % self.pool.page
-        for group, (table, first) in enumerate(zip(self._tables, firsts, strict=True)):
+        for group, (table, first) in enumerate(zip(self.tables, firsts, strict=True)):
             table[first : self._end] = needed[group]
             self._firsts[group] = first
             if length % self.pool.page:
                 self._replace_last(group)
 
-    def span(self, group: int, length: int, n_new: int) -> KVSpan:
-        """Return the page table of a group for a pass: `length` tokens, of which the last `n_new` are new."""
-        return KVSpan(self._tables[group], length, n_new)
-
     def pages(self, group: int) -> np.ndarray:
         """Return the first slots (n,) of the pages that a group of layers holds."""
-        table = self._tables[group][self._firsts[group] : self._end]
+        table = self.tables[group][self._firsts[group] : self._end]
         return table[table >= 0]
 
     def slots(self, group: int, first: int, n: int) -> np.ndarray:
         """Return the slots (n,) int64 of positions [first, first + n) in a group of layers."""
-        table, page = self._tables[group], self.pool.page
+        table, page = self.tables[group], self.pool.page
         if n == 1:
             return table[first // page : first // page + 1] + first % page
         positions = np.arange(first, first + n)
@@ -213,13 +210,13 @@ class KVSequence:
 
     def _allocate(self, first: int, n: int, end: int) -> None:
         """Take pages up to page `end`, and a copy of the page of position `first` where other holders read it."""
-        more, groups = end - self._end, range(len(self._tables))
+        more, groups = end - self._end, range(len(self.tables))
         copied = [first < self._lent and self._is_shared(group, first) for group in groups]
         if not self.pool.make_room([more + copy for copy in copied]):
             spare = min(self.pool.free_pages(group) - copied[group] for group in groups)
             capacity = first if spare < 0 else (self._end + spare) * self.pool.page
             raise CacheFullError(length=first, wanted=n, capacity=capacity, pool_is_full=True)
-        for group, table in enumerate(self._tables):
+        for group, table in enumerate(self.tables):
             if copied[group]:
                 self._replace_last(group)
             if more:
@@ -228,12 +225,12 @@ class KVSequence:
 
     def _is_shared(self, group: int, position: int) -> bool:
         """Return whether the page of a position is allocated, and held by others too."""
-        page = self._tables[group][position // self.pool.page :][:1]
+        page = self.tables[group][position // self.pool.page :][:1]
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
     def _replace_last(self, group: int) -> None:
         """Replace the last, partly used page by a copy in a free page, and give back the old page."""
-        table, last, n = self._tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
+        table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
         if source[0] >= 0:  # a window of one token needs no page
             self.pool.copy(group, int(source[0]), int(target[0]), n)
@@ -244,15 +241,15 @@ class KVSequence:
         """Free the pages before page `end` of a group."""
         first = self._firsts[group]
         if end > first:
-            self.pool.give_back(group, self._tables[group][first:end].copy())
-            self._tables[group][first:end] = -1
+            self.pool.give_back(group, self.tables[group][first:end].copy())
+            self.tables[group][first:end] = -1
             self._firsts[group] = end
 
     def _free_end(self) -> None:
         """Free the pages after the last token."""
         end = -(-(self.length + self.pending) // self.pool.page)
         if end < self._end:
-            for group, table in enumerate(self._tables):
+            for group, table in enumerate(self.tables):
                 self.pool.give_back(group, table[end : self._end].copy())
                 table[end : self._end] = -1
             self._end = end
@@ -284,13 +281,13 @@ def begin(parts: Sequence[SequenceInput]) -> Batch:
     """
     if not parts:
         raise ValueError("expected new tokens of at least one sequence, found none")
-    pool, lengths = parts[0].kv.pool, tuple(len(part.ids) for part in parts)
+    sequences, lengths = [part.kv for part in parts], tuple(len(part.ids) for part in parts)
     wanted = tuple(n if part.wanted is None else part.wanted for part, n in zip(parts, lengths, strict=True))
     if not all(lengths):
         raise ValueError(f"expected at least one new token of each sequence, found {lengths}")
-    if any(part.kv.pool is not pool for part in parts):
+    if any(kv.pool is not sequences[0].pool for kv in sequences):
         raise ValueError("expected sequences of one pool, found several pools")
-    if len({part.kv for part in parts}) != len(parts):
+    if len(set(sequences)) != len(parts):
         raise ValueError(f"expected {len(parts)} different sequences, found one of them twice")
     if any(not 0 <= want <= n for want, n in zip(wanted, lengths, strict=True)):
         raise ValueError(f"expected logits of at most {lengths} tokens to be wanted, found {wanted}")
@@ -313,7 +310,7 @@ def _batch(
     groups = tuple(
         KVGroup(
             window,
-            tuple([kv.span(group, first + n, n) for kv, first, n in places]),
+            tuple([KVSpan(kv.tables[group], first + n, n) for kv, first, n in places]),
             np.concatenate([kv.slots(group, first, n) for kv, first, n in places]),
         )
         for group, window in enumerate(pool.windows)
@@ -326,7 +323,7 @@ def _batch(
         kv=sequences,
         stores=pool.stores,
         groups=groups,
-        runs=_runs(parts, lengths),
+        runs=_runs(parts, lengths) if pool.states.n_slots else NO_RUNS,
     )
 
 

@@ -17,7 +17,7 @@ from mlx_engine.errors import SourceError, shown
 # fail, which is too long a wait when there is no network.
 TIMEOUT = 5.0
 
-# Errors with which the hub answered. All are OSErrors, as are a full disk and, in older versions, a missing network.
+# Errors that the hub answers with. They are OSErrors; so are a full disk and, in older versions, a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -100,7 +100,7 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
     with _network():
         if file is None:
             return Path(snapshot_download(repo, allow_patterns=FOLDER_FILES, local_files_only=offline))
-        # Of a split file, all parts; the first one stands for them.
+        # All parts of a split file are downloaded; the first part represents them.
         paths = [Path(hf_hub_download(repo, name, local_files_only=offline)) for name in part_names(file)]
         return paths[0]
 
@@ -109,7 +109,7 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
     """Return the GGUF file to download, or None for the safetensors folder. `wanted` is a file or a type, if given."""
     if wanted is not None and not is_type(wanted):
         return wanted
-    # The first part stands for a split file; an encoder of images or sound is no model.
+    # The first part represents a split file; encoders of images or sound are left out.
     ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
     ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:
@@ -130,7 +130,7 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
 
 def _check_file_name(repo: str, file: str | None) -> None:
     """Raise SourceError if the name of a file leads out of its repository."""
-    path = PureWindowsPath(file or "")  # which knows both separators, and drives
+    path = PureWindowsPath(file or "")  # it knows both separators, and drives
     if path.drive or path.root or ".." in path.parts:
         raise SourceError(
             f"{repo}:{file}: {shown(file)} leads out of the repository; name a file as the hub lists it, or give the "

@@ -11,7 +11,7 @@ from mlx_engine.errors import SourceError
 # org/repo, optionally :file, in the characters that hub names may have.
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 
-# The beginnings of addresses; the hosts of the hub may stand without https://.
+# The beginnings of addresses; a host of the hub may be given without https://.
 ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
@@ -40,7 +40,7 @@ def hub_name(text: str) -> HubName | None:
     """Return the parsed hub id or address; None if the text is neither.
 
     Raises:
-        SourceError: an address leads to something else than a model on the hub.
+        SourceError: an address is not that of a model on the hub.
     """
     if ADDRESS.match(text) is not None:
         return _from_address(text)
@@ -60,10 +60,10 @@ def of_type(names: list[str], wanted: str) -> list[str]:
 
 
 def _from_address(text: str) -> HubName:
-    """Return the model that an address of the hub leads to.
+    """Return the model of an address of the hub.
 
     Raises:
-        SourceError: it is an address of another host, another branch, or of something else than a model.
+        SourceError: the address has another host or another branch, or is not that of a model.
     """
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")

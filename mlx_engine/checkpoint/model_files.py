@@ -57,7 +57,7 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, expand: bool = True) -> Checkpoint:
     """Open a GGUF file, or a Hugging Face folder with config.json and safetensors.
 
-    Without `expand`, the tensors of quantised layers in a folder are listed as they are stored.
+    Without `expand`, the tensors of quantised layers in a folder are listed in their stored form.
 
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
@@ -137,7 +137,7 @@ def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint
     )
 
 
-# `general.type`, or `general.architecture` of files without one: what such a file is, and what to do.
+# By `general.type`, or by `general.architecture` of files without a type: the kind of file, and a hint.
 GGUF_KINDS = {
     "adapter": (
         "a LoRA adapter, which changes a model's weights and has none of its own",
@@ -169,7 +169,7 @@ FROM_MLX = "mlx_lm.fuse --model {base} --adapter-path {folder} --save-path OUT"
 
 
 def refuse_other_kinds(file: GGUFFile, architecture: str) -> None:
-    """Check that a GGUF file has a model; raise FormatError that says what else it has."""
+    """Check that a GGUF file has a model; raise FormatError with the kind of file that it is."""
     type_ = file.metadata.get("general.type", "model")
     kind = type_ if type_ in GGUF_KINDS else architecture
     if kind not in GGUF_KINDS and type_ == "model":
@@ -180,7 +180,7 @@ def refuse_other_kinds(file: GGUFFile, architecture: str) -> None:
 
 
 def refuse_other_folders(folder: Path) -> None:
-    """Check that a folder has config.json and safetensors; raise SourceError that says what else it has."""
+    """Check that a folder has config.json and safetensors; raise SourceError with the kind of folder that it is."""
     if (folder / "config.json").exists() and has_safetensors(folder):
         return
     try:

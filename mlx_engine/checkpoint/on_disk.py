@@ -1,4 +1,4 @@
-"""What the engine keeps on disk and can get again: hub models, generated random-weight models, compiled kernels."""
+"""The engine's files on disk that can be deleted: hub models, generated random-weight models, compiled kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kept:
 
     Attributes:
         name: the name for the user: a hub id, shape:NAME, kernels, emulator or tuning.
-        kind: "download" or "made": whether it must be downloaded again, or is made again when it is needed.
+        kind: how it comes back after deletion: "download" by a download, "made" by itself, when it is needed.
         path: its file or folder.
         parts: the paths that `remove` deletes: the path itself, or what the engine has put there.
         nbytes: total bytes, not following links.
@@ -87,7 +87,7 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # remove_dead deleted abandoned drafts; any other is in use, so skip it.
+        # remove_dead has deleted abandoned drafts; other drafts are in use.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }

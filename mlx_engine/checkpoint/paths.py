@@ -1,4 +1,4 @@
-"""Look at a path before it is read: what is there in place of a file, and what a file is that is no GGUF file."""
+"""Check a path before it is read: name what is there in place of a file, and the kind of a file that is not GGUF."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from mlx_engine.errors import FormatError, SourceError
 
-# What else may be at a path. Reading a pipe would block until it has a writer, and a device may have no end.
+# Other things that may be at a path. Reading a pipe would block until it has a writer; a device may have no end.
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
-# The first bytes of other files that are named in place of a GGUF file, what they are, and what helps.
+# The first bytes of files that users pass in place of a GGUF file, the kind of file, and a hint.
 _TORCH = "convert its folder to safetensors with transformers' save_pretrained, and name the new folder"
 _GGML = ("a file of GGML, which is older than GGUF", "download the GGUF file of this model")
 _SIGNATURES = {
@@ -67,7 +67,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return what a file is whose first bytes are not those of GGUF, and what helps; None if it is not known."""
+    """Return the kind of a file that is not GGUF, by its first bytes, and a hint; None if it is not known."""
     name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "a safetensors file, which has no settings of a model", name_folder

@@ -1,4 +1,4 @@
-"""What a model's files say of embeddings and of reranking: how hidden states become a vector, and labels a score.
+"""Read from a model's files how hidden states become an embedding, and how a reranker's labels become a score.
 
 A GGUF file has `ARCH.pooling_type`; a folder has the files of sentence-transformers: `modules.json`, and the
 `config.json` of its Pooling module. A reranker is recognised by its files, never by its name: in GGUF by the pooling
@@ -41,9 +41,9 @@ class Pooling:
     Attributes:
         kind: which hidden states count: the last token's, the mean of all, or the first token's ("cls").
         is_normalized: whether the vector gets the length 1.
-        is_declared: whether the files say so; if not, these are the defaults.
-        missing: a step in the files that is not implemented; None if all are.
-        ranking: how the model ranks documents; None if it is no reranker.
+        is_declared: whether the files have these settings; if not, they are the defaults.
+        missing: a step in the files that is not implemented; None if all steps are implemented.
+        ranking: how the model ranks documents; None if it is not a reranker.
     """
 
     kind: Kind = "last"
@@ -69,7 +69,7 @@ class Ranking:
 
 
 def read_pooling(checkpoint: Checkpoint, path: Path) -> Pooling:
-    """Return what the files of a model say.
+    """Read the pooling of a model from its files.
 
     Raises:
         FormatError: a file is damaged.
@@ -141,7 +141,7 @@ def _labels(given: object, where: str) -> tuple[str, str]:
 
 
 def _is_for_ranking(card: Path) -> bool:
-    """Return whether the head of a model card says that the model ranks texts."""
+    """Return whether the header of a model card declares a reranker."""
     try:
         head = card.read_text("utf-8")[: 1 << 14]
     except (OSError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
 """Folders whose linear layers are quantised: `quantization_config` in config.json, with a `quant_method`.
 
-A quantised layer is several tensors: quants, scales, zero points. A reader of a method finds the layers of a folder,
-and returns each as one weight whose values are those of the method's own arithmetic, without another quantisation.
-Activations stay float32, also where the config asks to quantise them.
+A quantised layer consists of several tensors: quants, scales, zero points. Each method has a reader. The reader finds
+the layers of a folder, and returns each layer as one weight with exactly the values that the method defines.
+Activations stay float32, even if the config asks to quantise them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class QuantConfig:
         """Check that every setting is among `known`, or is null, false or empty.
 
         Raises:
-            UnsupportedConfigError: names the first other setting.
+            UnsupportedConfigError: there is another setting; the error names the first one.
         """
         for key, value in self.values.items():
             if key not in known and value not in (None, False, {}, []):
@@ -69,7 +69,7 @@ class QuantConfig:
 
 
 def quant_method(values: Mapping[str, object]) -> str | None:
-    """Return the method of a `quantization_config`; None if it names none, as in folders that MLX has quantised."""
+    """Return the method of a `quantization_config`; None without a method, as in folders that MLX has quantised."""
     # Folders of bitsandbytes from before transformers 4.34 do not name it.
     is_old = any(key.startswith(("load_in_", "bnb_")) for key in values)
     method = values.get("quant_method", "bitsandbytes" if is_old else None)
@@ -77,7 +77,7 @@ def quant_method(values: Mapping[str, object]) -> str | None:
 
 
 def named(files: Files, ending: str) -> list[str]:
-    """Return what precedes `ending` in the names of tensors that end so."""
+    """Return the names of tensors that end with `ending`, without this ending."""
     return [name.removesuffix(ending) for name in files if name.endswith(ending)]
 
 

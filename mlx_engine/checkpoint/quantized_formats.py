@@ -1,4 +1,4 @@
-"""Readers of folders that other programs have quantised: AWQ, GPTQ, MXFP4, FP8 and compressed-tensors."""
+"""Read folders that other programs have quantised: AWQ, GPTQ, MXFP4, FP8 and compressed-tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 AWQ_BITS = 4
-# The fields of a word in which its 8 outputs are stored.
+# The field of a word in which each of its 8 outputs is stored.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _AWQ_KNOWN = (
     "backend", "bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse",
@@ -96,8 +96,8 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     g is the group of column k, `g_idx[k]`. `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns
     into a word, the first in the lowest bits; `scales` is (G, N); `qzeros` (G, N * bits / 32) packs zero points in the
-    same way, along N. The format "gptq" stores every zero point less one, "gptq_v2" stores the zero point itself. The
-    one that was subtracted is added to whole words, as GPTQModel does: a zero point of 0 borrows from its neighbour.
+    same way, along N. The format "gptq" stores every zero point minus one, "gptq_v2" stores the zero point itself. The
+    one is added back to whole words, as GPTQModel does, so that the carry of a zero point of 0 is undone, too.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,
@@ -149,8 +149,7 @@ def mxfp4_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     NAME_blocks (..., N, K / 32, 16) has the quants of groups of 32 weights, two to a byte, the even one in the low
     half. NAME_scales (..., N, K / 32) has the exponent of each group's power of two, plus 127. The weight (..., N, K)
-    keeps the name NAME_blocks, because NAME alone is that of a tensor with other axes in folders that are not
-    quantised.
+    keeps the name NAME_blocks, because the tensor NAME of folders that are not quantised has another order of axes.
 
     Source: `convert_moe_packed_tensors`, Hugging Face transformers, integrations/mxfp4.py.
     """
@@ -185,9 +184,9 @@ _FP8_UNUSED = ("input_scale", "activation_scale")
 def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find weights of type F8_E4M3 with float scales: `weight[n, k] = float32(q[n, k]) * scale`, rounded to float32.
 
-    A scale is for a block of rows and columns (`weight_scale_inv`, 128 x 128 as published; the name is of its use when
-    the weight was quantised, and the stored number is the factor), for a row, or for the matrix. Scales of the
-    activations are not used: activations stay float32.
+    A scale is for a block of rows and columns, for a row, or for the matrix. Published models have `weight_scale_inv`
+    for blocks of 128 x 128; in spite of its name, the stored number is the factor. Scales of the activations are not
+    used, because activations stay float32.
 
     Source: `weight_dequant`, github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py; OCP 8-bit Floating Point
     Specification (OFP8), revision 1.0, E4M3.

@@ -47,8 +47,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 class RandomTensor:
     """A tensor of random values.
 
-    They are normally distributed, but in Q8_0 uniform: quants that are fast to draw and as fast to multiply as those of
-    real weights. With `is_decay` they are uniform between -2 and -0.01, as the decays of a delta network.
+    The values are normally distributed. In Q8_0 they are uniform, because uniform quants are faster to draw, and as
+    fast to multiply. With `is_decay` they are uniform between -2 and -0.01, like the decays of a delta network.
     """
 
     name: str
@@ -65,7 +65,7 @@ class RandomTensor:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The stored bytes, drawn from a generator of the tensor's own when they are written."""
+        """The stored bytes. Each tensor has its own generator, which draws them when they are written."""
         return self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))).data
 
     def draw(self, rng: np.random.Generator) -> Weight:
@@ -190,7 +190,7 @@ class Qwen3Shape(Shape):
         yield matrix(f"{at}ffn_down", D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        """Return what is written."""
+        """Return the tensors to write."""
         rng = np.random.default_rng(0)
         return [tensor.draw(rng) for tensor in self.tensors()]
 
@@ -291,7 +291,7 @@ class Qwen3MoeShape(Qwen3Shape):
         yield matrix(f"{at}ffn_down_exps", X, D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        """Return tensors that are drawn when they are written, since all together may exceed the memory."""
+        """Return tensors that are drawn when they are written, because all of them together may exceed the memory."""
         return list(self.tensors())
 
 
@@ -525,13 +525,14 @@ def tokenizer_json(size: int) -> dict[str, Any]:
 
 SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
-    # A twelfth of the layers and of the vocabulary, so that the layers' share of a token's work is that of the model.
+    # A twelfth of the layers and of the vocabulary, so that layers and head have the same share of the work as in the
+    # model.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }
-# Where shapes are written that are not kept; None keeps them.
+# The folder for shapes that are deleted after use; None keeps them in the cache folder.
 _temporary: Path | None = None
 
 
@@ -565,7 +566,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 
 @contextlib.contextmanager
 def not_kept() -> Iterator[None]:
-    """Write shapes to a temporary folder meanwhile, in the cache folder; those that are in the cache are read there.
+    """Return a context in which new shapes go to a temporary folder; shapes that are in the cache are read from there.
 
     If this process is killed, the next one that uses a shape removes the folder.
 

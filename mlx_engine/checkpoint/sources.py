@@ -35,7 +35,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
         path = Path(source).expanduser()
         if path.exists():
             return path
-        # A name that is too long, a user who does not exist, a NUL.
+        # The name is too long, has the home of an unknown user, or has a NUL.
     except (OSError, RuntimeError, ValueError) as error:
         raise SourceError(f"{str(source)[:80]!r}: neither a path nor a hub id ({error})") from error
     name = None if isinstance(source, Path) else hub_name(source)
@@ -49,7 +49,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
 
 
 def is_cached(source: str) -> bool | None:
-    """Whether what a hub id names is here already; None where `source` names something else."""
+    """Return whether the model of a hub id is in the cache; None if `source` is not a hub id."""
     try:
         if Path(source).expanduser().exists():
             return None

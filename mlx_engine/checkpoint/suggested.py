@@ -21,7 +21,7 @@ GENERATION_CONFIG = "generation_config.json"
 # Our name of an option, by the file's: generation_config.json has the same names.
 GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
 HF_KEYS = {name: name for name in GGUF_KEYS.values()}
-# Settings that would change the choice of tokens and are not implemented, with their values that are off.
+# Settings that would change the choice of tokens and are not implemented; by name, the values that switch them off.
 UNUSED: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -44,7 +44,7 @@ class Suggested:
 
     Attributes:
         where: the file.
-        values: options by name; empty if nothing is suggested. What the file leaves out keeps its default.
+        values: options by name; empty if nothing is suggested. Other options keep their defaults.
         unused: settings of the file that change the choice of tokens and are not implemented.
     """
 
@@ -54,7 +54,7 @@ class Suggested:
 
 
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return what the files of a model suggest.
+    """Return the sampling options that the files of a model suggest.
 
     `do_sample: false` suggests greedy decoding; without `do_sample` a temperature is a suggestion to sample.
 

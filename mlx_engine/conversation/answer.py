@@ -1,10 +1,10 @@
-"""Read the text of an answer as events: reasoning, text, tool calls.
+"""Parse the text of an answer, while it is generated, into events: reasoning, text, tool calls.
 
-`AnswerReader` interprets a response template (`formats.py`) while the text comes. What reads is written as generators
-that yield where they need more text, so the events do not depend on how the text is cut.
+`AnswerReader` interprets a response template (`formats.py`). The parser consists of generators that yield when they
+need more text, so the events do not depend on how the text is cut into pieces.
 
 Text is held back only while it may be part of a delimiter, or of the head of a call. A call begins when its name is
-known and its arguments begin. What does not parse until then is given out as text, verbatim.
+known and its arguments begin. If the head of a call does not parse, it is returned as text, unchanged.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SEMICOLON = Delimiter(";")
 
 
 class AnswerReader:
-    """Turns the pieces of an answer's text into events. The events do not depend on how the text is cut.
+    """Parses the pieces of an answer's text into events. The events do not depend on how the text is cut into pieces.
 
-    Between the `CallBegin` of a call and its `CallEnd` there are only its `ArgumentsDelta`.
+    Between the `CallBegin` and the `CallEnd` of a call, all events are `ArgumentsDelta` of this call.
     """
 
     def __init__(
         self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
     ) -> None:
-        """Begin an answer; with `is_thinking` the prompt has opened the reasoning."""
+        """Begin an answer. `is_thinking`: the prompt ends with the opening marker of the reasoning."""
         self._format, self._tools, self._is_thinking = form, tools, is_thinking
         self._cursor, self._n_read = Cursor(), 0
         self._events: list[Event] = []
@@ -53,9 +53,9 @@ class AnswerReader:
 
         Args:
             tokenizer: the model's tokenizer.
-            prompt_ids: the prompt, at whose end the template may have opened the reasoning.
-            tools: the tools that the answer may call, in the form of OpenAI's API; their schemas have the types of the
-                arguments. Without tools, no call is read.
+            prompt_ids: the prompt, which may end with the opening marker of the reasoning.
+            tools: the tools that the answer may call, in the form of OpenAI's API; their schemas give the types of the
+                arguments. Without tools, calls are not parsed.
         """
         form = answer_format(tokenizer, reads_calls=bool(tools))
         is_thinking = False
@@ -64,7 +64,7 @@ class AnswerReader:
         return cls(form, tools, is_thinking=is_thinking)
 
     def add(self, text: str, marks: Sequence[int] | None = None) -> list[Event]:
-        """Return the events that are certain after more text.
+        """Add text, and return the events that no later text can change.
 
         Args:
             text: the text that follows.
@@ -81,14 +81,14 @@ class AnswerReader:
         return self._resumed()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """Return the events of the text that was held back; with `is_cut`, the token limit ended the answer."""
+        """End the answer, and return the events of the text that was held back. `is_cut`: the token limit ended it."""
         found = [] if self._reading else self.add("")
         self._cursor.is_end, self._cursor.is_cut = True, is_cut
         return found + self._resumed()
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the prompt has opened the reasoning."""
+        """Whether the prompt ends with the opening marker of the reasoning."""
         return self._is_thinking
 
     @property
@@ -114,7 +114,7 @@ class AnswerReader:
         return found
 
     def _read(self) -> Generator[None, None, None]:
-        """Read an answer: its reasoning, then texts and calls."""
+        """Parse an answer: its reasoning, then texts and calls."""
         form, calls, region = self._form, self._form.calls, None
         if self._is_thinking:
             region = next((each for each in (*form.first, *form.regions) if each.is_reasoning), None)
@@ -140,7 +140,7 @@ class AnswerReader:
             self._turn(is_reasoning=region is not None and region.is_reasoning)
 
     def _first(self, regions: Sequence[Region]) -> Generator[None, None, Region | None]:
-        """Read the opening of the reasoning at the start of an answer, if it is there."""
+        """Parse the opening marker of the reasoning at the start of an answer, if there is one."""
         spaces = yield from self._cursor.spaces()
         for region in regions:
             match = yield from self._cursor.here(region.open)
@@ -152,7 +152,7 @@ class AnswerReader:
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Read the calls after an opening; if there are none, give out the opening as text."""
+        """Parse the calls after an opening; if there are none, emit the opening as text."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
@@ -163,7 +163,7 @@ class AnswerReader:
         return False
 
     def _bare_call(self) -> Generator[None, None, bool]:
-        """Read a call that nothing marks, at the start of an answer or after another call."""
+        """Parse a call without an opening, at the start of an answer or after another call."""
         cursor, self._may_be_bare = self._cursor, False
         cursor.is_kept, at = True, cursor.at
         yield from cursor.spaces()
@@ -177,7 +177,7 @@ class AnswerReader:
         return False
 
     def _until(self, delimiters: Sequence[Delimiter | None]) -> Generator[None, None, re.Match[str] | None]:
-        """Give out text up to the first of several delimiters, and return its match; at the end None."""
+        """Emit the text before the first of several delimiters, and return its match; None at the end of the answer."""
         match = yield from self._cursor.find([each for each in delimiters if each], self._say)
         if match is None and not self._is_reasoning and not self._trims and self._space:
             self._events.append(TextDelta(self._space))
@@ -191,7 +191,7 @@ class AnswerReader:
         self._space = ""
 
     def _say(self, text: str) -> None:
-        """Give out text of the current part. White space is held back, since it is dropped where the part ends."""
+        """Emit text of the current part. White space is held back, because it is dropped at the end of a part."""
         text = self._space + text.replace(MARK, "")
         if self._trims:
             text = text.lstrip()
@@ -204,7 +204,7 @@ class AnswerReader:
 
 
 def _joined(events: Sequence[Event]) -> list[Event]:
-    """Return the events with deltas of the same part joined."""
+    """Join adjacent deltas of the same part, and return the events."""
     found: list[Event] = []
     for (kind, _), group in groupby(events, key=lambda event: (type(event), getattr(event, "call", None))):
         some = list(group)
@@ -222,7 +222,7 @@ def _joined(events: Sequence[Event]) -> list[Event]:
 def message_of(events: Sequence[Event]) -> dict[str, Any]:
     """Return the content, the reasoning and the calls of a whole answer, as keys of a message of OpenAI's API.
 
-    The content is None if there are calls alone. Absent reasoning and calls are left out.
+    The content is None if the answer has only calls. Keys without a value are left out.
     """
     texts: dict[str, str] = {"content": ""}
     calls: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Read the calls of an answer: JSON, tags, lines or Python become the JSON text of arguments, as the text comes."""
+"""Parse the tool calls of an answer while it is generated: arguments in JSON, tags, lines or Python become JSON."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ BARE_KEY = re.compile(r"""[^\s:{}\[\],"']*""")
 SPACE = re.compile(r"\s*")
 ESCAPED = frozenset('"\\/bfnrtu')
 
-# Keys of an object with a call that mean nothing here.
+# Keys of a call's object that are ignored.
 IGNORED = ("id", "type", "tool_call_id")
 
-# Values that are nested deeper are not read.
+# The deepest nesting of values; deeper values are malformed.
 MAX_DEPTH = 64
 
 
 class MalformedError(Exception):
-    """The text is no call, or its arguments are not what the format has; ends an attempt to read it."""
+    """The text is not a call, or its arguments are not in the format. Ends the attempt to parse the call."""
 
 
 class Cursor:
-    """A place in a text that grows. Its generators yield where they need more text.
+    """A position in a text that grows. Its generators yield when they need more text.
 
     Attributes:
-        text: the marked text from some place on.
+        text: the marked text, from some position on.
         at: the index of the next character in it.
-        is_end: whether nothing more will come.
+        is_end: whether the text is complete.
         is_cut: whether the answer was ended by the token limit.
         is_kept: whether the text that has been read is kept, so that indices stay valid.
     """
@@ -58,13 +58,13 @@ class Cursor:
         yield
 
     def next(self, n: int = 1) -> Generator[None, None, str]:
-        """Return the next character or characters, without reading them; fewer at the end."""
+        """Return the next n characters, fewer at the end; the cursor does not move."""
         while self.at + n > len(self.text) and not self.is_end:
             yield from self.more()
         return self.text[self.at : self.at + n]
 
     def run(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
-        """Return the longest run of characters that a pattern matches here, without reading it."""
+        """Return the longest run of characters that a pattern matches here; the cursor does not move."""
         while True:
             match = pattern.match(self.text, self.at)
             end = self.at if match is None else match.end()
@@ -73,13 +73,13 @@ class Cursor:
             yield from self.more()
 
     def spaces(self) -> Generator[None, None, str]:
-        """Read white space and return it."""
+        """Move over white space and return it."""
         found = yield from self.run(SPACE)
         self.at += len(found)
         return found
 
     def here(self, delimiter: Delimiter) -> Generator[None, None, re.Match[str] | None]:
-        """Return the match of a delimiter at this place; it is not read."""
+        """Return the match of a delimiter at this position; the cursor does not move."""
         while True:
             match = delimiter.match(self.text, self.at, is_end=self.is_end)
             if not isinstance(match, _More):
@@ -87,7 +87,7 @@ class Cursor:
             yield from self.more()
 
     def find(self, delimiters: Sequence[Delimiter], give: Emit) -> Generator[None, None, re.Match[str] | None]:
-        """Give out the text before the first of several delimiters, and return its match; None at the end."""
+        """Emit the text before the first of several delimiters, and return its match; None at the end."""
         while True:
             found, certain = None, len(self.text)
             for delimiter in delimiters:
@@ -103,7 +103,7 @@ class Cursor:
 
 
 class CallReader:
-    """Reads calls at a cursor, and adds their events.
+    """Parses calls at a cursor, and adds their events.
 
     Attributes:
         tools: the tools by name.
@@ -127,7 +127,7 @@ class CallReader:
         self._is_open = False
 
     def read(self, name: str | None, *, is_marked: bool, before: Callable[[], None]) -> Generator[None, None, bool]:
-        """Read the calls after an opening; return False if there are none, with the cursor where it was.
+        """Parse the calls after an opening. Return False if there are none; the cursor then stays where it was.
 
         Args:
             name: the name in the opening.
@@ -169,7 +169,7 @@ class CallReader:
         if not name:
             raise MalformedError
         self._before()
-        self._cursor.is_kept = False  # nothing is read again from here on
+        self._cursor.is_kept = False  # from here on, the cursor does not go back
         self._events.append(CallBegin(self.n_calls, self._format.new_id(), name))
         self.n_calls, self._is_open = self.n_calls + 1, True
 
@@ -182,7 +182,7 @@ class CallReader:
         self.n_ended, self._is_open = self.n_ended + 1, False
 
     def _rest(self) -> Reading:
-        """Give out what is left of malformed arguments as it is, up to the end of the call."""
+        """Emit the rest of malformed arguments unchanged, up to the end of the call."""
         ends = [each for each in (self._form.close or self._form.open,) if each]
         match = yield from self._cursor.find(ends, self._argue)
         if match is not None:
@@ -192,7 +192,7 @@ class CallReader:
     # Calls as JSON.
 
     def _list(self) -> Reading:
-        """Read a list of objects with calls."""
+        """Parse a list of objects with calls."""
         yield from self._take("[")
         while True:
             yield from self._object(None)
@@ -202,7 +202,7 @@ class CallReader:
         yield from self._take("]")
 
     def _object(self, name: str | None) -> Reading:
-        """Read an object with the name and the arguments of a call. Unknown members are text after the call."""
+        """Parse an object with the name and the arguments of a call. Unknown members become text after the call."""
         form, held, others, n = self._form, "", list[str](), self.n_calls
         yield from self._take("{")
         while (yield from self._char()) != "}":
@@ -236,7 +236,7 @@ class CallReader:
         self._events += [TextDelta(", ".join(others))] if others else []
 
     def _arguments(self, name: str | None) -> Reading:
-        """Read arguments: an object, which streams; its text as a string; or null."""
+        """Parse arguments: an object, which is emitted piece by piece; a string with the text of an object; or null."""
         char = yield from self._char()
         if char == '"':
             text = _object_text((yield from self._collected(self._string)))
@@ -254,7 +254,7 @@ class CallReader:
         self._end()
 
     def _value(self, emit: Emit) -> Reading:
-        """Pass on a JSON value; what the format writes in its own way is translated."""
+        """Emit a JSON value, translated from the syntax of the format."""
         cursor, closing = self._cursor, list[str]()
         while True:
             char = yield from self._char(emit)
@@ -285,7 +285,7 @@ class CallReader:
                 return
 
     def _member(self, emit: Emit) -> Reading:
-        """Pass on a key and the colon after it."""
+        """Emit a key and the colon after it."""
         yield from self._key(emit)
         yield from self._char(emit)
         yield from self._take(":")
@@ -303,7 +303,7 @@ class CallReader:
             emit(json.dumps(key, ensure_ascii=False))
 
     def _scalar(self, emit: Emit) -> Reading:
-        """Pass on a string, a number or a name."""
+        """Emit a string, a number or a name."""
         if (yield from self._cursor.next()) == '"':
             yield from self._string(emit)
             return
@@ -325,7 +325,7 @@ class CallReader:
         emit(text)
 
     def _string(self, emit: Emit) -> Reading:
-        """Pass on a JSON string. Characters and escapes that JSON does not allow become what they mean."""
+        """Emit a JSON string. Characters and escapes that JSON does not allow are replaced by valid ones."""
         cursor = self._cursor
         if (yield from cursor.next()) != '"':
             raise MalformedError
@@ -356,13 +356,13 @@ class CallReader:
                 raise MalformedError
 
     def _collected(self, read: Callable[[Emit], Reading]) -> Generator[None, None, str]:
-        """Return what `read` passes on, without white space around it."""
+        """Return the text that `read` emits, without white space around it."""
         parts: list[str] = []
         yield from read(parts.append)
         return "".join(parts).strip()
 
     def _char(self, emit: Emit | None = None) -> Generator[None, None, str]:
-        """Return the next character that is no white space; white space before it is passed on."""
+        """Return the next character that is not white space; emit the white space before it."""
         spaces = yield from self._cursor.spaces()
         if emit is not None and spaces:
             emit(spaces)
@@ -376,7 +376,7 @@ class CallReader:
     # Calls as tags, lines or Python.
 
     def _tags(self, name: str | None) -> Reading:
-        """Read values between tags, and pass them on as an object."""
+        """Parse values between tags, and emit them as an object."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor, n, opening = self._cursor, 0, self._form.tag[0]
         types = types_of(self.tools.get(name or "", {}))
@@ -402,7 +402,7 @@ class CallReader:
             self._end()
 
     def _tagged(self, types: Types | None) -> Reading:
-        """Pass on a value between tags. A string streams; another value is passed on when it is complete."""
+        """Emit a value between tags: a string piece by piece, another value when it is complete."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor, closing, value = self._cursor, self._form.tag[1], _Value(self._argue, types)
         while True:
@@ -434,7 +434,7 @@ class CallReader:
         return False
 
     def _block(self, name: str | None) -> Reading:
-        """Read the whole content, and pass on its calls."""
+        """Parse the whole content, and emit its calls."""
         parts: list[str] = []
         yield from self._cursor.find([self._form.close] if self._form.close else [], parts.append)
         text = "".join(parts).replace(MARK, "")
@@ -450,7 +450,7 @@ class CallReader:
 
 
 class _Value:
-    """The value of an argument as text without quotes, passed on as JSON."""
+    """The value of an argument that is written without quotes; it is emitted as JSON."""
 
     def __init__(self, emit: Emit, types: Types | None) -> None:
         self._emit, self._types, self._held, self._is_string = emit, types, "", False
@@ -467,11 +467,11 @@ class _Value:
             self._held = ""
 
     def end(self) -> None:
-        """Pass on the end of a value, or the whole one."""
+        """Emit the end of a string, or the whole value of another type."""
         self._emit('"' if self._is_string else json_of(self._held, self._types))
 
     def stop(self) -> None:
-        """Pass on a value that is incomplete."""
+        """Emit a value that is incomplete."""
         if not self._is_string and self._held:
             self._emit('"' + _escaped(self._held))
 
@@ -481,7 +481,7 @@ def _escaped(text: str) -> str:
 
 
 def _object_text(text: str) -> str:
-    """Return the JSON text of an object, which `text` has, or has as a string; of an absent one, an empty object."""
+    """Return the JSON text of the object in `text`, which may be quoted as a string; "{}" for null or no text."""
     try:
         value = json.loads(text)
         text, value = (value, json.loads(value or "{}")) if isinstance(value, str) else (text, value)
@@ -495,7 +495,7 @@ def _object_text(text: str) -> str:
 
 
 def _lines(text: str, settings: Mapping[str, Any], types: Mapping[str, Types]) -> str:
-    """Return the arguments of lines with a key and a value as JSON text."""
+    """Return arguments that are lines of a key and a value, as JSON text."""
     pairs = [line.partition(settings.get("kv_sep", ":")) for line in text.split(settings.get("line_sep", "\n"))]
     if any(key.strip() and not separator for key, separator, _ in pairs):
         raise MalformedError
@@ -522,7 +522,7 @@ def _python_calls(text: str, tools: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name and the arguments of a call; raise ValueError if it is none, or has values that JSON lacks."""
+    """Return the name and arguments of a call; raise ValueError if it is not a call or has values that JSON lacks."""
     if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError("no call with literal arguments")
     name = ast.unparse(call.func)
@@ -538,7 +538,7 @@ def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _python_value(value: ast.expr) -> Any:
-    """Return a literal, in which JSON's names count, too."""
+    """Return the value of a literal, which may also have the names of JSON (true, false, null)."""
     if isinstance(value, ast.Name) and value.id in ("true", "false", "null"):
         return json.loads(value.id)
     if isinstance(value, ast.List | ast.Tuple):

@@ -1,7 +1,7 @@
-"""Find delimiters in a stream of text: literals and regular expressions, and what may become one with more text.
+"""Find delimiters in a stream of text, and text at its end that may become a delimiter when more text follows.
 
-Python's `re` has no partial matching. `partial_of` writes a second expression, which matches the beginnings of what the
-first one matches, up to the end of the text.
+A delimiter is a literal or a regular expression. Python's `re` has no partial matching. So `partial_of` makes a second
+expression, which matches the end of a text if it is the beginning of a match of the first one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANCHORS = ("\\A", "\\Z", "\\b", "\\B", "^", "$")
 
 
 class UnsupportedPatternError(ValueError):
-    """An expression has a construct that partial matching does not know, such as a look-around."""
+    """A regular expression has a construct that `partial_of` does not support, such as a look-around."""
 
 
 class _Item(NamedTuple):
@@ -38,7 +38,7 @@ class _Item(NamedTuple):
 
 
 def partial_of(pattern: str) -> str:
-    """Return an expression that matches proper beginnings of what `pattern` matches, only at the end of the text.
+    """Return an expression that matches the end of a text if it is a proper beginning of a match of `pattern`.
 
     Raises:
         UnsupportedPatternError: the pattern has a look-around, a back-reference or an anchor.
@@ -97,7 +97,7 @@ def _sequence(items: Iterable[_Item]) -> str:
 
 
 class _More:
-    """The answer "this depends on the text that follows"."""
+    """The type of MORE: whether there is a match depends on the text that follows."""
 
 
 MORE = _More()
@@ -124,9 +124,9 @@ class Delimiter:
         return self.full.groupindex
 
     def find(self, text: str, at: int, *, is_end: bool) -> tuple[re.Match[str] | None, int]:
-        """Return the first match from an index on, and the index up to which nothing else can match.
+        """Return the first match from an index on, and the index before which no other match can begin.
 
-        Without `is_end` more text may follow: a match that it could change is not returned.
+        Without `is_end` more text may follow; a match that more text could change is not returned.
         """
         found = self.full.search(text, at)
         maybe = None if is_end else self._partial.search(text, at)
@@ -147,7 +147,7 @@ def literal(*texts: str) -> str:
 
 
 def marked(pattern: str, special: Collection[str]) -> str:
-    """Return the expression for marked text, in which control tokens among `special` count only with their mark."""
+    """Return the expression for marked text: a control token in `special` matches only if a mark precedes it."""
     written = [text for text in special if text and re.escape(text) in pattern]
     if not written:
         return pattern

@@ -1,11 +1,11 @@
 """Rewrite a conversation to the forms of messages that a chat template can write.
 
 Clients send conversations in the form of OpenAI's API. Few templates can write all of it: some refuse a system message
-in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A `Dialect` says
-what one template can write, and `rewritten` gives each message the least changed form that it can.
+in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A `Dialect` lists
+the forms that one template can write, and `rewritten` changes each message as little as possible.
 
-Each form depends on the template and on the message itself, and not on later messages: what was written in one turn is
-written the same way in the next, and the prefix cache finds it.
+The form of a message depends on the template and on the message, and not on later messages. So a message is written the
+same way in every later turn, and the prefix cache has its tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WriteCalls: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], str]
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 INSTRUCTIONS = (SYSTEM, "developer")
 
-# A text of this program, which some clients put in front of their instructions. It differs from session to session, and
-# nothing after it could be taken from the prefix cache.
+# A text that Claude Code puts in front of its instructions. It differs from session to session, so the prefix cache
+# could not reuse the tokens after it.
 NOISE = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 
 # Ids of Mistral's older models.
@@ -45,6 +45,8 @@ NINE = re.compile(r"[A-Za-z0-9]{9}")
 @dataclass(frozen=True)
 class Dialect:
     """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
+
+    Each attribute says which form is used, and what replaces it in another dialect.
 
     Attributes:
         parts: contents that are lists of text parts, if the template has a loop over them; else one text.
@@ -95,7 +97,7 @@ PLAINEST = Dialect(
 
 
 def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
-    """Return the messages in forms that the dialect has. No text, tool name or argument is lost.
+    """Return the messages in the forms of the dialect. No text, tool name or argument is lost.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -135,7 +137,7 @@ def _tool(tool: Mapping[str, Any], dialect: Dialect) -> Mapping[str, Any]:
 
 
 def normal(messages: Sequence[Message]) -> list[Dict]:
-    """Return checked messages in one form, whichever of several a client has sent.
+    """Check messages and return them in one form, whatever form the client has sent.
 
     An absent content is empty text, arguments of calls are objects, every call has an id, every result has the name of
     its tool, results are in the order of their calls, and `without_noise` cleans instructions.
@@ -166,7 +168,7 @@ def normal(messages: Sequence[Message]) -> list[Dict]:
 
 
 def without_noise(text: str) -> str:
-    """Return a text of a client's instructions without a first line that only the client's own service reads.
+    """Return instructions without their first line, if only the service of the client's vendor reads that line.
 
     Claude Code begins its instructions with such a line (`x-anthropic-billing-header: ...`), in a block of its own.
     """
@@ -182,7 +184,7 @@ def _clean(content: Any) -> Any:
 
 
 def _thoughts(parts: Sequence[Mapping[str, Any]]) -> Dict:
-    """Return the fields of an answer whose content has parts of reasoning."""
+    """Return the reasoning and the content of an answer whose content has parts of reasoning."""
     thoughts = [part["thinking"] for part in parts if "thinking" in part]
     content = {"content": [part for part in parts if "thinking" not in part] or ""}
     return {**content, "reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
@@ -211,7 +213,7 @@ def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    """Return the object of a JSON text; a text that has none, as of a call that was cut off, as its only argument."""
+    """Return the object of a JSON text. Other text, such as that of a call that was cut off, becomes an argument."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -220,7 +222,7 @@ def _decoded(text: str) -> Mapping[str, Any]:
 
 
 def _ordered(messages: list[Dict]) -> list[Dict]:
-    """Return the messages with each run of results in the order of the calls before it: many templates write no ids."""
+    """Sort the results after an answer in the order of its calls: many templates do not write the ids of calls."""
     found: list[Dict] = []
     places: dict[str, int] = {}
 
@@ -243,7 +245,7 @@ def _ordered(messages: list[Dict]) -> list[Dict]:
 
 
 def _instructions(messages: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Return the messages with system messages only where the dialect has them."""
+    """Return the messages with system messages only at places that the dialect allows."""
     n_head = next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
     if not dialect.developer:
         messages = [{**m, "role": SYSTEM} if m["role"] in INSTRUCTIONS else m for m in messages]
@@ -274,7 +276,7 @@ def _with_reminders(messages: list[Dict], dialect: Dialect) -> list[Dict]:
 
 
 def _one(messages: Sequence[Dict]) -> Dict:
-    """Return one message in place of several of one role."""
+    """Join several messages of one role to one message."""
     if len(messages) == 1:
         return messages[0]
     found = {"role": messages[0]["role"], "content": ""}
@@ -312,7 +314,7 @@ def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls)
 
 
 def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
-    """Yield each message with the results that follow it; results without a message before them follow an empty one."""
+    """Yield each message with the results that follow it; an empty message is put before results at the beginning."""
     at = 0
     while at < len(messages):
         message = messages[at] if messages[at]["role"] != TOOL else {}
@@ -323,7 +325,7 @@ def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
 
 
 def _how_called(message: Dict, dialect: Dialect) -> str:
-    """Return how the calls of a message are written, by the names of `Dialect.several`."""
+    """Return how the calls of a message are written: a value of `Dialect.several`."""
     calls = message.get("tool_calls", ())
     if not calls:
         return "one message"
@@ -341,7 +343,7 @@ def _spoken(message: Dict, write_calls: WriteCalls) -> Dict:
 
 
 def _one_each(message: Dict, results: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Return a message for each call, followed by its result; results of no call follow the last."""
+    """Return a message for each call, followed by its result. Results that belong to no call come last."""
     found: list[Dict] = []
     first, left = message, list(results)
     for call in message["tool_calls"]:
@@ -380,7 +382,7 @@ def _id_form(given: str, dialect: Dialect) -> str:
 
 
 def _said_results(results: list[Dict]) -> list[Dict]:
-    """Return results as one message of the user; none for none."""
+    """Return results as one user message; an empty list if there are no results."""
     texts = (f"<tool_response>\n{joined_parts(result['content'])}\n</tool_response>" for result in results)
     return [{"role": USER, "content": "\n".join(texts)}] if results else []
 
@@ -389,7 +391,7 @@ def _said_results(results: list[Dict]) -> list[Dict]:
 
 
 def _in_turns(messages: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Return the messages with turns that follow each other as the dialect has them."""
+    """Join adjacent turns of one role, and add empty turns, as the dialect needs."""
     found: list[Dict] = []
     for message in messages:
         role, before = message["role"], found[-1] if found else {"role": None}

@@ -1,6 +1,6 @@
 """The events of an answer: reasoning, text and tool calls, in the order in which the model generates them.
 
-Every API writes its reply from these events: the whole reply from all of them, a stream from each as it comes.
+Every API makes its replies from these events: a whole reply from all events, a stream from one event after the other.
 """
 
 from __future__ import annotations

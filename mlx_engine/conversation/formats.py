@@ -1,15 +1,15 @@
 """How models write tool calls: a table of response templates, and the choice of one for a chat template.
 
-The form is that of `response_template` in Hugging Face's tokenizer_config.json: regions of an answer with the texts or
-patterns that open and close them, and the kind of their content. A folder that has a template of its own is read by it.
-For all others the table is tried: a conversation with calls is rendered by the chat template, and the entry is taken
-that reads these calls back from the text. Names of models are never read.
+A response template has the form of `response_template` in Hugging Face's tokenizer_config.json. It lists the regions of
+an answer: the texts or patterns that open and close each region, and the kind of its content. If a model's folder has a
+response template, it is used. Otherwise an entry of the table is chosen by a test: the chat template renders a
+conversation with calls, and the entry that parses these calls correctly is used. The names of models play no role.
 
-Beyond Hugging Face's form:
-- `transform` may use the keys of a JSON object ("{parameters}"), as theirs does with `transform_each`;
-- a group `known` of a pattern is a name that counts only if there is such a tool;
+The table extends Hugging Face's form:
+- `transform` may use the keys of a JSON object ("{parameters}"), as Hugging Face's form does with `transform_each`;
+- a pattern with a group `known` matches only if a tool has the name in this group;
 - `content` "python-calls" is a list of calls in Python's syntax;
-- `open` "" is a call without an opening: the answer begins with it;
+- `open` "" is a call without an opening, at the beginning of an answer;
 - `written` has the texts that the model itself generates, see `Written`.
 """
 
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, literal, marked, partial_of
+from mlx_engine.conversation.schemas import arguments_of
 from mlx_engine.conversation.thinking import ThinkMarkers, think_markers
 from mlx_engine.errors import OptionError, shown
 from mlx_engine.tokenizer.chat_prompt import reads
@@ -79,7 +80,7 @@ def _json_list(opening: str, closing: str, item: str = OBJECT, **fields: Any) ->
     )
 
 
-# A name of a tool in a header of gpt-oss, which precedes or follows the channel.
+# The name of a tool in a header of gpt-oss, before or after the name of the channel.
 HARMONY_TO = r" to=(?:functions\.)?(?P<{0}>[\w.-]+?)"
 HARMONY_START = r"(?:<\|start\|>assistant)?"
 HARMONY_KIND = r"(?: ?(?:<\|constrain\|>)?(?:json|code))?"
@@ -196,7 +197,7 @@ TABLE: Mapping[str, Template] = {
             ),
         ),
     },
-    # Llama 3.1 to 3.3: nothing marks a call; several are separated by semicolons
+    # Llama 3.1 to 3.3: calls have no opening; several calls are separated by semicolons
     "llama-json": _calls(
         [Written('{{"name": {quoted}, "parameters": {arguments}}}', between="; ")],
         open=["", "<|python_tag|>"],
@@ -258,18 +259,18 @@ TABLE: Mapping[str, Template] = {
 
 
 class CallForm(NamedTuple):
-    """Where the parts of a call are.
+    """The syntax of tool calls in one response template.
 
     Attributes:
-        open, close: what opens and closes calls; `close` is None if the content ends by itself.
+        open, close: the delimiters of calls; `close` is None if the content shows its own end.
         is_bare: whether an answer may also begin with a call without an opening.
         content: the kind of the content.
         settings: the settings of this kind (`content_args`).
-        name_key, arguments_key: the keys of a JSON object that have the name and the arguments; None if the opening has
-            the name, and the content is the arguments.
+        name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the name is in the
+            opening, and the content is the arguments.
         is_list: whether the content is a list of calls.
-        tag: the opening and the end of a value, of "xml-inline".
-        quotes: what opens and closes a string, beyond JSON's quotes.
+        tag: the opening and closing tag of a value, for "xml-inline".
+        quotes: the delimiters of a string, in addition to JSON's quotes.
     """
 
     open: Delimiter | None
@@ -296,9 +297,9 @@ class Form(NamedTuple):
     """A response template whose patterns are compiled.
 
     Attributes:
-        first: reasoning that may begin an answer, and nothing else.
-        regions: reasoning and texts that may be anywhere.
-        calls: how calls are written; None if none are read.
+        first: reasoning that can only be at the beginning of an answer.
+        regions: reasoning and texts that can be anywhere.
+        calls: the syntax of calls; None if calls are not parsed.
     """
 
     first: tuple[Region, ...] = ()
@@ -318,11 +319,11 @@ def compiled(template: Template, special: Sequence[str] = ()) -> Form:
 
     Args:
         template: a response template.
-        special: the control tokens that count only with their mark (`delimiters.marked`); none for plain text.
+        special: the control tokens that match only after a mark (`delimiters.marked`); empty for plain text.
 
     Raises:
         UnsupportedPatternError: a pattern has a construct that is not supported.
-        KeyError, TypeError, ValueError: it is no response template.
+        KeyError, TypeError, ValueError: `template` is not a response template.
     """
     fields, regions = template["fields"], []
     for name in ("thinking", "reasoning_content", "reasoning", "content"):
@@ -367,7 +368,7 @@ def _call_form(about: Template, special: Sequence[str]) -> CallForm:
 
 
 def _delimiter(about: Template, side: str, special: Sequence[str]) -> Delimiter | None:
-    """Return what opens or closes a region; None if nothing does."""
+    """Return the delimiter that opens or closes a region; None if there is none."""
     given = about.get(side) or ()
     texts = [text for text in ([given] if isinstance(given, str) else given) if text]
     pattern = about.get(f"{side}_pattern") or (literal(*texts) if texts else None)
@@ -379,12 +380,12 @@ def _delimiter(about: Template, side: str, special: Sequence[str]) -> Delimiter 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How the answers of a model are read.
+    """How the answers of a model are parsed.
 
     Attributes:
         plain: the form for text without marks.
         marked: the form for text whose control tokens are marked.
-        opening: the text at the end of a prompt whose template has opened the reasoning; "" if there is none.
+        opening: the opening marker of the reasoning, at the end of a prompt; "" if the prompt has none.
         has_letter_ids: whether the ids of calls are nine letters and digits, as Mistral's templates demand.
     """
 
@@ -399,7 +400,7 @@ class AnswerFormat:
 
 
 def call_id(*, has_letters: bool = False) -> str:
-    """Return an id that no other call has; with `has_letters`, nine letters and digits."""
+    """Return a unique id of a call; with `has_letters`, nine letters and digits."""
     if has_letters:
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
@@ -415,7 +416,7 @@ class Format:
         written: the texts that the model generates; None if they are not known.
         is_parallel: whether the chat template takes several calls in one message.
         has_letter_ids: whether it demands ids of nine letters and digits.
-        is_rendered: whether it renders calls at all. If not, they are put into the content, by `write`.
+        is_rendered: whether the chat template renders calls. If not, `write` puts them into the content.
     """
 
     name: str
@@ -466,7 +467,7 @@ class Format:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     def shown(self, value: Any) -> str:
-        """Return a value as JSON, or in the format's variant of it."""
+        """Return a value as JSON, or in the format's variant of JSON."""
         settings = self.template["fields"]["tool_calls"].get("content_args", {})
         quotes = (settings.get("string_delims") or [None])[0]
         if quotes is None:
@@ -481,17 +482,14 @@ class Format:
 
 
 def _object_of(arguments: Any) -> Mapping[str, Any]:
-    try:
-        value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    except ValueError:
-        value = None
-    if not isinstance(value, Mapping):
+    value = arguments_of("{}" if arguments == "" else arguments)
+    if value is None:
         message = f"the arguments of a call must be a JSON object, not {shown(arguments)}"
         raise OptionError(message, option="messages", expected="a JSON object", found=arguments)
     return value
 
 
-# A conversation with calls, whose texts occur in no template.
+# The texts of a conversation with calls. No chat template contains them.
 QUESTION = "What is the weather in Ulm and in Ghent?"
 CITIES = (("Ulm \u00fc", 3), ("Ghent", 14))
 PROBE: Json = {
@@ -510,13 +508,13 @@ PROBE: Json = {
     },
 }
 
-# By tokenizer: formats by chat template, and what is compiled from them.
+# By tokenizer: the formats of its chat templates, and the forms compiled from them.
 _FORMATS: WeakKeyDictionary[Tokenizer, dict[str | None, Format | None]] = WeakKeyDictionary()
 _ANSWERS: WeakKeyDictionary[Tokenizer, dict[Hashable, AnswerFormat]] = WeakKeyDictionary()
 
 
 def format_of(tokenizer: Tokenizer) -> Format | None:
-    """Return how the model of a tokenizer writes calls; None if no format is known. The first call renders a probe."""
+    """Return the format of a tokenizer's model; None if it is not known. The first call renders a test conversation."""
     known = _FORMATS.setdefault(tokenizer, {})
     if tokenizer.chat_template not in known:
         known[tokenizer.chat_template] = _chosen(tokenizer)
@@ -524,10 +522,10 @@ def format_of(tokenizer: Tokenizer) -> Format | None:
 
 
 def required_format(tokenizer: Tokenizer) -> Format:
-    """Return how the model writes calls.
+    """Return the format of the model.
 
     Raises:
-        OptionError: the chat template has no tools, or no format reads the calls that it renders.
+        OptionError: the chat template does not support tools, or no format parses the calls that it renders.
     """
     found, template = format_of(tokenizer), tokenizer.chat_template
     if found is None:
@@ -540,7 +538,7 @@ def required_format(tokenizer: Tokenizer) -> Format:
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:
-    """Return the format whose reading of a rendered conversation gives the calls of the conversation back."""
+    """Return the format that parses the calls of a rendered conversation correctly."""
     own, template = _own(tokenizer), tokenizer.chat_template
     if template is None or not reads(template, "tools"):
         return own
@@ -576,12 +574,12 @@ def _probe(n: int, *, has_results: bool) -> list[Json]:
 
 
 def _as_nothing(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Refuse to write calls as text: the format in which the model writes them is being looked for."""
+    """Raise an error: calls cannot be written as text while the format of the model is being determined."""
     raise AssertionError(f"expected a dialect with calls, found {len(calls)} calls to be written as text")
 
 
 def _own(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of the folder's own response template, if it has one with calls that can be interpreted."""
+    """Return the format of the response template in the model's folder; None if it has none with supported calls."""
     template = tokenizer.response_template
     try:
         return Format("response_template", template, None) if template and compiled(template).calls else None
@@ -599,13 +597,13 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
 
 
 def _reading(text: str, calls: Sequence[Json]) -> str | None:
-    """Return the entry of the table that reads these calls from a rendered text, which may begin with headers."""
+    """Return the entry of the table that parses these calls in a rendered text, which may begin with headers."""
     first = PROBE["function"]["name"]
     starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
     wanted = [(call["function"]["name"], _object_of(call["function"]["arguments"])) for call in calls]
     for name, template in TABLE.items():
         form = compiled(template)
-        # A call that nothing marks is only read where an answer begins, and by its own keys.
+        # A call without an opening is parsed only at the beginning of an answer, and only with the keys of its format.
         is_bare = form.calls is not None and form.calls.is_bare
         if is_bare and form.calls is not None and f'"{form.calls.arguments_key}"' not in text:
             continue
@@ -634,7 +632,7 @@ def _calls_in(text: str, form: Form) -> list[tuple[str, Any]] | None:
 
 
 def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
-    """Return the variant of a format that a chat template writes; the first if it has another one."""
+    """Return the variant of a format that a chat template writes; the first variant if none fits."""
     variants = TABLE[name]["written"]
     found = (form for form in variants if Format(name, TABLE[name], form).write(calls[:1]).strip() in text)
     written: Written = next(found, variants[0])
@@ -642,7 +640,7 @@ def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:
-    """Return the format whose opening is a control token, for a template that reads tools and renders no calls."""
+    """Return the format whose opening is a control token, for a chat template with tools that renders no calls."""
     for name, template in TABLE.items():
         opening = template["fields"]["tool_calls"].get("open")
         if isinstance(opening, str) and opening in tokenizer.special_tokens:
@@ -651,7 +649,7 @@ def _spelled(tokenizer: Tokenizer) -> Format | None:
 
 
 def answer_format(tokenizer: Tokenizer, *, reads_calls: bool) -> AnswerFormat:
-    """Return how the answers of a model are read."""
+    """Return how the answers of a model are parsed."""
     markers = think_markers(tokenizer.chat_template)
     known, key = _ANSWERS.setdefault(tokenizer, {}), (tokenizer.chat_template, markers, reads_calls)
     if key not in known:

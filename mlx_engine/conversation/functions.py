@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
+from mlx_engine.conversation.schemas import arguments_of
 from mlx_engine.errors import OptionError, shown
 
 Function: TypeAlias = Callable[..., Any]
@@ -15,7 +15,7 @@ Tool: TypeAlias = "Function | Mapping[str, Any]"
 
 KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-# The section of a docstring that describes the parameters, and the next section; a parameter in it.
+# The section of a docstring that describes the parameters; a parameter in this section; the beginning of a section.
 ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 ARGUMENT = re.compile(r"^\*{0,2}(\w+)(?: *\([^)]*\))?: *(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):[ \t]*$", re.MULTILINE)
@@ -40,18 +40,14 @@ class ToolCall(NamedTuple):
     def of(cls, call: Mapping[str, Any]) -> ToolCall:
         """Return a call from its form in a message of OpenAI's API."""
         name, text = call["function"]["name"], call["function"]["arguments"]
-        try:
-            arguments = json.loads(text)
-        except ValueError:
-            arguments = None
-        return cls(call["id"], name, arguments if isinstance(arguments, dict) else None, text)
+        return cls(call["id"], name, arguments_of(text), text)
 
 
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form of OpenAI's API: mappings as they are, functions described.
+    """Return tools in the form of OpenAI's API. Mappings are returned unchanged; functions are described.
 
     Raises:
-        OptionError: one is neither a description nor a function, or two have the same name.
+        OptionError: a tool is neither a description nor a function, or two tools have the same name.
     """
     found = [function_tool(tool) if callable(tool) else _checked(tool, i) for i, tool in enumerate(tools)]
     names = [tool["function"]["name"] for tool in found]
@@ -62,7 +58,7 @@ def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _checked(tool: Any, i: int) -> dict[str, Any]:
-    """Return a description of a tool, also one without the wrapping in `function`."""
+    """Check and return a description of a tool, which may lack the outer object with the key `function`."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:

@@ -1,4 +1,4 @@
-"""The types of arguments by a tool's JSON Schema, for formats that write values without quotes."""
+"""The arguments of a call: as an object, and their types by a tool's JSON Schema, for values without quotes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mlx_engine.constraint import target
 
 Types: TypeAlias = "frozenset[str]"
 
-# Types whose values are texts, except null.
+# A value whose possible types are among these is text, or null.
 STRINGS = frozenset({"string", "null"})
 
-# Names of types that JSON Schema does not have, and that clients send.
+# Names of types that clients send and JSON Schema does not have.
 SYNONYMS = {
     "str": "string", "text": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean",
     "dict": "object", "list": "array",
@@ -21,8 +21,17 @@ SYNONYMS = {
 
 PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
-# References that are followed inside each other.
+# The largest number of nested references that are followed.
 MAX_REFERENCES = 16
+
+
+def arguments_of(given: Any) -> dict[str, Any] | None:
+    """Return the arguments of a call, which are an object or the JSON text of one; None if they are neither."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return None
+    return dict(found) if isinstance(found, Mapping) else None
 
 
 def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:
@@ -55,10 +64,10 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
 
 
 def json_of(text: str, types: Types | None) -> str:
-    """Return a value that is written without quotes as JSON text, by the types that it may have.
+    """Return the JSON text of a value that is written without quotes, by the types that it may have.
 
-    A value of another type, or one that is no JSON, is a string. Without types, whatever is JSON counts as such, except
-    a quoted string.
+    A value of another type is a string, and so is a text that is not JSON. Without types, every JSON text is a value of
+    its type, except a quoted string.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:
@@ -74,7 +83,7 @@ def json_of(text: str, types: Types | None) -> str:
 
 
 def _number(text: str, types: Types) -> tuple[Any, str]:
-    """Return a number that JSON writes in another way, such as 007 or .5, and its JSON text."""
+    """Return a number that JSON would write differently, such as 007 or .5, and its JSON text."""
     kinds = [kind for name, kind in (("integer", int), ("number", float)) if name in types]
     for kind in kinds:
         try:

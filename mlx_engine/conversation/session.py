@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mlx_engine.conversation.schemas import arguments_of
 from mlx_engine.errors import OptionError
 from mlx_engine.options import Options, names_options
 
@@ -44,7 +44,7 @@ class Turn:
 
     @property
     def n_cached(self) -> int:
-        """Tokens of the prompt whose keys and values the turns before had computed."""
+        """Tokens of the prompt whose keys and values were in the cache."""
         return self.generation.n_cached
 
     @property
@@ -59,7 +59,7 @@ class Conversation:
     A model without a chat template continues the text of all messages instead, see `plain_text`.
 
     Attributes:
-        messages: the messages so far. A last message of the user has no answer yet, and the next question replaces it.
+        messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
         options: options of every answer.
         turns: the turns of these messages whose answers were generated here.
         variables: variables of the chat template, such as `enable_thinking`.
@@ -83,7 +83,7 @@ class Conversation:
             engine: the model.
             options: options of every answer.
             system: the system message; None for none.
-            kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context.
+            kv_memory: bytes for keys and values; None takes the free memory of the machine, at most a full context.
             variables: variables of the chat template, such as `enable_thinking`.
             tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
         """
@@ -134,7 +134,7 @@ class Conversation:
     def ask(self, text: str, *, progress: Progress | None = None) -> Iterator[str]:
         """Add a message of the user, and return the answer in pieces.
 
-        The answer is added to the messages when the pieces end or are closed: what was generated until then is kept.
+        The answer is added to the messages when the pieces end or are closed; a closed answer keeps its text so far.
 
         Args:
             text: the message.
@@ -148,7 +148,7 @@ class Conversation:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls of the last answer, which wait for their results."""
+        """The calls of the last answer, whose results are not known yet."""
         from mlx_engine.conversation.functions import ToolCall
 
         last = self.messages[-1] if self._role(-1) == ASSISTANT else {}
@@ -182,8 +182,8 @@ class Conversation:
     def undo(self) -> str:
         """Drop the last question with its answer, and return the question.
 
-        Later answers have the bits of a conversation in which the question was never asked: the ids of its answer are
-        forgotten, too, and the prefix cache finds keys and values by the ids of all tokens before them.
+        Later answers have the bits of a conversation in which the question was never asked: the ids of the answer are
+        dropped, too, and the prefix cache reuses keys and values only after the same ids.
 
         Raises:
             OptionError: nothing was asked yet.
@@ -227,7 +227,7 @@ class Conversation:
         for turn in self.turns:
             n = n_system + turn.n_messages
             if n <= len(messages):
-                # Adds the prompt, which must be known before its answer is added.
+                # Adds the prompt to the history: an answer can be added only after its prompt.
                 conversation_ids(self.engine.prompts, messages[: n - 1], self.variables, history, self.tools)
                 history.add_answer(turn.generation.prompt_ids, turn.generation.token_ids)
         return history
@@ -251,7 +251,7 @@ class Conversation:
     def _scheduler(self) -> Scheduler:
         """Return the scheduler, whose prefix cache keeps the keys and values from turn to turn."""
         if self._kept is None or not self._kept.is_sound:
-            self._kept = None  # frees its memory before the next one is made
+            self._kept = None  # free its memory before the next scheduler is made
             self._kept = self.engine.scheduler(slots=1, kv_memory=self._kv_memory)
         return self._kept
 
@@ -279,7 +279,7 @@ class Conversation:
     def _message(self, generation: Generation) -> dict[str, Any]:
         """Return the message of an answer; its reasoning is a field of its own if the template reads that field.
 
-        Other templates get the text as generated: those of thinking models cut the reasoning off themselves.
+        Other templates get the text as generated: templates of thinking models remove the reasoning themselves.
         """
         from mlx_engine.conversation.answer import message_of
 
@@ -289,8 +289,8 @@ class Conversation:
         found = message_of([*reader.add(generation.text, self.marks), *reader.finish(is_cut=is_cut)])
         reads_reasoning = READS_REASONING.search(self.engine.tokenizer.chat_template or "")
         if "tool_calls" in found:
-            # Calls that were cut off cannot be answered.
-            kept = [call for call in found["tool_calls"] if _is_object(call["function"]["arguments"])]
+            # A call that was cut off cannot get a result.
+            kept = [call for call in found["tool_calls"] if arguments_of(call["function"]["arguments"]) is not None]
             message |= {"content": found["content"] or "", **({"tool_calls": kept} if kept else {})}
         if reads_reasoning and found.get("reasoning_content"):
             message |= {"content": found["content"] or "", "reasoning_content": found["reasoning_content"]}
@@ -308,21 +308,13 @@ class Conversation:
         return AnswerReader.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids, self.tools)
 
 
-def _is_object(text: str) -> bool:
-    """Return whether a text is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
-
-
 def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of messages without the system message."""
     return len(messages) - (bool(messages) and messages[0]["role"] == SYSTEM)
 
 
 def asked(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return messages that a template can render: many refuse a system message alone, so a question is added to it."""
+    """Add a question to a system message without one, because many templates refuse a system message alone."""
     is_system_alone = len(messages) == 1 and isinstance(messages[0], dict) and messages[0].get("role") == SYSTEM
     return [*messages, {"role": USER, "content": "a"}] if is_system_alone else messages
 

@@ -1,8 +1,8 @@
-"""What a model's chat template can express: found out by rendering, and checked in every prompt.
+"""Find out which forms of messages a chat template supports, and check that every prompt has the whole conversation.
 
-A template is asked once, with short conversations, which forms of messages it writes without loss (`dialect_of`). Each
-conversation is then rewritten to these forms and rendered, and every text, tool name and argument of it is looked for
-in the prompt. What is not there is refused by name: nothing is lost in silence.
+`dialect_of` renders short test conversations once, to find the forms of messages that the template writes without loss.
+Each conversation is rewritten to these forms and rendered. Then every text, tool name and argument is searched in the
+prompt; if one is missing, an error names it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def chat_ids(
 ) -> list[int]:
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
-    The conversation is rewritten to what the template can express. Arguments: see `tokenizer.chat.chat_ids`.
+    The conversation is rewritten to the forms that the template supports. Arguments: see `tokenizer.chat.chat_ids`.
 
     Raises:
         OptionError: the messages are no list of messages, or the template does not read one of the variables.
-        ChatTemplateError: there is no template, it exceeds its limits, or it leaves out a part of the conversation in
-            every form.
+        ChatTemplateError: there is no template, it exceeds its limits, or a part of the conversation is missing from
+            the prompt in every form.
         TokenizerError: the vocabulary cannot encode the text.
     """
     prompt = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(prompt)
@@ -78,9 +78,9 @@ def chat_ids(
 
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return tool calls as the model writes them, for templates that leave them out.
+    """Return tool calls as the model writes them, for templates that do not render calls.
 
-    A model whose form is not known gets the one that most models have.
+    If the format of the model is not known, the most common format is used.
     """
     form = format_of(tokenizer)
     return _in_tags(calls) if form is None or form.written is None else form.write(calls)
@@ -92,13 +92,13 @@ def _in_tags(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _tools(prompt: ChatPrompt, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
-    is_list = isinstance(prompt.tools, list | tuple)  # all else is refused by name
+    is_list = isinstance(prompt.tools, list | tuple)  # anything else is refused with its name
     return rewritten_tools(prompt.tools, dialect) if is_list else prompt.tools
 
 
 def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
-    """Yield the dialects to try, those that change less first."""
-    # With common messages all dialects agree, or the check fails: the template need not be asked.
+    """Yield the dialects to try, beginning with those that change the messages least."""
+    # For common messages all dialects are equal, or the check fails: no test conversation is needed.
     if _is_common(prompt):
         yield Dialect()
     if tokenizer.chat_template is not None:
@@ -107,7 +107,7 @@ def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
 
 
 def _is_common(prompt: ChatPrompt) -> bool:
-    """Return whether there are texts of a user and answers in turns alone, and a system message at the beginning."""
+    """Return whether there are only alternating user and assistant texts, perhaps after a system message."""
     messages = prompt.messages
     try:
         if any(is_bare(tool) for tool in prompt.tools):
@@ -116,7 +116,7 @@ def _is_common(prompt: ChatPrompt) -> bool:
         are_texts = all(isinstance(message.get("content"), str) for message in messages)
         has_more = any(message.get(key) for message in messages for key in ("tool_calls", *REASONING))
     except (AttributeError, KeyError, TypeError):
-        return True  # to be refused by name
+        return True  # to be refused with its name
     turns = roles[1:] if roles[:1] == [SYSTEM] else roles
     return are_texts and not has_more and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
 
@@ -128,7 +128,7 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 def accepts(prompt: ChatPrompt, where: str) -> Check:
-    """Return a function that raises ChatTemplateError if a part of the prompt is not in a text; see `lost`."""
+    """Return a function that raises ChatTemplateError if a part of the prompt is missing from a text; see `lost`."""
 
     def accept(text: str) -> None:
         part = lost(prompt, text)
@@ -141,11 +141,11 @@ def accepts(prompt: ChatPrompt, where: str) -> Check:
 
 
 def lost(prompt: ChatPrompt, text: str) -> str | None:
-    """Return the first part of a conversation that is not in its rendered text; None if all is there.
+    """Return the first part of a conversation that is missing from its rendered text; None if all parts are there.
 
-    Parts are texts, names of tools, and the names and values of arguments, as they are or as JSON writes them. They are
+    Parts are texts, names of tools, and the names and values of arguments, unchanged or in JSON's syntax. Parts must be
     in the order of their messages, except instructions, which templates may move. White space at the ends of a text
-    does not count. Reasoning is no part: a template drops what a model must not read again.
+    is ignored. Reasoning is not a part: templates drop earlier reasoning on purpose.
     """
     for i, tool in enumerate(prompt.tools):
         name = tool.get("function", tool).get("name", "") if isinstance(tool.get("function", tool), Mapping) else ""
@@ -192,7 +192,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return what follows the reasoning in the text of an answer."""
+    """Return the text of an answer without its reasoning."""
     for markers in MARKERS:
         _, closing, rest = text.rpartition(markers.closing)
         if closing:
@@ -201,7 +201,7 @@ def _without_reasoning(text: str) -> str:
 
 
 def _end(text: str, part: Any, begin: int) -> int | None:
-    """Return where a part first ends in a text, in the form in which it ends first; None if it is not there."""
+    """Return the index in a text at which a part first ends, in any of its forms; None if the text does not have it."""
     if isinstance(part, str):
         part = part.strip()
         if (at := text.find(part, begin)) >= 0:
@@ -213,14 +213,14 @@ def _end(text: str, part: Any, begin: int) -> int | None:
     return min(ends, default=None)
 
 
-# ---- what a template can express ----
+# ---- the forms that a template supports ----
 
 _LOCK = kept_over_forks(threading.Lock())
 _KNOWN: WeakKeyDictionary[Tokenizer, tuple[str, Dialect]] = WeakKeyDictionary()
 
 
 def dialect_of(tokenizer: Tokenizer) -> Dialect:
-    """Return the forms of messages that the tokenizer's chat template writes; it is asked once.
+    """Return the forms of messages that the tokenizer's chat template writes; they are determined once.
 
     Raises:
         ChatTemplateError: there is no template, or it exceeds its limits.
@@ -236,7 +236,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     return found
 
 
-# Words that no template has.
+# Words that occur in no template.
 HEAD, ASKED, LATE, ANSWERED, NEXT, AGAIN, RESULT, OTHER, THOUGHT = (
     f"probe{word}" for word in ("head", "asked", "late", "answered", "next", "again", "result", "other", "thought")
 )
@@ -338,7 +338,7 @@ STEPS: list[Step] = [
 
 
 class _Probe:
-    """Asks a template which forms of messages it writes, by rendering conversations of words that it cannot have."""
+    """Finds the forms of messages that a template writes, by rendering conversations of words that no template has."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -347,14 +347,14 @@ class _Probe:
         self._has_calls = "tool_calls" in template
 
     def dialect(self) -> Dialect:
-        """Return the dialect of the template. Each step begins with what the steps before it have found."""
+        """Return the dialect of the template. Each step uses the forms that earlier steps have found."""
         found = self._with_tools(Dialect(calls=self._has_calls))
         for candidates, conversations in STEPS:
             found = self._first(candidates(found), conversations)
         return found
 
     def _with_tools(self, known: Dialect) -> Dialect:
-        """Return the dialect with the form of tools; a template without tools has none."""
+        """Return the dialect with the form of tools, if the template supports tools."""
         if not self._tools:
             return known
         (question,) = _said((USER, ASKED))
@@ -365,7 +365,7 @@ class _Probe:
         return candidates[0] if self._mark(prompts[0], texts[0]) == SOUND else candidates[1]
 
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
-        """Return the first candidate that writes all conversations, in sound JSON if one does; else the last one."""
+        """Return the first candidate that writes all conversations, if possible with valid JSON; else the last one."""
         candidates = [each for each in candidates if self._has_calls or not each.calls]
         prompts = [
             ChatPrompt(rewritten(messages, candidate, _in_tags), tools=self._tools)

@@ -1,7 +1,7 @@
-"""Which tools an answer may or must call, and the grammar of such an answer.
+"""The choice of tools: which tools an answer may or must call, and the grammar of such an answer.
 
-A required call, the choice of one tool, a strict tool and `parallel_tool_calls: false` become a Lark grammar, made from
-the texts that the model itself generates (`formats.Written`). Other answers are free.
+A required call, the choice of one tool, a strict tool and `parallel_tool_calls: false` need a Lark grammar. The grammar
+is made from the texts that the model itself generates (`formats.Written`). Other answers are not constrained.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 Tool = Mapping[str, Any]
 
-# Any text; tokens that delimit parts of an answer are never part of it.
+# Any text without tokens that delimit parts of an answer.
 TEXT = "/(?s:.*)/"
 
 
 class ToolChoice(NamedTuple):
-    """Which tools of a prompt an answer calls.
+    """Which tools of a prompt an answer may or must call.
 
     Attributes:
-        is_required: whether it must call one.
+        is_required: whether the answer must call a tool.
         name: the only tool that it may call; None for any.
-        is_parallel: whether it may call several.
+        is_parallel: whether the answer may have several calls.
     """
 
     is_required: bool = False
@@ -48,7 +48,7 @@ class ToolChoice(NamedTuple):
 def with_choice(
     content: Constraint | None, tokenizer: Tokenizer, tools: Sequence[Tool], choice: ToolChoice
 ) -> Constraint | None:
-    """Return the constraint of an answer to a prompt with tools; None if none is needed.
+    """Return the constraint of an answer to a prompt with tools; None if it is not constrained.
 
     Args:
         content: the constraint of an answer without calls, if it has one.
@@ -78,7 +78,7 @@ def with_choice(
         message = f"tools: the constraint of an answer with tools must be a JSON Schema, not a {content.kind}"
         raise OptionError(message, option="tools", expected="a JSON Schema", found=content.kind)
     made = Constraint.grammar(grammar(tokenizer, form, tools, choice, None if content is None else content.text))
-    # The channels of gpt-oss are part of the grammar.
+    # The grammar of gpt-oss has channels.
     return made if form.name == "harmony" else made.after_reasoning()
 
 
@@ -119,7 +119,7 @@ class _Grammar:
     def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
         """Return the whole grammar."""
         written = self._written
-        # The texts before a call are in one element with its first characters, which decide what follows.
+        # The text before a call and the first characters of the call are one element, because they decide what follows.
         another = " | ".join(self._call(tool, after=written.between) for tool in tools)
         several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
         ending = f"{several} {self._text(written.after)}"
@@ -143,13 +143,13 @@ class _Grammar:
             return f"{text} | {text} {calls}"
         if opening.startswith("{"):
             return f"{self._rule('text_first', '/([^{](?s:.*))?/')} | {calls}"
-        # The text ends with the opening of a call: what follows must be one.
+        # The text ends with the opening of a call, so a call must follow.
         head = self._rule("head[lazy]", f"{TEXT[:-1]}{_regex(opening)}/")
         rest = " | ".join(self._call(tool, after=self._written.before, without=opening) for tool in tools)
         return f"{text} | {head} ({rest}) {ending}"
 
     def _opening(self) -> str:
-        """Return the text with which calls begin, up to what differs: a token, or the first tag."""
+        """Return the text with which all calls begin: a token, or the first tag."""
         whole = self._written.before + self._written.call.replace("{{", "{")
         token = next((text for text in self._tokens if whole.startswith(text)), "")
         return token or (whole if whole.startswith("{") else whole[: whole.index(">") + 1])
@@ -189,9 +189,9 @@ class _Grammar:
             text = text[at + len(token) :]
 
     def _call(self, tool: Tool, *, after: str, without: str = "") -> str:
-        """Add the rule of a text and a call of a tool, `without` what it begins with, and return its name."""
+        """Add the rule of a text and a call of a tool, without its beginning `without`; return the name of the rule."""
         function, call = tool["function"], self._written.call
-        for end in self._ends:  # the end of an answer is a token of its own
+        for end in self._ends:  # the end of an answer is a token
             call = call.removesuffix(end)
         schema = _supported(function)
         fields: dict[str, Callable[[], str]] = {
@@ -242,8 +242,8 @@ class _Grammar:
         return self._sequence(found, '","')
 
     def _sequence(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return elements in their order, those that are not required left out at will, with separators between."""
-        # The first element that is there has no separator before it.
+        """Return elements in order, with separators between them; elements that are not required are optional."""
+        # No separator precedes the first element that is present.
         ways = []
         for i, (element, is_required) in enumerate(elements):
             after = self._after(elements[i + 1 :], separator)
@@ -258,7 +258,7 @@ class _Grammar:
         return " ".join(f"({separator} {element}){'' if needs else '?'}" for element, needs in elements)
 
     def _values(self, schema: Any) -> str:
-        """Return the values of arguments, one after the other."""
+        """Return the values of arguments in sequence."""
         found = []
         for key, each in schema.get("properties", {}).items():
             before, _, after = self._written.value.partition("{value}")
@@ -306,7 +306,7 @@ def _required(schema: Any) -> Sequence[str]:
 
 
 def _plain(schema: Any, root: Any) -> Any:
-    """Return a schema without a reference at its top."""
+    """Resolve the reference at the top of a schema."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
     found = target(reference, root) if isinstance(reference, str) else schema
     return found if isinstance(found, Mapping) else {}
@@ -315,7 +315,7 @@ def _plain(schema: Any, root: Any) -> Any:
 def _supported(function: Mapping[str, Any]) -> Any:
     """Return the schema of a tool's arguments; any object if it is not supported and the tool is not strict.
 
-    Arguments that the schema does not name are left out, unless it says that there may be others.
+    Arguments that the schema does not name are forbidden, unless `additionalProperties` allows them.
     """
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     try:
@@ -330,5 +330,5 @@ def _supported(function: Mapping[str, Any]) -> Any:
 
 
 def _regex(text: str) -> str:
-    """Return a text as a regular expression between slashes."""
+    """Return the regular expression of a text, escaped for use between slashes."""
     return "".join(c if c.isalnum() or c in " _<>=:,\"'" else {"\n": "\\n"}.get(c, "\\" + c) for c in text)

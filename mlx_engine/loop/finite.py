@@ -1,18 +1,13 @@
-"""The check that logits are finite, and the search for the first non-finite value of a forward pass.
-
-The check reads one sum per row of logits. The search runs only when the check has failed.
-"""
+"""The search for the first non-finite value of a forward pass. It runs when `Backend.bad_rows` has found a row."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.pool import LONGEST_PASS
@@ -24,36 +19,15 @@ from mlx_engine.weights.model import Model
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-class FiniteCheck:
-    """The check of the logits (R, V) of one pass.
-
-    Attributes:
-        sums: the sums (R,) of the rows, which a lazy backend computes with the tokens of the pass.
-    """
-
-    def __init__(self, backend: Backend, logits: Array) -> None:
-        self._backend, self._logits, self.sums = backend, logits, backend.row_sums(logits)
-        self._bad: dict[int, np.ndarray] | None = None
-
-    def bad_rows(self) -> dict[int, np.ndarray]:
-        """Wait for the sums, and return the logits (V,) of each row that has NaN or infinities, by row."""
-        if self._bad is None:
-            sums = self._backend.host(self.sums).tolist()
-            rows = {r: self._backend.host(self._logits)[r] for r, total in enumerate(sums) if not math.isfinite(total)}
-            # A sum over finite logits may overflow.
-            self._bad = {r: row for r, row in rows.items() if not np.isfinite(row).all()}
-        return self._bad
-
-
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
     """Check the logits (R, V) of the last R of the tokens `ids`, whose pass began with the first token.
 
     Raises:
         NotFiniteError: a row has NaN or infinities.
     """
-    check = FiniteCheck(model.backend, logits)
-    for r, row in check.bad_rows().items():
-        raise not_finite(model, ids[: len(ids) - len(model.backend.host(logits)) + r + 1], row)
+    be = model.backend
+    for r, row in be.bad_rows(logits, be.row_sums(logits)).items():
+        raise not_finite(model, ids[: len(ids) - len(be.host(logits)) + r + 1], row)
 
 
 def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteError:

@@ -150,13 +150,15 @@ class StopStrings:
         """Return the text that can be output now; after a stop string, always ""."""
         if self.found:
             return ""
+        if not self._stops:
+            return piece
         text = self._held + piece
         ends = [(end, -len(stop.text), stop.text) for stop in self._stops if (end := stop.read(piece)) is not None]
         if ends:
             held, self._held = len(self._held), ""
             end, length, self.found = min(ends)
             return text[: held + end + length]
-        keep = max((stop.n_matched for stop in self._stops), default=0)
+        keep = max(stop.n_matched for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 

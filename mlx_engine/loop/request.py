@@ -50,6 +50,7 @@ class Request:
         matcher: the constraint of the answers, at their start; None without one.
         output: that of the first answer.
         reader: reads rows of the prompt's logits or hidden states; None for a request that only generates.
+        is_hidden: whether its passes return hidden states in place of logits: it generates nothing.
         metrics: the times of the passes that computed tokens of the first answer.
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
@@ -84,7 +85,7 @@ class Request:
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.match: Match | None = None
         self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
-        self.reader = reader
+        self.reader, self.is_hidden = reader, reader is not None and reader.kind == "hidden"
         self.error: Exception | None = None
         self.number = next(_numbers)
 
@@ -92,11 +93,6 @@ class Request:
     def has_ended(self) -> bool:
         """Whether all answers have ended, or the request has failed."""
         return self.error is not None or all(output.finish_reason is not None for output in self.outputs)
-
-    @property
-    def is_hidden(self) -> bool:
-        """Whether its passes return hidden states in place of logits: it generates nothing."""
-        return self.reader is not None and self.reader.kind == "hidden"
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
@@ -107,15 +103,6 @@ class Request:
     def longest(self) -> int:
         """The largest number of tokens of one answer that the KV cache holds: all but the last new token."""
         return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
-
-    def record_step(self, seconds: float, n_rows: int, nbytes: float) -> None:
-        """Count a step in which at least one sequence of this request took part."""
-        self.n_steps += 1
-        self.n_rows += n_rows
-        self.n_bytes += nbytes
-        if self.times.first_token is not None:
-            self.decode_bytes += nbytes
-            self.decode_seconds += seconds
 
 
 @dataclass(eq=False)
@@ -186,7 +173,8 @@ class Sequence:
             n = min(n, max(0, reader.start - first) + most_rows)
         ends = n == len(self.unread) and not request.is_hidden
         n_read = 0 if reader is None else reader.n_wanted(first, n)
-        return ScheduledChunk(self, n, (self.sampler, *self.parallel) if ends else (), n_read=n_read, first=first)
+        samplers = (self.sampler, *self.parallel) if ends else ()
+        return ScheduledChunk(self, n, samplers, n_wanted=max(n_read, int(ends)), n_read=n_read, first=first)
 
     def fork(self, sampler: Sampler, token: int) -> Sequence:
         """Return the sequence of the next output, which shares the prompt and continues with another token."""
@@ -209,6 +197,7 @@ class ScheduledChunk:
         samplers: each chooses a token from the logits of the last of these tokens. The first one is the sequence's own.
             Empty if other unread tokens follow.
         row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
+        n_wanted: the number of last tokens whose logits or hidden states the pass returns.
         n_read: the number of last tokens whose rows the request's reader gets.
         first: the position of the first of these tokens.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
@@ -220,11 +209,7 @@ class ScheduledChunk:
     samplers: tuple[Sampler, ...] = ()
     row: int = -1
     choices: list[Choice] = field(default_factory=list)
+    n_wanted: int = 0
     n_read: int = 0
     first: int = 0
     error: EngineError | None = None
-
-    @property
-    def n_wanted(self) -> int:
-        """The number of last tokens whose logits or hidden states the pass returns."""
-        return max(self.n_read, int(bool(self.samplers)))

@@ -32,7 +32,7 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import ConstraintError, EngineError, ProcessorError
-from mlx_engine.loop.finite import FiniteCheck, not_finite
+from mlx_engine.loop.finite import not_finite
 from mlx_engine.loop.metrics import PassTimer
 from mlx_engine.loop.request import ScheduledChunk, Sequence
 from mlx_engine.loop.sampler import Sampler, best_of
@@ -59,11 +59,6 @@ class PassOutput(NamedTuple):
     seconds: float = 0.0
     sampling: float | None = None
 
-    @property
-    def n_rows(self) -> int:
-        """Number of tokens that were run."""
-        return sum(chunk.n for chunk in self.chunks)
-
 
 @dataclass(eq=False)
 class _Pass:
@@ -76,7 +71,7 @@ class _Pass:
         started: the time when it was submitted.
         reply: returns the logits, if no tokens have been chosen from them yet. It waits for those of a pass that
             several machines run.
-        check: the check of the logits that tokens were chosen from.
+        check: the logits that tokens were chosen from and the sums of their rows: see `Backend.bad_rows`.
         rows: its logits or hidden states, if readers of requests get some of them.
         sampling: the time of choosing tokens; None if it was not measured.
     """
@@ -86,7 +81,7 @@ class _Pass:
     n_rows: int
     started: float
     reply: Callable[[], Array] | None = None
-    check: FiniteCheck | None = None
+    check: tuple[Array, Array] | None = None
     rows: Array | None = None
     sampling: float | None = None
 
@@ -147,7 +142,7 @@ class ModelRunner:
         """
         with self._model.backend.session():  # the caller's code runs between two steps, outside of the session
             resumed = self._clock()
-            if not self._flight:
+            if self.overlaps and not self._flight:
                 self._timer.restart()
             read = self._submit_all(schedule)
             if not self._flight:
@@ -221,7 +216,7 @@ class ModelRunner:
                     model.backend.begin([rows])
                     submitted.reply = partial(_as_it_is, rows)
                 elif rows is not None:
-                    self._take(submitted, rows)
+                    self._choose(submitted, rows)
         except BaseException:
             batch.roll_back()
             raise
@@ -232,15 +227,6 @@ class ModelRunner:
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
         return submitted
 
-    def _take(self, submitted: _Pass, rows: Array) -> None:
-        """Choose the tokens of a pass, and keep the rows for the readers until the pass is settled."""
-        if any(chunk.n_read for chunk in submitted.chunks):
-            submitted.rows = rows
-        if any(chunk.samplers for chunk in submitted.chunks):
-            self._choose(submitted, rows)
-        else:
-            (self._model.backend.begin if self.overlaps else self._model.backend.wait)([rows])
-
     def _waits_for_mask(self, chunk: ScheduledChunk) -> bool:
         """Return whether the choice of a chunk needs a mask that depends on a token that is not settled."""
         return any(sampler.is_constrained for sampler in chunk.samplers) and self.n_pending(chunk.sequence) > 0
@@ -248,20 +234,29 @@ class ModelRunner:
     def _choose_late(self, submitted: _Pass) -> None:
         """Choose the tokens of a pass that was submitted without a choice."""
         assert submitted.reply is not None  # noqa: S101 - for mypy
-        self._take(submitted, submitted.reply())
+        self._choose(submitted, submitted.reply())
         submitted.reply = None
         for chunk in submitted.chunks:
             chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[:1])]
 
-    def _choose(self, submitted: _Pass, logits: Array) -> None:
-        """Choose the tokens of a pass. No sampler has changed if this fails."""
-        be, start = self._model.backend, self._clock()
+    def _choose(self, submitted: _Pass, rows: Array) -> None:
+        """Choose the tokens of a pass from its rows, and keep the rows that readers get until the pass is settled.
+
+        No sampler has changed if this fails.
+        """
+        be, start, logits = self._model.backend, self._clock(), rows
+        if any(chunk.n_read for chunk in submitted.chunks):
+            submitted.rows = rows
         pairs = [(chunk, sampler) for chunk in submitted.chunks for sampler in chunk.samplers]
-        rows = [chunk.row for chunk, _ in pairs]
-        if rows != list(range(submitted.n_rows)):  # several samplers choose from one row, or a chunk was dropped
-            logits = be.take(logits, tuple(rows))
-        submitted.check = check = FiniteCheck(be, logits)
-        if not be.lazy and check.bad_rows():
+        if not pairs:
+            (be.begin if self.overlaps else be.wait)([rows])
+            return
+        wanted = [chunk.row for chunk, _ in pairs]
+        if wanted != list(range(submitted.n_rows)):  # several samplers choose from one row, or a chunk was dropped
+            logits = be.take(rows, tuple(wanted))
+        sums = be.row_sums(logits)
+        submitted.check = logits, sums
+        if not be.lazy and be.bad_rows(logits, sums):
             # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         draws = [_draw(chunk, sampler) for chunk, sampler in pairs]
@@ -269,7 +264,7 @@ class ModelRunner:
         if any(sampler.processors is not None for _, sampler in pairs):
             edited = _edited(be, logits, pairs, draws)
         tokens = be.choose(edited, draws)
-        (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
+        (be.begin if self.overlaps else be.wait)([*tokens, sums])
         whole = submitted.batch.best is None
         for row, ((chunk, sampler), token) in enumerate(zip(pairs, tokens, strict=True)):
             chunk.choices.append(sampler.add(token, logits, row, whole=whole))
@@ -285,7 +280,7 @@ class ModelRunner:
         """
         if submitted.reply is not None:
             self._choose_late(submitted)
-        bad = submitted.check.bad_rows() if submitted.check else {}
+        bad = self._model.backend.bad_rows(*submitted.check) if submitted.check else {}
         failed: list[tuple[ScheduledChunk, EngineError]]
         failed = [] if submitted.rows is None else self._read(submitted, submitted.rows)
         chosen: list[tuple[ScheduledChunk, list[int]]] = []

@@ -52,6 +52,7 @@ class Sampler:
 
     Attributes:
         choice: the number of the sampler among those of its prompt.
+        is_constrained: whether the next token depends on the ids of all tokens before it, by its mask.
         processors: the functions of the user that edit logits; None if there are none.
     """
 
@@ -71,7 +72,7 @@ class Sampler:
         self._n_prompt = len(prompt)
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
-        self.processors = processors
+        self.processors, self.is_constrained = processors, matcher is not None
         # The mask of the next token, or the promise of a thread of this process.
         self._matcher = matcher
         self._mask: Mask | None = None
@@ -93,11 +94,6 @@ class Sampler:
         return forked
 
     @property
-    def is_constrained(self) -> bool:
-        """Whether the next token depends on the ids of all tokens before it, by its mask."""
-        return self._matcher is not None
-
-    @property
     def is_complete(self) -> bool:
         """Whether a constraint allows no token after the settled ones."""
         return self._matcher is not None and self._matcher.is_complete
@@ -115,9 +111,19 @@ class Sampler:
         return self.settle(self.add(token, logits))
 
     def draw(self) -> Draw:
-        """Return the inputs for choosing the next token. The choice before it need not be settled."""
+        """Return the inputs for choosing the next token. The choice before it need not be settled.
+
+        Raises:
+            ConstraintError: the constraint allows no token.
+        """
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self.choice)
-        return Draw(self._sampling, self._recent, u, self._n_prompt, self.mask())
+        if self._next is not None:
+            (process, promised), self._next = self._next, None
+            # A fork leaves the thread in the parent.
+            self._mask = promised.result() if process == os.getpid() else None
+        if self._mask is None and self._matcher is not None:
+            self._mask = self._matcher.mask()
+        return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
 
     def edited(self, row: np.ndarray, draw: Draw) -> np.ndarray:
         """Return logits (V,) as the processors return them. All tokens before must be settled.
@@ -131,22 +137,6 @@ class Sampler:
         """Begin to compute the mask of the next token in a thread, when all tokens before it are settled."""
         if self._matcher is not None:
             self._next = os.getpid(), executor.submit(self._matcher.mask)
-
-    def mask(self) -> Mask | None:
-        """Return which tokens (V,) the constraint allows next; None without a constraint.
-
-        Raises:
-            ConstraintError: it allows none.
-        """
-        if self._matcher is None:
-            return None
-        if self._next is not None:
-            (process, promised), self._next = self._next, None
-            # A fork leaves the thread in the parent.
-            self._mask = promised.result() if process == os.getpid() else self._matcher.mask()
-        elif self._mask is None:
-            self._mask = self._matcher.mask()
-        return self._mask
 
     @property
     def best(self) -> int | None:

@@ -200,11 +200,14 @@ class Scheduler:
     def _step(self) -> StepOutput:
         self._admit()
         done = self._run()
+        n_rows = sum(chunk.n for chunk in done.chunks)
         n_decode = sum(chunk.n for chunk in done.chunks if chunk.n == 1 and chunk.sequence.output.token_ids)
-        nbytes = self._record(done)
+        nbytes = self._record(done, n_rows)
         for chunk, error in done.failed:
             self._fail(chunk.sequence, error)
-        self._keep_prompts([chunk.sequence for chunk in done.chunks if chunk.sequence.request.error is None])
+        if self.prefix is not None:
+            sequences = [chunk.sequence for chunk in done.chunks if chunk.sequence.request.error is None]
+            self._keep_prompts(self.prefix, sequences)
         if done.chunks:
             self._was_hidden = done.chunks[-1].sequence.request.is_hidden
         if any(chunk.sequence.request.is_hidden for chunk in done.chunks):
@@ -215,7 +218,7 @@ class Scheduler:
         reached = list(dict.fromkeys([*(chunk.sequence.request for chunk in done.chunks), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
-        return StepOutput(reached, ended, n_decode, done.n_rows - n_decode, done.seconds, nbytes)
+        return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes)
 
     def _check_sound(self) -> None:
         if self._is_broken:
@@ -269,9 +272,12 @@ class Scheduler:
     def _chunks(self) -> list[ScheduledChunk]:
         """Return one token of every sequence that is being generated, then chunks of prompts within the budget.
 
-        If several machines run the model, a pass has its share of the sequences and of the budget.
+        Passes return either logits or hidden states, in turns. If several machines run the model, a pass has its share
+        of the sequences and of the budget.
         """
-        ready, n_batches = self._of_one_kind(), self._runner.n_batches
+        ready, n_batches = [one for one in self.running if self._is_ready(one)], self._runner.n_batches
+        if any(one.request.is_hidden != ready[0].request.is_hidden for one in ready):
+            ready = [one for one in ready if one.request.is_hidden != self._was_hidden]
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
         # Answers wait for a pass of hidden states, which runs none of their tokens.
@@ -286,13 +292,6 @@ class Scheduler:
                 left -= chunks[-1].n
                 rows -= chunks[-1].n_read
         return chunks
-
-    def _of_one_kind(self) -> list[Sequence]:
-        """Return the sequences that the next pass may run. Passes return either logits or hidden states, in turns."""
-        ready = [sequence for sequence in self.running if self._is_ready(sequence)]
-        if len({sequence.request.is_hidden for sequence in ready}) < 2:
-            return ready
-        return [sequence for sequence in ready if sequence.request.is_hidden != self._was_hidden]
 
     def _chunk_alone(self, sequence: Sequence) -> list[ScheduledChunk]:
         """Return the next chunk of one sequence; none if it has lost its slot or a pass is under way."""
@@ -365,30 +364,32 @@ class Scheduler:
             request.match = match._replace(pages=[], state=None)  # they may soon belong to others
             request.n_cached = request.n_prefilled = match.length
 
-    def _keep_prompts(self, sequences: abc.Sequence[Sequence]) -> None:
+    def _keep_prompts(self, prefix: PrefixCache, sequences: abc.Sequence[Sequence]) -> None:
         """Keep the prompts that have been run, as prefixes for later requests."""
-        if self.prefix is None:
-            return
         for sequence in sequences:
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
             # An answer seldom ends at a page boundary: keep the states at the boundaries inside the answer.
-            at_page = self.prefix.whole_pages and kv.length % self.pool.page == 0
+            at_page = prefix.whole_pages and kv.length % self.pool.page == 0
             if sequence.output.token_ids and at_page and has_states:
-                self.prefix.insert(sequence.ids[: kv.length], kv)
+                prefix.insert(sequence.ids[: kv.length], kv)
             # Layers with a window soon give back the first pages of a prompt, and models with states reuse a prefix
             # only where a state is held: insert the prompt after each chunk. Otherwise insert it once, at its end.
             chunks_count = self._has_windows or has_states
             if not sequence.output.token_ids and (chunks_count or kv.length >= len(request.prompt_ids)):
-                self.prefix.insert(request.prompt_array[: kv.length], kv)
+                prefix.insert(request.prompt_array[: kv.length], kv)
 
     # ---- results ----
 
-    def _record(self, done: PassOutput) -> float:
+    def _record(self, done: PassOutput, n_rows: int) -> float:
         """Record times, rows and bytes of passes with their requests; return the bytes: 0 if they are not counted."""
         nbytes = self._traffic.nbytes(done.chunks) if self._traffic and done.chunks else 0.0
-        n_rows = done.n_rows
         for request in dict.fromkeys(chunk.sequence.request for chunk in done.chunks):
-            request.record_step(done.seconds, n_rows, nbytes)
+            request.n_steps += 1
+            request.n_rows += n_rows
+            request.n_bytes += nbytes
+            if request.times.first_token is not None:
+                request.decode_bytes += nbytes
+                request.decode_seconds += done.seconds
         for chunk in done.chunks:
             sequence = chunk.sequence
             request = sequence.request

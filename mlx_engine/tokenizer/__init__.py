@@ -13,7 +13,8 @@ from typing import Protocol
 
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import from_json, tokenizer_json
-from mlx_engine.tokenizer.tokenizer import StreamDecoder, Tokenizer
+from mlx_engine.tokenizer.tokenizer import Tokenizer
+from mlx_engine.tokenizer.vocabulary import StreamDecoder
 
 __all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_json", "load_tokenizer"]
 

@@ -84,16 +84,16 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 
 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
-    """Return the merges that neither produce nor read a control token, so that its spelling in plain text stays text.
+    """Return the merges without control tokens, so that the spelling of a control token in plain text stays text.
 
     Raises:
-        TokenizerError: some do, and a merge produces no token.
+        TokenizerError: a merge has a control token, and a merge produces no token.
     """
     kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     unmade = {vocabulary.tokens[i] for i in kept}
     if not any(map(merges.make, unmade)):
         return merges
-    merges.check(ids)  # the library does not see the merges left out below
+    merges.check(ids)  # the library does not check merges that are left out below
     return [pair for pair in merges if unmade.isdisjoint({*pair, "".join(pair)})]
 
 

@@ -28,12 +28,12 @@ from mlx_engine.tokenizer.tokenizer import Tokenizer
 # A low surrogate: no text that UTF-8 can encode has one.
 MARK = "\udc00"
 
-# Called before each encoding with its text; it may raise, which ends the work.
+# A function that is called with a text before the text is encoded. If it raises, the work ends.
 Check: TypeAlias = Callable[[str], None]
 
 
 def unchecked(text: str) -> None:
-    """Let every text be encoded or accepted."""
+    """Accept every text."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Markers:
     Attributes:
         tokenizer: the tokenizer.
         ids: the id of each marker, by its text.
-        always: the texts of user-defined tokens among them, which `encode` finds in any text.
+        always: the markers that are user-defined tokens, which `encode` finds in any text.
     """
 
     tokenizer: Tokenizer
@@ -83,12 +83,12 @@ class Markers:
 
     @cached_property
     def _cuts(self) -> re.Pattern[str]:
-        """The places inside user-defined markers: text that is cut there holds none of them."""
+        """The positions inside user-defined markers. A text that is cut at these positions has no such marker."""
         around = (f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in self.always)
         return re.compile("|".join(around) or "(?!)")
 
     def mark(self, text: str) -> str:
-        """Return the text with every marker that it spells marked."""
+        """Put MARK before every marker in a text, and return the text."""
         return self._spelled.sub(lambda match: MARK + match[0], text)
 
     def written(self, marked: str) -> list[int]:
@@ -188,10 +188,10 @@ class History:
                 self._add(prompt + _packed(generated), text + answer)
 
     def beginnings(self, marked: str) -> Iterator[tuple[str, list[int]]]:
-        """Yield the remembered texts with which a marked text begins, and their ids; the longest text first.
+        """Yield the remembered texts that are prefixes of a marked text, and their ids; the longest text first.
 
-        Only texts after which a marker of the template follows. Text on both sides of a marker is encoded separately,
-        so the rest may be encoded alone. Anywhere else the encoding of the rest would depend on the text before it.
+        Only texts before a marker of the template are yielded. The texts on the two sides of a marker are encoded
+        separately, so the rest can be encoded alone. Elsewhere its encoding would depend on the text before it.
         """
         with self._lock:
             found = [
@@ -243,8 +243,8 @@ def chat_ids(
 ) -> list[int]:
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
-    The messages are given to the template as they are: `conversation.template.chat_ids` first rewrites them to what the
-    template can express.
+    The template gets the messages unchanged; `conversation.template.chat_ids` first rewrites them to the forms that the
+    template supports.
 
     A BOS is added if the file asks for one and the template has not written it. Roles are trusted: a program that takes
     them from outside must restrict them (`chat_prompt.ROLES`). All other texts of a message are not.
@@ -255,9 +255,9 @@ def chat_ids(
         history: the ids of earlier conversations. If the rendered text begins with a remembered one, its ids are used,
             and the rest is encoded. The prompt is remembered; `History.add_answer` adds the answer to it.
         limits: limits of the template.
-        check: called before the template runs with an empty text, and before each encoding with its text; what it
-            raises ends the work.
-        accept: called with the rendered text before it is encoded; what it raises ends the work.
+        check: called with an empty text before the template runs, and with each text before it is encoded. An exception
+            ends the work.
+        accept: called with the rendered text before it is encoded. An exception ends the work.
 
     Raises:
         OptionError: the messages are no list of messages, or the template does not read one of the variables.
@@ -280,7 +280,7 @@ def _continued(markers: Markers, marked: str, history: History) -> list[int] | N
     """Return the ids of the longest remembered beginning and of the rest; None if there is no such beginning."""
     for text, ids in history.beginnings(marked):
         written = markers.written(text)
-        # Roles of this conversation may make markers of tokens that were none when the text was remembered.
+        # A role of this conversation may turn a token into a marker that was not one when the text was remembered.
         if markers.among(ids) in (written, _with_bos(markers.tokenizer, written)):
             return ids + markers.encode(marked[len(text) :])
     return None
@@ -308,9 +308,9 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
         raise ChatTemplateError(where=tokenizer.where, found="one that writes nothing", hint=hint, is_refusal=True)
     accept(plain)
     marked = _replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])
-    # A template may search its messages: one that removes thoughts finds none when their markers are replaced by
-    # stand-ins. The plain text is then right, unless a message also spells a control token: the origin of markers in
-    # the plain text would be unknown.
+    # A template may search its messages, for example to remove reasoning, and does not find markers that stand-ins
+    # replace. Then the plain text is right. But if a message spells a control token, the plain text does not show which
+    # markers the template wrote.
     if marked.replace(MARK, "") == plain or any(text in said for text in tokenizer.special_tokens if text):
         return marked
     found = markers.mark(plain)

@@ -1,4 +1,4 @@
-"""What a chat template reads: messages in the form of OpenAI's API, tools, documents, and other variables."""
+"""The input of a chat template: messages in the form of OpenAI's API, tools, documents, and other variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL_KEYS = {"id", "type", "function", "index"}
 
 ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 
-# A loop over the parts of a content, as templates of multimodal models have.
+# A loop over the parts of a content, which templates of multimodal models have.
 READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\.)?content\b|\bfor\s+\w+\s+in\s+\w+\[['"]content['"]\]""")
 
 # Deeper arguments would exhaust the stack of a recursive reader.
@@ -34,7 +34,7 @@ MAX_DEPTH = 64
 
 
 def messages_for_template(messages: Sequence[Message], template: str, where: str) -> list[dict[str, Any]]:
-    """Return the messages as this template reads them; `where` names the template's file.
+    """Return the messages in the form that this template expects; `where` names the template's file.
 
     Text parts are joined with spaces, as transformers' server does, unless the template reads parts. The role
     `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out, except
@@ -49,7 +49,7 @@ def messages_for_template(messages: Sequence[Message], template: str, where: str
     for given, present in zip(messages, checked_messages(messages), strict=True):
         content = present.get("content")
         if "content" in given and content is None and "tool_calls" in present:
-            present["content"] = None  # some templates write calls only beside a content that is none
+            present["content"] = None  # some templates write calls only if the content is None
         if isinstance(content, list | tuple) and not reads_parts:
             present["content"] = joined_parts(content)
         if present["role"] == "developer" and not has_developer:
@@ -117,7 +117,7 @@ STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
-    """Return the message with every text changed that its author chose: all but the role and the types."""
+    """Apply `change` to every text of a message except its role and its types."""
     return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
 
 
@@ -127,7 +127,7 @@ def texts(message: Message) -> list[str]:
 
 
 def texts_of(visit: Callable[[Callable[[str], str]], object]) -> list[str]:
-    """Return the texts that `visit` gives to its argument."""
+    """Return all texts that `visit` passes to the function that it gets."""
     found: list[str] = []
 
     def note(text: str) -> str:
@@ -139,7 +139,7 @@ def texts_of(visit: Callable[[Callable[[str], str]], object]) -> list[str]:
 
 
 def map_values(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with every text and every key changed."""
+    """Apply `change` to every text and every key of a JSON value."""
     return _map(value, change, is_data=True)
 
 
@@ -223,21 +223,21 @@ def _require(holds: bool, at: str, expected: str, found: object) -> None:
         raise OptionError(message, option="messages", expected=f"{at} to be {expected}", found=found)
 
 
-# Variables that every template gets from other places, so that no caller may set them.
+# Variables that the engine sets; callers may not set them.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 SWITCHES = ("enable_thinking", "thinking")
 """Names of the variable that turns thinking on or off; DeepSeek's and Granite's templates have the second."""
 
-# Where a comment, an expression or a statement begins; where one of the latter two ends.
+# The beginning of a comment, an expression or a statement; the end of an expression or a statement.
 BEGIN, END = re.compile(r"\{[#{%]"), re.compile(r"[%}]\}")
 NAME = re.compile(r"[A-Za-z_]\w*")
-# A name in code: attributes and quoted words do not count.
+# A name in code that is neither an attribute nor quoted.
 READ = re.compile(rf"(?<![.\w'\"]){NAME.pattern}(?![\w'\"])")
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation and what else its template reads.
+    """A conversation, and the other inputs of its template.
 
     Attributes:
         messages: see `Message`.
@@ -279,7 +279,7 @@ class TemplateInput:
     variables: dict[str, Any]
 
     def map_texts(self, change: Callable[[str], str]) -> TemplateInput:
-        """Return the input with every text changed whose author is not the template or this program."""
+        """Apply `change` to every text of the input that comes from the user."""
         return TemplateInput(
             [map_texts(message, change) for message in self.messages],
             map_values(self.tools, change),
@@ -288,7 +288,7 @@ class TemplateInput:
         )
 
     def texts(self) -> list[str]:
-        """Return the texts that `map_texts` changes."""
+        """Return the texts to which `map_texts` applies its function."""
         return texts_of(self.map_texts)
 
     def names(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _names(template: str) -> frozenset[str]:
 def _code(template: str) -> Iterator[str]:
     """Yield the text of each expression and statement, in time linear in the template.
 
-    One regular expression for both ends would search to the end of the text from every beginning that has none.
+    A single regular expression would search to the end of the text after every beginning without an end.
     """
     last_comment, last = template.rfind("#}"), max(template.rfind("%}"), template.rfind("}}"))
     at = 0
@@ -320,12 +320,12 @@ def _code(template: str) -> Iterator[str]:
         elif begin[0] != "{#" and at <= last and (end := END.search(template, at)):
             yield template[at : end.start()]
             at = end.end()
-        else:  # it does not end: text, of which the second character may begin another
+        else:  # without an end it is text; its second character may begin another part
             at -= 1
 
 
 def thinking(template: str | None, is_on: bool | None, option: str = "--think") -> dict[str, Any]:
-    """Return the variables that turn thinking on or off; none for None.
+    """Return the variables that turn thinking on or off; empty if `on` is None.
 
     Raises:
         OptionError: the template has no such variable, or there is none.
@@ -356,7 +356,7 @@ def _check_variables(variables: Mapping[str, Any], template: str) -> None:
 
 
 def _check_data(option: str, given: Any, *, is_mapping: bool = True) -> None:
-    """Check that a list holds JSON values, which are objects with `is_mapping`, in text that UTF-8 can write."""
+    """Check that a list has only JSON values, with text that UTF-8 can encode; objects alone with `is_mapping`."""
     sound = isinstance(given, list | tuple) and all(isinstance(item, Mapping) or not is_mapping for item in given)
     sound = sound and all(is_json(item, MAX_DEPTH) for item in given)
     if not sound:

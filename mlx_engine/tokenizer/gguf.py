@@ -27,7 +27,7 @@ from mlx_engine.tokenizer.vocabulary import (
 )
 
 _log = logging.getLogger(__name__)
-# Gemma 4's tokens are written as SPM's; merges produce them in place of scores.
+# Gemma 4's tokens are spelled as in SPM, but merges produce them, not scores.
 _KINDS: dict[str, Kind] = {"gpt2": "byte-level BPE", "llama": "SPM", "gemma4": "SPM"}
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -98,7 +98,7 @@ def _spm(read: Metadata) -> Tokenizer:
 
 
 def _gemma4(read: Metadata) -> Tokenizer:
-    """As llama.cpp, with a BOS before the text whatever the file says, and without a space before it."""
+    """Build the tokenizer of Gemma 4 as llama.cpp does: always with a BOS, and without a space before the text."""
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     _check_bytes(read, tokens, types)
@@ -127,7 +127,7 @@ def _vocabulary(
     add_bos: bool,
     has_usual: bool = False,
 ) -> Vocabulary:
-    """Return the vocabulary; `has_usual` is whether keys that are absent have the usual values of SPM."""
+    """Return the vocabulary. With `has_usual`, absent keys have the usual values of SPM."""
     bos_id = read.token_id("tokenizer.ggml.bos_token_id", len(tokens))
     eos_id = read.token_id("tokenizer.ggml.eos_token_id", len(tokens))
     space_prefix = SpacePrefix.NEVER

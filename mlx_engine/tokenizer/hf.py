@@ -3,12 +3,11 @@
 The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
 GGUF files and `tokenizer.json` stream alike; the decoder in the file only distinguishes byte-level BPE from SPM.
 
-The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this one. A damaged file may
-end in a Rust panic, ask for gigabytes, which aborts the process, or have a regular expression that backtracks for
-minutes on some text, where nothing can interrupt it. A process of its own is ended at its limits of time and memory,
-per encoding: no list of sound normalisers and expressions has to be kept, and no probe has to provoke the worst case.
-The price for a folder of 151,643 tokens: 65 ms more at the start, of 300, and 0.1 ms per encoding. GGUF vocabularies,
-whose tokenizer is built here from known parts, stay in this process.
+The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this process. A damaged file
+may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
+for minutes, and nothing can interrupt them. Each encoding in the sandbox process has limits of time and memory, so
+files need not be checked for such expressions. With 151,643 tokens the sandbox takes 65 of the
+300 ms to start, and 0.1 ms per encoding. Tokenizers of GGUF files are built from known parts and run in this process.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ class FileTokenizer:
     """The tokenizers library with a `tokenizer.json`, in a sandbox process. Safe for use from several threads.
 
     Attributes:
-        loaded: what is in the file.
+        loaded: the contents of the file.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -159,12 +158,12 @@ class FileTokenizer:
         return written
 
     def _ask(self, request: Request, refused: str, hint: str) -> dict[str, Any]:
-        """Return the answer to a request; `refused` says what failed if it has none."""
+        """Return the answer to a request; `refused` describes the failure, for the error."""
         try:
             answer = self._process.exchange(request, first=None if request is self._load else self._load)
         except SandboxError as problem:
             answer = {"refused": problem.found}
-            if problem.__cause__ is not None:  # it says nothing about the file
+            if problem.__cause__ is not None:  # the error is not about the file
                 hint = "the tokenizer needs a process of its own"
         if "refused" in answer:
             raise TokenizerError(f"{self._where}: {refused}, found {printable(answer['refused']):.300}; {hint}")
@@ -173,7 +172,7 @@ class FileTokenizer:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a `tokenizer.json` has, as `sandbox.load` returns it.
+    """The contents of a `tokenizer.json`, as `sandbox.load` returns them.
 
     Attributes:
         tokens: the tokens.
@@ -183,7 +182,7 @@ class Loaded:
         unknown: the token for unknown characters.
         first: the first id that the post-processor adds before a text, if any.
         last: the ids that it adds after a text.
-        trims: whether an added token takes the white space around it along.
+        trims: whether an added token also matches the white space around it.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
     """
 
@@ -319,7 +318,7 @@ class _FolderConfig:
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
-        """How answers are read; None if the folder does not say."""
+        """The format of answers; None if the folder does not have it."""
         template = self._tokenizer_config.get("response_template")
         return template if isinstance(template, Mapping) else None
 

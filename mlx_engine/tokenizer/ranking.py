@@ -21,15 +21,15 @@ PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
 def ranking_ids(
     tokenizer: Tokenizer, template: str | None, query: str, document: str, instruction: str | None
 ) -> list[int]:
-    """Return the token ids of a prompt. Control tokens of the template are read as such, those in other texts as text.
+    """Return the token ids of a prompt. Only the template can write control tokens; in other texts they are plain text.
 
     Args:
         tokenizer: the model's.
-        template: a text with {query} and {document}; None for that of Qwen3-Reranker. One without {instruction}
-            has an instruction of its own, and is not used if there is another one.
+        template: a text with {query} and {document}; None for the template of Qwen3-Reranker. A template without
+            {instruction} has a fixed instruction, and is replaced by Qwen3-Reranker's if an instruction is given.
         query: the query.
         document: the document.
-        instruction: what makes a document relevant; None is a web search.
+        instruction: describes which documents are relevant; None is a web search.
     """
     if template is None or (instruction is not None and "{instruction}" not in template):
         template = TEMPLATE

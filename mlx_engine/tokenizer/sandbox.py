@@ -1,9 +1,8 @@
-"""Run untrusted chat templates and tokenizer.json files, in a process of their own.
+"""Run untrusted chat templates and tokenizer.json files in a separate process.
 
 `sandbox_process.py` starts this file as a program. Jinja's sandbox denies a template access to Python, and the
-tokenizers library executes no code of a file; the process limits CPU time and memory, which nothing inside an
-interpreter can do. The program imports no other module of this package. It reads requests from stdin, and answers each
-with a line of JSON on stdout.
+tokenizers library executes no code of a file. CPU time and memory can only be limited per process. The program imports
+no other module of this package. It reads requests from stdin, and answers each with a line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[st
 def load(text: str) -> dict[str, object]:
     """Load a tokenizer.json for the requests that follow.
 
-    Return what the engine must know of it, or why the library refuses it.
+    Return its contents as `hf.Loaded` has them, or the reason why the library refuses the file.
 
     Raises:
         BaseException: a Rust panic.
@@ -206,7 +205,7 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
     try:
         return {"texts": render(inputs=json.loads(inputs), **request)}
     except TemplateError as error:
-        # Others, such as an attempt to leave the sandbox, end this process.
+        # Other exceptions, such as an attempt to leave the sandbox, end this process.
         if type(error) is TemplateError or isinstance(error, TemplateSyntaxError):
             is_damaged = isinstance(error, TemplateSyntaxError)
             return {"refused": f"{type(error).__name__}: {error}"[:500], "is_damaged": is_damaged}
@@ -225,7 +224,7 @@ def render_each(inputs: str, **request: Any) -> dict[str, object]:
             texts += render(inputs=[each], **request)
         except OverflowError:
             raise
-        except Exception:  # jinja's sandbox has stopped what it forbids
+        except Exception:  # Jinja's sandbox has refused an operation
             texts.append(None)
     return {"texts": texts}
 
@@ -237,7 +236,7 @@ LIBRARIES = {"render": "jinja2.sandbox", "render_each": "jinja2.sandbox"}
 
 
 def confine() -> None:
-    """Let this process start no other, write no file, and open few, where the system can limit it.
+    """Forbid this process to start processes and to write files, and limit its open files, where the system can.
 
     The limits hold for templates that get out of Jinja's sandbox. Root is exempt from RLIMIT_NPROC.
     """
@@ -257,7 +256,7 @@ MOST_FILES = 16
 def limit(seconds: float, nbytes: int) -> None:
     """Limit this process to `seconds` of CPU time and `nbytes` of address space from now on, where the system can.
 
-    What earlier requests have left does not count: after a long text the allocator keeps hundreds of megabytes.
+    Memory that the process already has does not count: after a long text the allocator keeps hundreds of megabytes.
     """
     try:
         import resource
@@ -273,12 +272,12 @@ def limit(seconds: float, nbytes: int) -> None:
 def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
     """Return what the request's task returns, or `{"error": "..."}`; `text` is the first argument, if not empty."""
     sys.path[:] = request["path"]
-    importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # its time is not the file's
+    importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # the time of imports does not count
     limit(request["seconds"], request["bytes"])
     try:
         first = [text.decode(ENCODING, HALVES)] if text else []
         return TASKS[request["task"]](*first, **request["arguments"])
-    except BaseException as error:  # a template may raise anything, and a Rust panic is no Exception
+    except BaseException as error:  # a template may raise any exception, and a Rust panic is not an Exception
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 

@@ -1,7 +1,7 @@
 """Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests.
 
-This serves users who download models that they have not read: a hostile template or regular expression costs them one
-failed request in place of a process that hangs or fills the memory.
+A hostile template or regular expression in a downloaded model then causes one failed request; without the sandbox, the
+process would hang or fill the memory.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ DEFAULT_LIMITS = Limits()
 # Seconds for a process to start on a busy machine.
 START_SECONDS = 30
 
-# A process is replaced after so many requests, so that its memory cannot grow without end.
+# The number of requests after which a process is replaced, so that its memory cannot grow without end.
 MAX_USES = 1000
 
 # The signal that ends a process which exceeds its CPU time.
 AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
-# What to do about a template that cannot be read, exceeds its limits, or fails or refuses a conversation.
+# Hints of errors: a template cannot be parsed, exceeds its limits, or fails or refuses a conversation.
 DAMAGED = "the template is damaged; convert or download the file again"
 EXPENSIVE = "shorten the conversation, or use a model with another template"
 REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
@@ -71,7 +71,7 @@ OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 class Request:
     """A task of `sandbox.py`, its arguments, and its limits.
 
-    `text` is the first argument: what the user gives, which may be long. Limits grow with it, and not with a template.
+    `text` is the first argument, a text from the user, which may be long. Limits grow with the length of `text` alone.
     """
 
     task: str
@@ -81,7 +81,7 @@ class Request:
 
 
 class SandboxError(Exception):
-    """A task failed or exceeded its limits; `found` says what was found in place of a sound file.
+    """A task failed or exceeded its limits; `found` describes the failure.
 
     `is_limit` is true for limits of time and memory, and if no process could be started.
     """
@@ -145,7 +145,7 @@ class SandboxProcess:
     def exchange(
         self, request: Request, *, first: Request | None = None, max_uses: int | None = None
     ) -> dict[str, Any]:
-        """Return the answer to a request; a process that is started for it gets `first` before.
+        """Return the answer to a request. If a process must be started, it gets the request `first` before.
 
         Raises:
             SandboxError: the task fails or exceeds its limits, or the process cannot be started.
@@ -156,7 +156,8 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            except BaseException:  # also when interrupted: the answer to this request must not be read for the next
+            # also after an interruption, so that the answer to this request is not taken for the answer to the next one
+            except BaseException:
                 self._stop()
                 raise
             if max_uses is not None and self._uses >= max_uses:
@@ -164,7 +165,7 @@ class SandboxProcess:
             return answer
 
     def _running(self) -> tuple[subprocess.Popen[bytes], bool]:
-        """Return the process, and whether it is new: there was none, or something has ended it."""
+        """Return the process, and whether it is new, because there was none or it had ended."""
         if self._process is not None and self._process.poll() is None:
             return self._process, False
         self._stop()
@@ -189,11 +190,12 @@ class SandboxProcess:
         self._process = self._end = None
 
     def _forget(self) -> None:
-        """Drop the process of the parent, after a fork: its pipes must have one user."""
+        """Drop the parent's process after a fork, because two processes cannot share its pipes."""
         self._lock = threading.Lock()
         if self._process is not None and self._end is not None:
             self._end.detach()
-            self._process.poll()  # it is no child of this process, which `poll` notes: no warning when it is dropped
+            # `poll` finds that it is not a child of this process, so that dropping it gives no warning
+            self._process.poll()
             _close(self._process)
         self._process = self._end = None
 
@@ -236,7 +238,7 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
             process.wait()
     finally:
         timer.cancel()
-        timer.join()  # afterwards `is_late` is final
+        timer.join()  # from here on, `is_late` does not change
     if is_late.is_set() or (AT_THE_LIMIT and process.returncode == -AT_THE_LIMIT):
         raise SandboxError(f"one that takes over {seconds:.1f} seconds", is_limit=True)
     answer: dict[str, Any]
@@ -251,7 +253,7 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
 
 
 def printable(message: str) -> str:
-    """Return a message of a file's author, or of a library about the file, without control characters."""
+    """Remove control characters from a message that a file, or a library about a file, has written."""
     return "".join(c if c.isprintable() else " " for c in message)
 
 
@@ -260,7 +262,7 @@ def _encoded(value: object) -> bytes:
 
 
 def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
-    """Return the line that answers a request; less than a line if the process ends before."""
+    """Return the line that answers a request; an incomplete line if the process ends early."""
     stdin, stdout = cast("FileIO", process.stdin), cast("FileIO", process.stdout)
     pieces = [b""]
     try:
@@ -278,7 +280,7 @@ def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
 
 
 def _last_words(process: subprocess.Popen[bytes]) -> str:
-    """Return the last line that a process which has ended wrote to stderr, or its exit status."""
+    """Return the last line on stderr of a process that has ended, or its exit status."""
     text = cast("FileIO", process.stderr).read().decode(errors="replace")
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("note: ")]  # Rust's advice
     return [f"exit status {process.returncode}", *lines][-1]

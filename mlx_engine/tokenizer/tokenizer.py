@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
@@ -14,26 +13,26 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, SpacePrefix, TokenType, Vocabulary, is_marked
+from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, StreamDecoder, TokenType, Vocabulary
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Longer texts are encoded without Python's global lock, so that other threads run meanwhile. Shorter ones take less
-# than 10 ms, and do not make the library start its thread pool, about which old versions warn in forked processes.
+# Longer texts are encoded by a call that releases the GIL, so that other threads run. That call starts the library's
+# thread pool, and old versions of the library then warn in forked processes. Shorter texts take less than 10 ms.
 SHORT = 1 << 13
 
-# Unicode's normal forms write at most 4 bytes as 1: U+1D400 becomes "A".
+# Normalisation can make text shorter: at most 4 bytes become 1, as when U+1D400 becomes "A".
 NORMAL_FORMS, SHRINKING = ("NFC", "NFD", "NFKC", "NFKD"), 4
 
 
 class Sandboxed(Protocol):
-    """The tokenizers library in another process, which runs a third party's `tokenizer.json` (`hf.FileTokenizer`)."""
+    """A third-party `tokenizer.json`, which the tokenizers library runs in another process (`hf.FileTokenizer`)."""
 
     @property
     def loaded(self) -> Any:
-        """What is in the file (`hf.Loaded`)."""
+        """The contents of the file (`hf.Loaded`)."""
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None if there is no such token."""
@@ -60,7 +59,7 @@ class Tokenizer:
         self.user_defined_tokens: dict[str, int] = {
             vocabulary.tokens[i]: i for i in vocabulary.ids_of(TokenType.USER_DEFINED)
         }
-        # Bytes that no token has: the library leaves them out.
+        # Bytes without a token; the library drops them.
         self._lacking = [
             bytes([byte])
             for character, byte in BYTE_OF_CHARACTER.items()
@@ -68,7 +67,7 @@ class Tokenizer:
         ]
 
     def parts(self) -> tuple[Vocabulary, tokenizers.Tokenizer]:
-        """Return the vocabulary, and a copy of the library's tokenizer, from which files can be written."""
+        """Return the vocabulary and a copy of the library's tokenizer, to write files from."""
         return self._vocabulary, tokenizers.Tokenizer.from_str(self._core.to_str())
 
     def padded(self, size: int) -> Tokenizer:
@@ -127,7 +126,7 @@ class Tokenizer:
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
-        """How answers are read, in the form of Hugging Face's response templates; GGUF files have none."""
+        """The format of answers as a response template of Hugging Face; None for GGUF files."""
         return self._vocabulary.response_template
 
     @cached_property
@@ -171,7 +170,7 @@ class Tokenizer:
         return ids
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        """Return what the library encodes a text to: the only call."""
+        """Return the ids that the library encodes a text to."""
         if not isinstance(self._core, tokenizers.Tokenizer):  # a third party's tokenizer.json, in a sandbox process
             return self._core.encode(text, special=special)
         core = self._core if special else self._plain_core
@@ -185,8 +184,8 @@ class Tokenizer:
     def _plain_core(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that reads control tokens as plain text.
 
-        Recognising them is a setting, which threads would have to take turns to change. Both tokenizers share the
-        vocabulary and the merges; only the added tokens are there twice.
+        Whether control tokens are recognised is a setting of the library's tokenizer. Threads could not share one
+        tokenizer with different settings, so there are two; they share the vocabulary and the merges.
         """
         whole = self._core
         assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `Sandboxed` one takes the setting per text
@@ -199,7 +198,7 @@ class Tokenizer:
         return core
 
     def _first_control(self, ids: list[int]) -> int | None:
-        """Return the first id that is a control token, if there is one; other threads run in between."""
+        """Return the first id that is a control token, if there is one. Other threads can run during the search."""
         control, rest = self._vocabulary.control_ids, iter(ids)
         while part := list(islice(rest, SHORT)):
             if not control.isdisjoint(part):
@@ -208,10 +207,10 @@ class Tokenizer:
 
     @cached_property
     def most_bytes(self) -> int | None:
-        """The most bytes of text that one token can stand for, or more; None if there is no bound.
+        """An upper bound on the bytes of text that one token stands for; None if there is no bound.
 
-        There is none if a step of the tokenizer may remove text, or writes any number of unknown characters as one
-        token.
+        There is no bound if a step of the tokenizer may remove text, or if one token can stand for any number of
+        unknown characters.
         """
         if isinstance(self._core, tokenizers.Tokenizer):
             normalizer, pre_tokenizer = (
@@ -292,11 +291,11 @@ class Tokenizer:
 
 
 def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[dict[str, Any]]) -> bool:
-    """Return whether every character of a text, or another in its place, reaches the tokens."""
+    """Return whether normalisation and splitting keep every character, or replace it by another."""
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (
-            step["type"] == "Replace"  # of a text of this length, not of what an expression finds
+            step["type"] == "Replace"  # of a fixed text, not of matches of an expression
             and len(step["content"].encode()) >= len(step["pattern"].get("String", step["content"] + " ").encode())
         )
         for step in normalizer
@@ -315,52 +314,6 @@ def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
     for special, ids in ((True, control), (False, always)):
         added = [AddedToken(vocabulary.tokens[i], special=special, normalized=False) for i in ids]
         (core.add_special_tokens if special else core.add_tokens)(added)
-
-
-class StreamDecoder:
-    """Incremental decoder: the concatenated results of `add` and `finish` equal `decode` of all ids.
-
-    A character whose bytes are spread over several tokens is returned with the last of them; invalid bytes are returned
-    as U+FFFD. No id is decoded twice, so a stream of n ids takes O(n) time.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = False, at_start: bool = True) -> None:
-        self._vocabulary = vocabulary
-        self._skip_special = skip_special
-        self._drop_space = at_start and vocabulary.space_prefix is not SpacePrefix.NEVER
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._n, self._marks = 0, list[int]()
-
-    @property
-    def marks(self) -> Sequence[int]:
-        """Where the texts of control and user-defined tokens begin: indices of characters, ascending."""
-        return self._marks
-
-    def add(self, token_id: int) -> str:
-        """Add a token and return the text that it completes; often empty.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
-        """
-        vocabulary = self._vocabulary
-        vocabulary.check(token_id)
-        piece = vocabulary.piece(token_id)
-        if token_id in vocabulary.literal_ids:
-            skipped = self._skip_special and token_id in vocabulary.control_ids
-            piece = b"" if skipped else piece
-            self._drop_space = vocabulary.space_prefix is SpacePrefix.SECTION or (skipped and self._drop_space)
-        elif self._drop_space:
-            self._drop_space = False
-            piece = piece.removeprefix(b" ")
-        text = self._utf8.decode(piece)
-        self._n += len(text)
-        if token_id in vocabulary.literal_ids and is_marked(literal := piece.decode()):
-            self._marks.append(self._n - len(literal))
-        return text
-
-    def finish(self) -> str:
-        """End the stream: return U+FFFD for an incomplete character, else an empty text."""
-        return self._utf8.decode(b"", final=True)
 
 
 @contextmanager

@@ -1,9 +1,13 @@
-"""A vocabulary: tokens, their types and roles. Token types of GGUF, and the tokens that end a generation."""
+"""A vocabulary (tokens, their types and roles), and the decoder of token ids to text.
+
+Also the token types of GGUF, and the tokens that end a generation.
+"""
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import cached_property
@@ -51,7 +55,8 @@ def _byte_characters() -> dict[str, int]:
 
 BYTE_OF_CHARACTER = _byte_characters()
 
-# For `str.translate`: Latin-1 is bytes as characters, and what stands for no byte becomes no character of it.
+# For `str.translate`, before encoding as Latin-1: a character that stands for no byte becomes one that is not in
+# Latin-1.
 BYTES_AS_CHARACTERS = dict.fromkeys(range(256), 256) | {ord(c): byte for c, byte in BYTE_OF_CHARACTER.items()}
 
 
@@ -75,7 +80,7 @@ class Vocabulary:
     response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the sizes of what is searched in this process, outside of the sandbox.
+        """Check the lengths of tokens and chat template, which this process searches outside of the sandbox.
 
         Raises:
             TokenizerError: a token is too long.
@@ -128,7 +133,7 @@ class Vocabulary:
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
-        """Return a token's bytes, which are often not valid UTF-8 on their own."""
+        """Return the bytes of a token, which are often not valid UTF-8 on their own."""
         text = self.tokens[token_id]
         if token_id in self.silent_ids:
             return b""
@@ -154,8 +159,54 @@ class Vocabulary:
         return plain
 
 
+class StreamDecoder:
+    """Incremental decoder: the concatenated results of `add` and `finish` equal `decode` of all ids.
+
+    A character whose bytes are spread over several tokens is returned with the last of them; invalid bytes are returned
+    as U+FFFD. No id is decoded twice, so a stream of n ids takes O(n) time.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = False, at_start: bool = True) -> None:
+        self._vocabulary = vocabulary
+        self._skip_special = skip_special
+        self._drop_space = at_start and vocabulary.space_prefix is not SpacePrefix.NEVER
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._n, self._marks = 0, list[int]()
+
+    @property
+    def marks(self) -> Sequence[int]:
+        """Where the texts of control and user-defined tokens begin: indices of characters, ascending."""
+        return self._marks
+
+    def add(self, token_id: int) -> str:
+        """Add a token and return the text that it completes; often empty.
+
+        Raises:
+            TokenizerError: the vocabulary has no such id.
+        """
+        vocabulary = self._vocabulary
+        vocabulary.check(token_id)
+        piece = vocabulary.piece(token_id)
+        if token_id in vocabulary.literal_ids:
+            skipped = self._skip_special and token_id in vocabulary.control_ids
+            piece = b"" if skipped else piece
+            self._drop_space = vocabulary.space_prefix is SpacePrefix.SECTION or (skipped and self._drop_space)
+        elif self._drop_space:
+            self._drop_space = False
+            piece = piece.removeprefix(b" ")
+        text = self._utf8.decode(piece)
+        self._n += len(text)
+        if token_id in vocabulary.literal_ids and is_marked(literal := piece.decode()):
+            self._marks.append(self._n - len(literal))
+        return text
+
+    def finish(self) -> str:
+        """End the stream: return U+FFFD for an incomplete character, else an empty text."""
+        return self._utf8.decode(b"", final=True)
+
+
 def _as_bytes(text: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary; its text, if a character stands for no byte."""
+    """Return the bytes of a byte-level token; its text in UTF-8 if a character stands for no byte."""
     try:
         return text.translate(BYTES_AS_CHARACTERS).encode("latin-1")
     except UnicodeEncodeError:
@@ -163,7 +214,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def is_marked(text: str) -> bool:
-    """Return whether a control or user-defined token may be a delimiter: runs of white space are none."""
+    """Return whether a control or user-defined token may be a delimiter; runs of white space are not."""
     return len(text.strip()) > 2
 
 
@@ -208,5 +259,5 @@ def named_end_ids(ids: Mapping[str, int]) -> frozenset[int]:
     """Return the ids of tokens in `ids` (text to id) whose text marks the end of a generation."""
     names = END_NAMES & ids.keys()
     if {"<|return|>", "<|call|>"} <= names or {"<|calls|>", "<|flush|>"} <= names:
-        names -= {"<|end|>"}  # in these vocabularies it ends a message, but not the turn
+        names -= {"<|end|>"}  # in these vocabularies <|end|> ends a message, but not the turn
     return frozenset(ids[name] for name in names)

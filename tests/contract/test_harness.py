@@ -31,6 +31,7 @@ NOT_OPERATIONS = {
         "begin",
         "close",
         "row_sums",
+        "bad_rows",
         "wait",
         "read_ahead",
     ),

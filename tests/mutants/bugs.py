@@ -63,9 +63,9 @@ MUTANTS = [
     Mutant("helpers are never woken", "CompiledBackend.run_entry", "self.pool.shared.wake()", "pass"),
     Mutant(
         "rotations of the first layer for all",
-        "_Steps._bind_rope",
-        "[self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]",
-        "[self._backend.rope_table(list(self._of.ropes.values())[0], length) for _ in self._of.ropes]",
+        "CompiledProgram._bind_rope",
+        "tables[rope]",
+        "next(iter(tables.values()))",
     ),
     Mutant("the norm of what is added forgotten by the program", "Lowering.project_norm_add", "norm", "None"),
     Mutant(
@@ -408,7 +408,7 @@ MUTANTS = [
     # ---- The life of an engine ----
     Mutant(
         "a sum that overflows is a fault",
-        "FiniteCheck.bad_rows",
+        "Backend.bad_rows",
         "{r: row for r, row in rows.items() if not np.isfinite(row).all()}",
         "rows",
     ),

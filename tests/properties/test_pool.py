@@ -237,7 +237,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def every_page_is_somebody_s(self):
         for group, window in enumerate(self.pool.windows):
-            held = [page for kv in self.sequences for page in kv._tables[group][kv._firsts[group] : kv._end].tolist()]
+            held = [page for kv in self.sequences for page in kv.tables[group][kv._firsts[group] : kv._end].tolist()]
             free = self.pool._free[group][: self.pool.free_pages(group)].tolist()
             assert sorted(held + free) == [page * self.kind.page for page in range(self.n_pages[group])]
             if window is not None:

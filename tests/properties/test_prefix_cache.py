@@ -75,7 +75,7 @@ class CacheMachine(RuleBasedStateMachine):
         last = kv.length // page
         shared = [
             kv.length % page > 0 and kv.length < kv._lent and self.pool.references(g, table[last : last + 1])[0] > 1
-            for g, table in enumerate(kv._tables)
+            for g, table in enumerate(kv.tables)
         ]
         return [-(-(kv.length + n) // page) - kv._end + copy for copy in shared]
 

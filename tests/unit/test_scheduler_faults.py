@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import mlx_engine
@@ -181,15 +183,15 @@ def test_a_stream_that_is_dropped_within_a_step_leaves_before_the_next(simd: mlx
     found, scheduler = requests(simd), scheduler_of(simd)
     streams = [Stream(scheduler, request) for request in found]
     next(streams[0])
-    original = scheduler._keep_prompts
+    original = scheduler._record
 
-    def collecting(parts: object) -> None:
+    def collecting(*done: Any) -> float:
         del streams[1:]  # as a collection of garbage would
         assert len(scheduler.running) == len(PROMPTS)
-        scheduler._keep_prompts = original
-        original(parts)
+        scheduler._record = original
+        return original(*done)
 
-    scheduler._keep_prompts = collecting
+    scheduler._record = collecting
     next(streams[0])
     assert [answer.request for answer in scheduler.running] == found[:1]
     list(streams[0])

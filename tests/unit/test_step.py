@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def sequences(model: Model, *, room: int = N, page: int = 4) -> list[Sequence]:
 @pytest.fixture(scope="module")
 def alone(engine: mlx_engine.Engine) -> list[list[int]]:
     """The tokens that each sequence gets alone."""
-    options = [vars(sampling) for sampling in SAMPLINGS]
+    options = [asdict(sampling) for sampling in SAMPLINGS]
     return [
         engine.generate(prompt, N, ignore_eos=True, **of).token_ids for prompt, of in zip(PROMPTS, options, strict=True)
     ]

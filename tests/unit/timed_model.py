@@ -68,6 +68,9 @@ class Backend:
     def row_sums(self, logits):
         return np.zeros(1)
 
+    def bad_rows(self, logits, sums):
+        return {}
+
     def host(self, x):
         return x
 

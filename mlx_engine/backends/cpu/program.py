@@ -21,52 +21,52 @@ if TYPE_CHECKING:
 
 
 class CompiledProgram(Program):
-    """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step."""
+    """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step.
+
+    The steps have the addresses of cos/sin tables, and of the KV stores of one pool.
+    """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
-        self._variants = {want: _Steps(backend, lowered) for want, lowered in variants.items()}
+        self._backend, self._kv = backend, variants["every"].kv
+        # The KV stores that `_layers` points to; a weak reference, so that they can be freed.
+        self._stores: weakref.ReferenceType[Stores] | None = None
+        self._layers = np.zeros((len(self._kv), layout.KV_WIDTH), dtype=np.int64)
+        self._groups = np.zeros((len(self._kv), layout.GROUP_WIDTH), dtype=np.int64)
+        self._variants = {
+            want: _Steps(backend, lowered, self._layers, self._groups) for want, lowered in variants.items()
+        }
+        self._tables: list[tuple[np.ndarray, np.ndarray]] = []
+        self._positions = 0
 
     def run(self, x: Native, batch: Batch) -> Native:
         """Run the steps that were lowered for the tokens whose logits are wanted."""
+        length = max(batch.positions) + 1
+        if self._positions < length:
+            self._bind_rope(length)
+        if self._stores is None or self._stores() is not batch.stores:
+            self._bind_stores(batch)
         return self._variants[batch.want].run(x, batch)
 
-
-class _Steps:
-    """The encoded steps of a program (int64 words), bound to cos/sin tables and KV stores."""
-
-    def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
-        self._backend, self._of, self._positions = backend, lowered, 0
-        library = backend.library
-        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "gate_span", "run_experts")
-        self._encoded = np.zeros(layout.STEPS + lowered.steps.size, dtype=np.int64)
-        self._encoded[: layout.STEPS] = [library.address(name) for name in called]
-        self._encoded[layout.STEPS :] = lowered.steps.reshape(-1)
-        self._steps = self._encoded[layout.STEPS :].reshape(lowered.steps.shape)
-        are_exchanges = np.isin(self._steps[:, layout.OP], (layout.ALL_SUM, layout.ALL_COLUMNS))
-        self._exchanges = np.flatnonzero(are_exchanges).tolist()
-        self._tables: list[tuple[np.ndarray, np.ndarray]] = []
-        # The KV stores that `_layers` points to; a weak reference, so that they can be freed.
-        self._stores: weakref.ReferenceType[Stores] | None = None
-        self._layers = np.zeros((len(lowered.kv), layout.KV_WIDTH), dtype=np.int64)
-        self._groups = np.zeros((len(lowered.kv), layout.GROUP_WIDTH), dtype=np.int64)
-
     def _bind_rope(self, length: int) -> None:
-        """Write the addresses of cos/sin tables of at least `length` positions into the steps."""
-        tables = [self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]
+        """Write the addresses of cos/sin tables of at least `length` positions into the steps of all variants."""
+        variants = self._variants.values()
+        tables = {rope: self._backend.rope_table(rope, length) for steps in variants for rope in steps.ropes.values()}
         # Descriptors only have addresses: keep the old and the new tables alive until all are written.
-        self._tables += tables
-        for i, (cos, sin) in zip(self._of.ropes, tables, strict=True):
-            self._steps[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
-        self._tables = tables
-        self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
+        self._tables += tables.values()
+        for steps in variants:
+            for i, rope in steps.ropes.items():
+                cos, sin = tables[rope]
+                steps.words[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
+        self._tables = list(tables.values())
+        self._positions = min((len(cos) for cos, _ in self._tables), default=sys.maxsize)
 
     def _bind_stores(self, batch: Batch) -> None:
         """Write the addresses of each layer's KV store and page group, or of its state."""
         stores = batch.stores
         layers = cast(list[np.ndarray | None], stores.layers)
         found = [None if store is None else store.shape[1::2] for store in layers]
-        if found != self._of.kv:
-            raise ValueError(f"KV stores must have (KV heads, head dim) {self._of.kv} by layer, not {found}")
+        if found != self._kv:
+            raise ValueError(f"KV stores must have (KV heads, head dim) {self._kv} by layer, not {found}")
         for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=True)):
             if store is None:
                 of_layer = cast(tuple[np.ndarray, ...], stores.states[layer])
@@ -79,14 +79,30 @@ class _Steps:
             descriptor[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
         self._stores = weakref.ref(stores)
 
+
+class _Steps:
+    """The encoded steps of a program (int64 words) for one kind of wanted tokens.
+
+    Attributes:
+        words: (steps, words of a step).
+        ropes: rotary embeddings, by the index of the step that uses them.
+    """
+
+    def __init__(self, backend: CompiledBackend, lowered: Lowered, layers: np.ndarray, groups: np.ndarray) -> None:
+        self._backend, self._of, self._layers, self._groups = backend, lowered, layers, groups
+        self.ropes = lowered.ropes
+        library = backend.library
+        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "gate_span", "run_experts")
+        self._encoded = np.zeros(layout.STEPS + lowered.steps.size, dtype=np.int64)
+        self._encoded[: layout.STEPS] = [library.address(name) for name in called]
+        self._encoded[layout.STEPS :] = lowered.steps.reshape(-1)
+        self.words = self._encoded[layout.STEPS :].reshape(lowered.steps.shape)
+        are_exchanges = np.isin(self.words[:, layout.OP], (layout.ALL_SUM, layout.ALL_COLUMNS))
+        self._exchanges = np.flatnonzero(are_exchanges).tolist()
+
     def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
         """Return the hidden states after the last step."""
         n, of, be = len(x), self._of, self._backend
-        length = max(batch.positions) + 1
-        if self._positions < length:
-            self._bind_rope(length)
-        if self._stores is None or self._stores() is not batch.stores:
-            self._bind_stores(batch)
         sequences = [sequence_descriptors(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
         for descriptor, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
             descriptor[:] = address(of_group), address(group.slots)
@@ -103,7 +119,7 @@ class _Steps:
         for first, last in self._calls(n):
             be.run_entry(be.library.run_steps, address(self._encoded), first, last, *arguments)
             if last in self._exchanges:
-                self._exchange(self._steps[last], values, batch)
+                self._exchange(self.words[last], values, batch)
         n_rows = len(batch.rows) if of.y.is_wanted else n
         y = values[n * of.y.buffer.at :][: n_rows * of.y.width]
         return np.array(y.reshape(n_rows, of.y.width))
@@ -115,7 +131,7 @@ class _Steps:
         between ranks is made between two calls.
         """
         first = 0
-        for end in (*self._exchanges, len(self._steps)):
+        for end in (*self._exchanges, len(self.words)):
             together = max(1, end - first) if n <= layout.PROGRAM_TOKENS else 1
             yield from ((at, min(at + together, end)) for at in range(first, max(end, first + 1), together))
             first = end + 1
