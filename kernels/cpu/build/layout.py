@@ -41,7 +41,7 @@ SCRATCH_BYTES = 4 << 20
 # norm of the input: none if NORM_WEIGHT is 0, an RMS norm if NORM_BIAS is 0, else a layer norm. N and K are those of
 # all matrices together. CHUNK_GEMV and CHUNK_GEMM are rows of a chunk; HAND_OUT is 0 if one thread runs a small batch
 # faster than several. MATRICES is the number of matrices. The POST_NORM words are a norm of the output. HAS_GEMV is 0
-# if the rows cannot be multiplied as they are stored. FIXED is the number of matrices whose products are in fixed point,
+# if rows cannot be multiplied as they are stored. FIXED is the number of matrices whose products are in fixed point,
 # by the tasks FIXED_GEMM and FIXED_PREPARE. From TABLE on each matrix has WIDTH words: WEIGHTS, its address, ROWS,
 # BIAS, the address of its bias or 0, COLUMN, the first column of its products in the output, CHUNK, the number of its
 # first chunk in a job, and from FORMAT on the words of its format.
