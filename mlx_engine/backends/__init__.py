@@ -113,8 +113,6 @@ def refused(name: str, activations: str) -> str | None:
     if activations not in ACTIVATIONS:
         message = f"activations must be {listed(ACTIVATIONS)}, not {shown(activations)}"
         raise OptionError(message, option="activations", expected=listed(ACTIVATIONS), found=activations)
-    if activations == "i16":  # these two lines go when the kernels are wired
-        return "activations i16 has no kernels in this version; use f32, which is exact"
     if activations in activations_of(name):
         return None
     having = listed([other for other in backend_names() if activations in activations_of(other)])

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import mlx_engine
-from mlx_engine.backends import ACTIVATIONS, EXACT, VARIABLE, activations_of, backend_names, create_backend, refused
+from mlx_engine.backends import ACTIVATIONS, EXACT, VARIABLE, activations_of, backend_names, create_backend
 from mlx_engine.backends.mlx import weights
 from mlx_engine.bench import roofline
 from mlx_engine.bench.run import engines
@@ -38,11 +38,8 @@ FLOATS = MICRO.parents[1] / "llama-micro" / "hf"
 IDS = [5, 9, 300, 17, 2, 44, 8]
 POSSIBLE = {"scalar": ("f32",), "simd": ("f32", "i16"), "parallel": ("f32", "i16")}
 ON_MLX = ("f32", "f16", "bf16")
-NEEDS_KERNELS = pytest.mark.skipif(refused("simd", "i16") is not None, reason="no kernels of i16 in the tree")
 # A backend of each kind with rounded activations.
-BOTH = pytest.mark.parametrize(
-    ("backend", "activations"), [("mlx", "bf16"), pytest.param("simd", "i16", marks=NEEDS_KERNELS)]
-)
+BOTH = pytest.mark.parametrize(("backend", "activations"), [("mlx", "bf16"), ("simd", "i16")])
 
 
 def cli(command: str, *rest: str) -> Any:
@@ -64,18 +61,8 @@ def test_what_each_backend_has():
 @pytest.mark.parametrize(
     ("backend", "activations", "message"),
     [
-        pytest.param(
-            "scalar",
-            "i16",
-            "activations i16 needs the backend simd or parallel; scalar has f32",
-            marks=NEEDS_KERNELS,
-        ),
-        pytest.param(
-            "mlx",
-            "i16",
-            "activations i16 needs the backend simd or parallel; mlx has f32, f16 or bf16",
-            marks=NEEDS_KERNELS,
-        ),
+        ("scalar", "i16", "activations i16 needs the backend simd or parallel; scalar has f32"),
+        ("mlx", "i16", "activations i16 needs the backend simd or parallel; mlx has f32, f16 or bf16"),
         ("simd", "f16", "activations f16 needs the backend mlx, metal or cuda; simd has f32 or i16"),
         ("parallel", "bf16", "activations bf16 needs the backend mlx, metal or cuda; parallel has f32 or i16"),
         ("mlx", "i8", "activations must be f32, i16, f16 or bf16, not 'i8'"),
@@ -93,13 +80,11 @@ def test_what_is_not_possible_is_one_sentence_that_names_what_is(backend: str, a
     assert (result.exit_code, result.stderr) == (2, f"error: --{message}\n")
 
 
-@NEEDS_KERNELS
 def test_numpy_has_no_fixed_point():
     with pytest.raises(OptionError, match=r"activations i16 needs compiled kernels, and --no-jit .* NumPy has f32"):
         create_backend("simd", jit=False, activations="i16")
 
 
-@NEEDS_KERNELS
 def test_metal_does_not_have_fixed_point_either():
     with mock.patch.dict("os.environ", {VARIABLE: "emulate"}), pytest.raises(OptionError, match="metal has f32, f16"):
         create_backend("metal", activations="i16")
@@ -297,8 +282,9 @@ def test_a_server_names_the_type(backend: str, activations: str):
 
 @BOTH
 def test_a_plan_takes_the_type(backend: str, activations: str):
-    found = json.loads(cli(f"plan -m {MICRO} -b {backend} --activations {activations} --json").stdout)
-    assert found["activations"] == activations
+    given = f"plan -m {MICRO} -b {backend} --activations {activations} --bandwidth 9GB/s --compute 9GFLOP/s"
+    assert json.loads(cli(f"{given} --json").stdout)["activations"] == activations
+    assert f"on {backend}, activations {activations}" in cli(given).stdout
 
 
 def test_types_are_spelled_in_one_place():
