@@ -68,6 +68,8 @@ from .linear_job import (
 )
 from .norms import norm
 
+# Input rows of a chunk in fixed point (measured).
+_FIXED_TOKENS = 256
 # Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
 _LINE = 4 * LANES
 
@@ -125,12 +127,12 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
 def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Norm, quantise and pack groups of tokens, then multiply chunks of rows with spans of groups."""
     job, alone = control[JOB:], n_tokens <= SMALL_BATCH and b[HAND_OUT] == 0
-    n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, GEMM_TOKENS)
+    n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, _FIXED_TOKENS)
     job[X], job[Y], job[SPAN] = x, scratch, ceil_div(n_groups, n_spans)
     run(control, b[FIXED_PREPARE], n_groups)
     n_spans = ceil_div(n_groups, job[SPAN])
     job[X], job[Y], job[RESIDUAL], job[WAYS] = scratch, y, residual, 1
-    job[HEIGHT] = ceil_div(b[CHUNK_GEMM], PANEL_ROWS) * PANEL_ROWS
+    job[HEIGHT] = 2 * ceil_div(b[CHUNK_GEMM], PANEL_ROWS) * PANEL_ROWS
     job[PIECES] = number_chunks(job)
     while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > PANEL_ROWS:
         job[HEIGHT] -= PANEL_ROWS
