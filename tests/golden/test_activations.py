@@ -1,4 +1,4 @@
-"""`mlx` with float16 and bfloat16 activations: logits of every architecture against float32, and types on the way."""
+"""Logits of every architecture with rounded activations: i16 on `simd`, and f16 and bf16 on `mlx`."""
 
 import copy
 from functools import cache
@@ -9,15 +9,20 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends import VARIABLE
+from mlx_engine.backends import VARIABLE, create_backend
+from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.errors import NotFiniteError
 from mlx_engine.loop.forward import forward
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
 from tests.contract.test_activations import DTYPES, ROUNDOFF
-from tests.decoding import prefill
+from tests.decoding import greedy_ids, prefill
 from tests.golden.goldens import DATA, GOLDENS, relative_errors
 
+# The largest relative error of the logits in fixed point.
+MOST_FIXED = 5e-4
 # The largest error of the logits in roundings of the type. A rounding of a number is at most 1, and about 0.4 in the
 # root mean square; weights, inputs and outputs of all products are rounded.
 MOST_ROUNDINGS = 8
@@ -127,3 +132,71 @@ def test_float16_that_overflows_is_an_error_and_bfloat16_is_not():
     assert np.isfinite(np.asarray(loaded["bf16"].logits(IDS))).all()
     with pytest.raises(NotFiniteError, match="embed"):
         loaded["f16"].logits(IDS)
+
+
+# ---- i16 ----
+
+
+@cache
+def quantised(folder: Path, activations: str) -> mlx_engine.Engine:
+    return mlx_engine.load(folder, "simd", quant="q8_0", quant_min_dim=0, activations=activations)
+
+
+def relative_error(expected: np.ndarray, found: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(relative_errors(expected, found) ** 2)))
+
+
+def test_fixed_point_is_within_5e_4_in_every_architecture_and_chooses_the_same_tokens():
+    """An error below 1e-6 would be that of float32."""
+    errors = dict[str, float]()
+    for folder in FOLDERS.values():
+        exact, found = (np.asarray(quantised(folder, name).logits(IDS)) for name in ("f32", "i16"))
+        errors[folder.parent.name] = relative_error(exact, found)
+        assert np.array_equal(exact.argmax(-1), found.argmax(-1)), folder
+    assert len(errors) > 20
+    assert {name: error for name, error in errors.items() if not 1e-6 < error < MOST_FIXED} == {}
+
+
+@pytest.mark.parametrize("golden", [g for g in GOLDENS if g.name in ("mqa-q8_0", "micro-q8_0")], ids=str)
+def test_fixed_point_agrees_with_another_program(golden: Any):
+    loaded = mlx_engine.load(golden.checkpoint, "simd", activations="i16")
+    for i in range(golden.prompts()):
+        assert 1e-6 < relative_error(golden.logits(i), np.asarray(loaded.logits(golden.prompt(i)))) < MOST_FIXED
+        assert greedy_ids(loaded.model, golden.prompt(i), len(golden.greedy(i)), kv=True) == golden.greedy(i)
+
+
+def test_float_matrices_keep_float32_arithmetic():
+    golden = next(g for g in GOLDENS if g.name == "micro-f32")
+    exact, found = (mlx_engine.load(golden.checkpoint, "simd", activations=name) for name in ("f32", "i16"))
+    assert np.array_equal(*(np.asarray(each.logits(golden.prompt(0))) for each in (exact, found)))
+
+
+def test_a_long_prompt_in_fixed_point_has_the_bits_of_its_chunks():
+    """A program's scratch memory holds all packed rows of a pass."""
+    loaded = mlx_engine.load("builtin", "simd", activations="i16")
+    ids = [(7 * i * i + 31 * i) % 2000 for i in range(300)]
+    with loaded.backend.session():
+        whole, chunked = (
+            np.array(loaded.backend.host(prefill(loaded.model, ids, loaded.model.new_kv(300), chunk=chunk)))
+            for chunk in (300, 60)
+        )
+    assert np.isfinite(whole).all()
+    assert np.array_equal(whole, chunked)
+
+
+@pytest.mark.parametrize("type_", ["Q8_0", "Q4_K"])
+def test_an_outlier_of_1000_takes_digits_from_the_others_of_its_block(type_: str):
+    """docs/precision.md has the figures: relative to the products, and to what they are without the outlier."""
+    rng = np.random.default_rng(0)
+    weight = Weight.pack("w", rng.standard_normal((256, 1024)).astype(np.float32), BY_NAME[type_])
+    x, at = rng.standard_normal((64, 1024)).astype(np.float32), (np.arange(64), rng.integers(0, 1024, 64))
+    x[at] = 1000
+    rest, w = x.astype(np.float64), weight.dequantize().astype(np.float64)
+    exact = rest @ w.T
+    rest[at] = 0
+    be = create_backend("simd", activations="i16")
+    with be.session():
+        y = be.host(be.linear(be.as_activations(x), Linear("w", be.prepare(weight))))
+    error = np.linalg.norm(y - exact)
+    assert error / np.linalg.norm(exact) == pytest.approx(4.9e-5, rel=0.05)
+    assert error / np.linalg.norm(rest @ w.T) == pytest.approx(1.54e-3, rel=0.05)
