@@ -533,6 +533,7 @@ MUTANTS = [
         "draw.sampling.is_argmax",
     ),
     Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("a checked choice is taken unchecked", "Sampler.redraw", "not self.is_checked", "self.is_checked"),
     Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
     Mutant(
         "a pass ahead is chosen with the mask of the token before",
