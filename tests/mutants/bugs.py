@@ -542,6 +542,11 @@ MUTANTS = [
         "False",
     ),
     Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
+    # ---- Benchmarks beside other processes ----
+    Mutant(
+        "the benchmark itself counts as another process", "OtherProcesses.share", "busy - own - TICKS", "busy - TICKS"
+    ),
+    Mutant("figures beside a busy process are usable", "others.fields", "share <= MOST", "True"),
     # ---- Tool calls ----
     Mutant(
         "text that may be a delimiter is given out",
