@@ -140,6 +140,7 @@ MUTANTS = [
     Mutant("high bits of the first half for both", "part", "at + HIGH + 32 * half", "at + HIGH"),
     Mutant("third bits of the first part for all", "part", "right(third, 2 * p)", "third"),
     Mutant("a row behind the last one read", "_for_panels.choose.multiply", "min(rows[3] + i, last[3])", "rows[3] + i"),
+    Mutant("all tiles have the first four rows", "_add_stretch", "w_part + r * _PART_ROW", "w_part"),
     Mutant(
         "the last stretch of columns alone counts",
         "_dots.tile.generate",
