@@ -69,11 +69,25 @@ class Backend(Primitives):
     device: str = "cpu"
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
+    # The type of activations: one of `backends.ACTIVATIONS`. A result that is said to be float32 is of this type on
+    # backends of MLX; everywhere else arrays are float32, and "i16" rounds the inputs of products alone.
+    activations: str = "f32"
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 
     def __init__(self) -> None:
         self.guard = SessionGuard(self.name)
+
+    @property
+    def description(self) -> str:
+        """Name, device, and the type of activations if they are rounded: "parallel (cpu), activations i16"."""
+        rounded = "" if self.activations == "f32" else f", activations {self.activations}"
+        return f"{self.name} ({self.device}){rounded}"
+
+    @property
+    def kv_type(self) -> str:
+        """The type of keys and values in the cache: "f32", "f16" or "bf16"."""
+        return "f32"
 
     # ---- weights, arrays and token ids ----
 
@@ -104,6 +118,10 @@ class Backend(Primitives):
     @abstractmethod
     def array(self, values: np.ndarray) -> Array:
         """Return a NumPy array as this backend's float32 array."""
+
+    def as_activations(self, values: np.ndarray) -> Array:
+        """Return a NumPy array of activations, such as hidden states, as this backend's array of their type."""
+        return self.array(values)
 
     @abstractmethod
     def host(self, x: Array) -> np.ndarray:
