@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import EXACT, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.bench.cells import affordable, check, components, measure
 from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.others import OtherProcesses, fields
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.samples import Result, Test
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
+Announce = Callable[[int, int, str], None]
 # Seconds for the profile of a cell without a budget.
 COMPONENT_SECONDS = 2.0
 # Backends that ignore --threads.
@@ -41,11 +44,13 @@ def rows(
     budget: float | None = None,
     profile: bool = False,
     overlap: bool = True,
+    announce: Announce = lambda done, total, title: None,
     **how: Any,
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
 
-    With `profile` a row also has the profile of one pass. `how` has other options of `engines`.
+    With `profile` a row also has the profile of one pass. `announce` is called before and after each run with (runs
+    done, runs in total, title). `how` has other options of `engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
@@ -57,12 +62,21 @@ def rows(
             check(test, opened)
 
     runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "profile": profile, "overlap": overlap}
-    for row, reason, bench in engines(model, backends, check_all, overlap=overlap, **how):
-        for cached in kv:
-            for test in tests:
-                cell = test.numbers if bench is None else bench.cell(test, kv=cached, **runs)
-                yield {**row, "kv": cached, "unavailable": reason, **cell}
+    each, cells = repetitions + 1, [(cached, test) for cached in kv for test in tests]
+    total = len(backends) * len(cells) * each
+    announce(0, total, f"{tests[0].name} on {backends[0]}")
+    for place, (row, reason, bench) in enumerate(engines(model, backends, check_all, overlap=overlap, **how)):
+        for number, (cached, test) in enumerate(cells, start=place * len(cells)):
+            title = f"{test.name} on {row['backend']}"
+            runs["progress"] = partial(_announce, announce, number * each, total, title)
+            cell = test.numbers if bench is None else bench.cell(test, kv=cached, **runs)
+            yield {**row, "kv": cached, "unavailable": reason, **cell}
         del bench  # frees the engine before the next one is loaded
+
+
+def _announce(announce: Announce, before: int, total: int, title: str, runs: int, of: int) -> None:
+    """Announce so many runs of a cell, after those of the cells before it."""
+    announce(before + runs, total, title)
 
 
 def engines(
@@ -128,13 +142,27 @@ class Bench:
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
     def cell(
-        self, test: Test, *, kv: bool, repetitions: int, budget: float | None, profile: bool, overlap: bool = True
+        self,
+        test: Test,
+        *,
+        kv: bool,
+        repetitions: int,
+        budget: float | None,
+        profile: bool,
+        overlap: bool = True,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Row:
-        """Measure a test and return its row: samples, backend, and shares of the machine's limits."""
+        """Measure a test and return its row: samples, backend, shares of the machine's limits, and other processes.
+
+        `progress` is called before and after each run with (runs done, runs in total).
+        """
         between = self.limits.sample if self.limits is not None else lambda: None
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
-        result = measure(self.engine, test, **how, between=between)
-        row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv)}
+        others = OtherProcesses()
+        result = measure(self.engine, test, **how, between=between, progress=progress)
+        # The processes of other ranks may run on this machine.
+        share = None if self.engine.model.is_shared else others.share()
+        row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv), **fields(share)}
         if profile and kv:
             seconds = COMPONENT_SECONDS if budget is None else budget / 4
             row["components"] = components(self.engine, test, affordable(result, seconds))

@@ -56,7 +56,8 @@ def _rate(row: Row) -> str:
         return f"unavailable: {row['unavailable']}"
     mark = "~" if row["estimated"] else ""
     digits = 2 if row["avg_ts"] >= 1 else 4
-    return f"{mark}{row['avg_ts']:.{digits}f} ± {row['stddev_ts']:.{digits}f}"
+    unusable = " (not usable)" if row.get("usable") is False else ""
+    return f"{mark}{row['avg_ts']:.{digits}f} ± {row['stddev_ts']:.{digits}f}{unusable}"
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlx_engine.commands.console import notice, reports_errors, still_bar
+from mlx_engine.commands.console import alarm, notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
 from mlx_engine.errors import is_number, require
@@ -61,6 +61,7 @@ def report(
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
     from mlx_engine.bench.bottlenecks.report import report as measured
+    from mlx_engine.bench.others import finding
     from mlx_engine.bench.results import default_folder, make_folder, write
 
     sound = is_number(tests.budget) and tests.budget >= 0
@@ -88,3 +89,5 @@ def report(
     write(folder / "report.md", text)
     print(json_module.dumps(new, indent=1) if to.json else text)
     notice(f"report.md and report.json are in {folder}")
+    if (warning := finding([new])) is not None:
+        alarm(warning)

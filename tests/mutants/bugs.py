@@ -140,6 +140,7 @@ MUTANTS = [
     Mutant("high bits of the first half for both", "part", "at + HIGH + 32 * half", "at + HIGH"),
     Mutant("third bits of the first part for all", "part", "right(third, 2 * p)", "third"),
     Mutant("a row behind the last one read", "_for_panels.choose.multiply", "min(rows[3] + i, last[3])", "rows[3] + i"),
+    Mutant("all tiles have the first four rows", "_add_stretch", "w_part + r * _PART_ROW", "w_part"),
     Mutant(
         "the last stretch of columns alone counts",
         "_dots.tile.generate",
@@ -540,6 +541,7 @@ MUTANTS = [
         "draw.sampling.is_argmax",
     ),
     Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("a checked choice is taken unchecked", "Sampler.redraw", "not self.is_checked", "self.is_checked"),
     Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
     Mutant(
         "a pass ahead is chosen with the mask of the token before",
@@ -548,6 +550,11 @@ MUTANTS = [
         "False",
     ),
     Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
+    # ---- Benchmarks beside other processes ----
+    Mutant(
+        "the benchmark itself counts as another process", "OtherProcesses.share", "busy - own - TICKS", "busy - TICKS"
+    ),
+    Mutant("figures beside a busy process are usable", "others.fields", "share <= MOST", "True"),
     # ---- Tool calls ----
     Mutant(
         "text that may be a delimiter is given out",

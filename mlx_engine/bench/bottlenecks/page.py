@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN
+from mlx_engine.bench.others import disturbed
 from mlx_engine.bench.tables import aligned, printable
 from mlx_engine.weights.conversion import Conversion
 
@@ -24,6 +25,7 @@ def _parts(report: Report, rounds: str | None) -> Iterator[str | None]:
     model, found = report["model"], report["phases"]
     yield f"# Bottlenecks: {printable(model['name'])} on {report['backend']['name']}"
     yield origin(report)
+    yield disturbed([report])
     yield from finding(report)
     for name, phase in found.items():
         yield f"## Remaining bottlenecks of {TITLE[name]}, ranked"
@@ -73,7 +75,7 @@ def origin(report: Report) -> str:
 def finding(report: Report) -> Iterator[str]:
     """Yield a summary sentence for each kind of pass."""
     for name, phase in report["phases"].items():
-        whole, first = phase["plain_ms"]["median"], phase["ranking"][:3]
+        whole, first = phase["plain_ms"]["median"], [row for row in phase["ranking"][:3] if row["share"] > 0]
         tokens = report["settings"]["n_prompt"] if name == "prefill" else 1
         of = "; shares are of the sum of all operations" if is_longer_apart(phase) else ""
         text = f"**{TITLE[name].capitalize()}** takes {ms(whole)} ms ({1e3 * tokens / whole:,.1f} tokens/s)"
@@ -249,9 +251,9 @@ def is_longer_apart(phase: Report) -> bool:
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Split rows into those shown one by one and those combined into one line."""
-    small = [row for row in rows if row["share"] < SMALL]
-    return ([row for row in rows if row["share"] >= SMALL], small) if len(small) > 1 else (rows, [])
+    """Split rows into those shown one by one and those combined into one line; the time between operations is shown."""
+    small = [row for row in rows if row["share"] < SMALL and row["role"] != BETWEEN]
+    return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 
 
 # The command-line option of each setting.

@@ -23,6 +23,7 @@ from mlx_engine.bench.bottlenecks.page import command
 from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import check
 from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.others import OtherProcesses, fields
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.samples import Test
@@ -156,8 +157,10 @@ def report(
     # Limits are measured on the processor, so they do not apply to other devices.
     on_cpu = engine.backend.device == "cpu"
     limits = Limits(matrices(engine, checkpoint), threads_of(engine.backend) or 1) if on_cpu else None
+    others = OtherProcesses()
     try:
         rounds = measured(engine, settings, limits, progress)
+        known |= fields(others.share())
     finally:
         if limits is not None:
             limits.close()
@@ -179,10 +182,11 @@ def measured(
     engine: Engine, settings: Settings, limits: Machine | None, progress: Progress, clock: Clock = time.perf_counter
 ) -> list[Round]:
     """Run the rounds, with a sample of the machine's limits between all runs."""
+    title = f"{settings.test.name} on {engine.backend.name}"
     return measure(
         engine, settings.test, settings.repetitions, budget=settings.budget, clock=clock,
         between=limits.sample if limits is not None else lambda: None,
-        progress=lambda done, of: progress(done, of, "measuring"),
+        progress=lambda done, of: progress(done, of, title),
     )  # fmt: skip
 
 
