@@ -202,7 +202,7 @@ class Lowering:
         if added is not None:
             self._read(step, layout.B_AT, added)
         self.inputs = max(self.inputs, block.n_inputs)
-        if block.norm is not None or block.n_inputs % layout.LANES:
+        if block.norm is not None or block.n_inputs % layout.LANES or block.n_fixed:
             self.normed = max(self.normed, block.n_inputs)
         self.kept.append(block)
         return out
@@ -470,7 +470,8 @@ class Lowered:
         y: location of the result.
         floats: scratch floats per token, for all values.
         inputs: K of the widest product, in whole vectors; packing needs so many floats for each token of a panel.
-        normed: the same of products whose input is normed or padded: so many floats for each token of the pass.
+        normed: the same of products whose input is normed, padded or quantised: so many floats for each token of the
+            pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
