@@ -11,6 +11,8 @@ import pytest
 import mlx_engine
 from mlx_engine.bench import cells
 from mlx_engine.bench.others import OtherProcesses
+from mlx_engine.tokenizer import sandbox_process
+from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 from tests.unit.timed_model import Backend, Clock, Spy
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
@@ -33,6 +35,15 @@ def alone() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OtherProcesses, "share", lambda self: 0.0)
         yield
+
+
+TEMPLATES = SandboxProcess()
+
+
+@pytest.fixture
+def one_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the chat templates of all models in one process: each process takes 60 ms of CPU to start."""
+    monkeypatch.setattr(sandbox_process, "SandboxProcess", lambda: TEMPLATES)
 
 
 @pytest.fixture(scope="module")

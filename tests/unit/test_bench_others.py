@@ -84,7 +84,7 @@ def test_figures_beside_other_processes_are_not_usable(
     monkeypatch.setattr(roofline, "SECONDS", 1e-4)
     monkeypatch.setattr(bench, "draw", lambda found, folder: [])
     monkeypatch.setattr(OtherProcesses, "share", lambda self: others)
-    what = ["-m", str(MODEL), "-b", "simd", "-p", "4", "-n", "2", "-r", "1", "--out", str(tmp_path)]
+    what = ["-m", str(MODEL), "-b", "simd", "-p", "4", "-n", "2", "-r", "1", "--budget", "0.05", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, [*command, *what])
     assert result.exit_code == 0
     found = json.loads((tmp_path / f"{stem}.json").read_text())

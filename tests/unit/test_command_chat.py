@@ -19,6 +19,8 @@ from tests.patience import PATIENCE
 from tests.unit.test_command_generate import MODEL, ROOT, cli
 from tests.unit.test_generate_options import plain  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.usefixtures("one_sandbox")
+
 RATES = r"first token after [\d,.]+ ms, then [\d,.]+ tokens/s"
 TURN = re.compile(rf"\[(\d+) tokens: {RATES}\]")
 

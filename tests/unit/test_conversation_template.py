@@ -27,6 +27,8 @@ from tests.golden.test_vocab import vocab_file
 from tests.unit.test_chat import CHATML, MICRO, user
 from tests.unit.test_tokenizer import CONTROL, SPECIAL, build, byte_level
 
+pytestmark = pytest.mark.usefixtures("one_sandbox")
+
 TOOL = {
     "type": "function",
     "function": {

@@ -125,9 +125,22 @@ def test_one_token_over_keys_in_blocks(past: int, window: int):
     check(q, kv, window)
 
 
-@pytest.mark.parametrize("n_tokens", [SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 2])
-@pytest.mark.parametrize("past", [0, BLOCK // 3, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
-@pytest.mark.parametrize("window", [0, 40, BLOCK + 1])
+TOKENS, PASTS, WINDOWS = (
+    (SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 2),
+    (0, BLOCK // 3, BLOCK - 1, BLOCK, 2 * BLOCK + 5),
+    (0, 40, BLOCK + 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "past", "window"),
+    [
+        pytest.param(n, past, window, marks=[pytest.mark.slow] * ((i + j + k) % 3 > 0))  # each pair is in one test
+        for i, n in enumerate(TOKENS)
+        for j, past in enumerate(PASTS)
+        for k, window in enumerate(WINDOWS)
+    ],
+)
 def test_many_tokens_over_keys_in_blocks(n_tokens: int, past: int, window: int):
     q, kv = case(n_tokens + past, n_tokens, past, (4, 2), 48)
     check(q, kv, window)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 import tokenizers
@@ -36,6 +37,7 @@ PIECES = [
 ]
 
 
+@cache
 def of(name: str) -> Tokenizer:
     return real(name) if name in NAMES else load_tokenizer(DATA / name)
 

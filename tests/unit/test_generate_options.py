@@ -18,6 +18,8 @@ from mlx_engine.loop.constraint import Matcher
 from tests.patience import PATIENCE
 from tests.unit.test_command_generate import DATA, MODEL, ROOT, cli, generate, only_line, process
 
+pytestmark = pytest.mark.usefixtures("one_sandbox")
+
 BUILTIN = {"model": "builtin"}
 
 
