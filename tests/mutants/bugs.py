@@ -125,9 +125,9 @@ MUTANTS = [
     Mutant("totals of another vector", "fold_all", "i", "n - 1 - i"),
     Mutant(
         "the last vectors of a span lost",
-        "_add_products",
-        "(g + 1) * n_tokens // groups",
-        "n_tokens // groups * (g + 1)",
+        "_add_stretch",
+        "min(g + PARTS, tiles) * n_tokens // tiles",
+        "n_tokens // tiles * min(g + PARTS, tiles)",
     ),
     Mutant(
         "a piece of the columns forgotten",
@@ -137,8 +137,8 @@ MUTANTS = [
     ),
     Mutant("a gate gates itself", "multiply_stored", "m + WIDTH", "m"),
     Mutant("quants counted from 0", "weights", "splat(8.0)", "splat(0.0)"),
-    Mutant("high bits of the first half for both", "part", "at + HIGH + 32 * half", "at + HIGH"),
-    Mutant("third bits of the first part for all", "part", "right(third, 2 * p)", "third"),
+    Mutant("high bits of the first half for both", "quants", "at + HIGH + 32 * half", "at + HIGH"),
+    Mutant("third bits of the first part for all", "quants", "right(third, 2 * p)", "third"),
     Mutant("a row behind the last one read", "_for_panels.choose.multiply", "min(rows[3] + i, last[3])", "rows[3] + i"),
     Mutant("all tiles have the first four rows", "_add_stretch", "w_part + r * _PART_ROW", "w_part"),
     Mutant(
@@ -147,6 +147,11 @@ MUTANTS = [
         "builder.fadd(_load(builder, place, 0, four.type), four) if expanded else four",
         "four",
     ),
+    Mutant(
+        "the totals of tokens without their scales", "pack", "np.float32(low + high) * scale", "np.float32(low + high)"
+    ),
+    Mutant("a panel of the first columns for all", "_add_panel", "row_bytes(job, m, column)", "0"),
+    Mutant("what is not finite becomes zero", "_quantize_block.generate", 'ir.Constant(_F32, float("nan"))', "nothing"),
     # ---- Mixtures of experts ----
     Mutant(
         "of equal logits the last expert",
