@@ -180,7 +180,8 @@ def compiled_registers(environment: dict[str, str]) -> Counter[str]:
     from kernels.cpu.build import library
 
     total: Counter[str] = Counter()
-    for part in (*library.BASE, *library.FORMATS, *AFFINE):
+    panels = (f"{name}{library.FIXED_END}" for name in (*library.FORMATS[1:], *AFFINE))
+    for part in (*library.MODULES, *library.FORMATS, *AFFINE, *panels):
         code = f"from tests.processors import print_registers; print_registers({part!r})"
         command = [sys.executable, "-c", code]
         child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

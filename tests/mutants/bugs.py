@@ -147,6 +147,11 @@ MUTANTS = [
         "builder.fadd(_load(builder, place, 0, four.type), four) if expanded else four",
         "four",
     ),
+    Mutant(
+        "the totals of tokens without their scales", "pack", "np.float32(low + high) * scale", "np.float32(low + high)"
+    ),
+    Mutant("a panel of the first columns for all", "_add_panel", "row_bytes(job, m, column)", "0"),
+    Mutant("what is not finite becomes zero", "_quantize_block.generate", 'ir.Constant(_F32, float("nan"))', "nothing"),
     # ---- Mixtures of experts ----
     Mutant(
         "of equal logits the last expert",
