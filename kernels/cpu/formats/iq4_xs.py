@@ -14,6 +14,7 @@ from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
 from .format import ONE_PANEL
 from .iq4_nl import levels, load
+from .fixed_rows import eight_rows_by_parts
 from .panels import load_nibbles, panel_by_parts
 from .quants import Field, load_fields
 from .rows import dequantize_by_parts, four_rows_by_parts
@@ -60,3 +61,4 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, quants, range(8))
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, quants, range(8))

@@ -13,6 +13,7 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import fms, load_splat
 from .format import ONE_PANEL
+from .fixed_rows import eight_rows_by_parts
 from .panels import in_halves, panel_by_parts
 from .q4_k import PLACES, scales_of
 from .quants import both, either, floats_of_bytes, left, load_words_of_4, right, second_right
@@ -54,3 +55,4 @@ four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES])
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES])
