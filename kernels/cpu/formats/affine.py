@@ -28,9 +28,9 @@ from ..build.vectors import (
     register_lanes,
     vector,
 )
-from .format import ONE_PANEL, TWO_PANELS
 from .fixed_rows import BYTES, NIBBLES, UNSIGNED_BYTES, eight_rows_of_groups, load_16
 from .fixed_rows import scales_of as scales_of_rows
+from .format import ONE_PANEL, TWO_PANELS
 from .panels import BIASED, UNSIGNED, Panel, first, load_32, load_nibbles, narrowed, panel_of_groups
 from .quants import both, lanes, load_uint8, right
 from .rows import dequantize_pieces, four_rows_of_groups

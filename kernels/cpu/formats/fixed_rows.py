@@ -426,24 +426,23 @@ def _put_products(n: int) -> Any:
     """Make the function that writes the products of 8 rows and n tokens."""
 
     @intrinsic
-    def put(typing: Any, y: Any, apart: Any, next_: Any, y_row: Any, products: Any) -> Any:
-        """Write row 2 r to address `y + r apart`, row 2 r + 1 to `next_` after it, token t `t y_row` bytes after."""
+    def put(typing: Any, y: Any, apart: Any, y_row: Any, products: Any) -> Any:
+        """Write row 2 r to address `y + r apart`, row 2 r + 1 after it, and token t `t y_row` bytes after."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            y, apart, next_, y_row, products = args
+            y, apart, y_row, products = args
             for t in range(n):
                 found = builder.extract_value(products, t)
                 for r in range(ROWS):
                     place = builder.add(y, builder.mul(apart, ir.Constant(_I64, r // 2)))
                     place = builder.add(place, builder.mul(y_row, ir.Constant(_I64, t)))
-                    if r % 2:
-                        place = builder.add(place, next_)
+                    place = builder.add(place, ir.Constant(_I64, 4 * (r % 2)))
                     value = builder.extract_element(found, ir.Constant(_I32, r))
                     builder.store(value, builder.inttoptr(place, _F32.as_pointer())).align = 4
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(i, i, i, i, types.UniTuple(floats_8, n)), generate
+        return types.void(i, i, i, types.UniTuple(floats_8, n)), generate
 
     return put
 
@@ -474,7 +473,7 @@ def eight_rows_of_groups(
         @jit
         def multiply(
             a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int, n_columns: int, records: int, y: int,
-            apart: int, next_: int, y_row: int, ahead: int, scratch: int,
+            apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
             sums, n_blocks, i = zeros(), n_columns // block, 0
             for start in range(0, n_blocks, per_line):
@@ -490,7 +489,7 @@ def eight_rows_of_groups(
                         )  # fmt: skip
                         records += RECORD_BYTES * n
                     i += block_bytes
-            put(y, apart, next_, y_row, sums)
+            put(y, apart, y_row, sums)
 
         return multiply
 
@@ -543,7 +542,7 @@ def eight_rows_by_parts(
         @jit
         def multiply(
             a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int, n_columns: int, records: int, y: int,
-            apart: int, next_: int, y_row: int, ahead: int, scratch: int,
+            apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
             sums = zeros()
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
@@ -554,7 +553,7 @@ def eight_rows_by_parts(
                         prefetch(raw(row), i + p * LINE_BYTES + ahead)
                     sums = part(records, (a, b, c, d, e, f, g, h), i, p, stored_scales, sums)
                     records += 2 * RECORD_BYTES * n
-            put(y, apart, next_, y_row, sums)
+            put(y, apart, y_row, sums)
 
         return multiply
 
@@ -624,8 +623,8 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
     ) -> None:  # fmt: skip
         """`y[i apart + r + t y_row] = row r of range i . token t`, in fixed point.
 
-        Two halves of four ranges of memory are interleaved block by block: a processor reads several streams faster
-        than one.
+        Two rows of each of four ranges of memory are interleaved block by block: a processor reads several streams
+        faster than one.
 
         Args:
             n_tokens: 1 or TOKENS.
@@ -641,20 +640,15 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
             ahead: bytes from what is multiplied to what is prefetched.
             scratch: address of SCRATCH bytes of scratch memory.
         """
-        half = (count + 1) // 2
-        for i in range(half):
-            now, then, to = i * step, (i + half) * step, y + 4 * i
+        for i in range(0, count, 2):
+            now, then, to = i * step, (i + 1) * step, y + 4 * i
             a, b = min(rows[0] + now, last[0]), min(rows[0] + then, last[0])
             c, d = min(rows[1] + now, last[1]), min(rows[1] + then, last[1])
             e, f = min(rows[2] + now, last[2]), min(rows[2] + then, last[2])
             g, h = min(rows[3] + now, last[3]), min(rows[3] + then, last[3])
             if n_tokens == 1:
-                one(
-                    a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * half, 4 * y_row, ahead, scratch
-                )  # fmt: skip
+                one(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
             else:
-                two(
-                    a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * half, 4 * y_row, ahead, scratch
-                )  # fmt: skip
+                two(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
 
     return multiply

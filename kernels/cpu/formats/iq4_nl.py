@@ -10,8 +10,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat
-from .format import ONE_PANEL
 from .fixed_rows import eight_rows_of_groups, scales_of
+from .format import ONE_PANEL
 from .panels import half_scale, levels_of, load_nibbles, panel_of_groups
 from .quants import load_levels
 from .rows import dequantize_32

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
+from .fixed_rows import eight_rows_by_parts
 from .format import ONE_PANEL
 from .iq4_nl import levels, load
-from .fixed_rows import eight_rows_by_parts
 from .panels import load_nibbles, panel_by_parts
 from .quants import Field, load_fields
 from .rows import dequantize_by_parts, four_rows_by_parts

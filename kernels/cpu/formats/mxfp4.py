@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..build.jit import jit
-from .format import ONE_PANEL
 from .fixed_rows import eight_rows_of_groups, scales_one_by_one
+from .format import ONE_PANEL
 from .panels import first, levels_of, load_nibbles, panel_of_groups
 from .quants import load_half_power, load_levels
 from .rows import dequantize_32

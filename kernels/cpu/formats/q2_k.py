@@ -12,8 +12,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fms, load_half_splat, load_splat, mul
-from .format import ONE_PANEL
 from .fixed_rows import eight_rows_by_parts
+from .format import ONE_PANEL
 from .panels import HALVES, in_halves, panel_by_parts
 from .quants import Field, both, floats_of_bytes, load_fields, load_words_of_4, right, second_right_2
 from .rows import dequantize_by_parts, four_rows_by_parts

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
-from .format import ONE_PANEL
 from .fixed_rows import eight_rows_by_parts
+from .format import ONE_PANEL
 from .panels import HALVES, in_halves, panel_by_parts
 from .quants import (
     Field,

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, mul, splat
-from .format import ONE_PANEL
 from .fixed_rows import NIBBLES, eight_rows_of_groups, load_16, scales_of
+from .format import ONE_PANEL
 from .panels import half_scale, load_nibbles, panel_of_groups, plus
 from .quants import load_uint8, right, scale_4_bits
 from .rows import dequantize_32

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_splat, mul
-from .format import ONE_PANEL
 from .fixed_rows import NIBBLES_OF_64, eight_rows_by_parts
+from .format import ONE_PANEL
 from .panels import in_halves, load_32, panel_by_parts
 from .quants import (
     both,

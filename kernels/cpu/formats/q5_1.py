@@ -10,8 +10,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fma, load_half_splat
-from .format import ONE_PANEL
 from .fixed_rows import eight_rows_of_groups, scales_of
+from .format import ONE_PANEL
 from .panels import BIASED, half_scale_and_offset, load_bits, load_nibbles, panel_of_groups, union
 from .quants import load_5_bits
 from .rows import dequantize_32

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fms, load_splat
-from .format import ONE_PANEL
 from .fixed_rows import eight_rows_by_parts
+from .format import ONE_PANEL
 from .panels import in_halves, panel_by_parts
 from .q4_k import PLACES, scales_of
 from .quants import both, either, floats_of_bytes, left, load_words_of_4, right, second_right

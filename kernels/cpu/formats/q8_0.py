@@ -10,8 +10,8 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_int8, mul
-from .format import TWO_PANELS
 from .fixed_rows import eight_rows_of_groups, scales_of
+from .format import TWO_PANELS
 from .panels import half_scale, load_32, panel_of_groups
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
