@@ -69,6 +69,9 @@ class Backend(Primitives):
     device: str = "cpu"
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
+    # The type of activations: one of `backends.ACTIVATIONS`. A result that is said to be float32 is of this type on
+    # backends of MLX; everywhere else arrays are float32, and "i16" rounds the inputs of products alone.
+    activations: str = "f32"
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 

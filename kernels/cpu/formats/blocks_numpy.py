@@ -35,6 +35,7 @@ class Reference:
         self.parts, self.__doc__ = parts, parts.__doc__
 
     def __call__(self, blocks: Bytes, *of: int | str) -> Floats:
+        """Return the weights of blocks, (n, columns)."""
         found = self.parts(blocks, *of)
         products = found.scales[..., None] * found.quants
         weights = products if found.offsets is None else products + found.offsets[..., None]

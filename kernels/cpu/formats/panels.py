@@ -98,7 +98,8 @@ def load_bits(typing: Any, data: Any, at: Any, value: Any) -> Any:
         bit = ir.Constant(_BYTES, [1 << i % 8 for i in range(32)])
         is_set = builder.icmp_unsigned("==", builder.and_(spread, bit), bit)
         wide = builder.sext(is_set, _BYTES)
-        every = shuffled(builder, *[builder.bitcast(builder.trunc(args[2], _I8), ir.VectorType(_I8, 1))] * 2, [0] * 32)
+        one = builder.bitcast(builder.trunc(args[2], _I8), ir.VectorType(_I8, 1))
+        every = shuffled(builder, one, one, [0] * 32)
         return builder.bitcast(builder.and_(wide, every), _EIGHT)
 
     return quants_32(data, types.int64, types.int64), generate
@@ -189,8 +190,8 @@ def levels_of(levels: Sequence[int]) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             whole = builder.bitcast(args[0], _BYTES)
             parts = [shuffled(builder, whole, whole, list(range(first, first + 16))) for first in (0, 16)]
-            found = [look_up(builder, levels, part) for part in parts]
-            return builder.bitcast(shuffled(builder, *found, list(range(32))), _EIGHT)
+            low, high = (look_up(builder, levels, part) for part in parts)
+            return builder.bitcast(shuffled(builder, low, high, list(range(32))), _EIGHT)
 
         return quants_32(quants_32), generate
 
@@ -340,9 +341,7 @@ def panel_by_parts(
     return Panel(expand, kind | BIASED if minima else kind)
 
 
-def _scale_writer(
-    scales_of: Callable[..., Any], places: Sequence[int], minima: Sequence[int], kind: int
-) -> Callable[..., None]:
+def _scale_writer(scales_of: Callable[..., Any], places: Sequence[int], minima: Sequence[int], kind: int) -> Any:
     """Make the function that writes the scales and offsets of one row of a block to a panel."""
     of_scales, of_minima, by_halves = tuple(places), tuple(minima) or (0,), kind & HALVES != 0
     has_minima, has_two_vectors = bool(minima), max(minima, default=0) >= 16

@@ -224,11 +224,11 @@ def tile_of(n: int, step: Step) -> Any:
             n_sums = n * _REGISTERS * (2 if step is _quads else 1)
             places = [cgutils.alloca_once(builder, ir.VectorType(_I32, _WIDTH)) for _ in range(n_sums)]
             with cgutils.for_range(builder, n_blocks) as loop:
-                own = (
+                own_rows, own_tokens = (
                     _at(builder, base, builder.mul(loop.index, ir.Constant(_I64, size)))
                     for base, size in ((rows, ROW_WORDS * ROWS), (tokens, TOKEN_WORDS * n))
                 )
-                _block(_Tile(builder, n, *own, y, y_row, kind), step, places)
+                _block(_Tile(builder, n, own_rows, own_tokens, y, y_row, kind), step, places)
             return context.get_dummy_value()
 
         i = types.int64
