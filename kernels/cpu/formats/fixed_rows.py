@@ -450,6 +450,17 @@ def _put_products(n: int) -> Any:
 # ---- kernels ----
 
 
+@jit
+def far_and_near(row_bytes: int, ahead: int) -> Any:
+    """Return how far after byte i of a row the byte is that is read `ahead` bytes of the same stream later.
+
+    A stream has every second row. Returns the distance from byte `edge` on, the distance before it, and `edge`.
+    """
+    rows = ahead // row_bytes
+    near = ahead + rows * row_bytes
+    return near + row_bytes, near, row_bytes - (ahead - rows * row_bytes)
+
+
 def eight_rows_of_groups(
     block: int, block_bytes: int, scales: Callable[..., Any], quants: Callable[..., Any], stored: int = BYTES,
     kind: int = 0, minus: int = 0,
@@ -476,9 +487,11 @@ def eight_rows_of_groups(
             apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
             sums, n_blocks, i = zeros(), n_columns // block, 0
+            far, near, edge = far_and_near(n_blocks * block_bytes, ahead)
             for start in range(0, n_blocks, per_line):
+                place = i + (near if i < edge else far)
                 for row in (a, b, c, d, e, f, g, h):
-                    prefetch(raw(row), i + ahead)
+                    prefetch(raw(row), place)
                 for _ in range(start, min(start + per_line, n_blocks)):
                     own, offsets = scales(a + i, b + i, c + i, d + i, e + i, f + i, g + i, h + i)
                     for p in range(n_groups):
@@ -545,12 +558,14 @@ def eight_rows_by_parts(
             apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
             sums = zeros()
+            far, near, edge = far_and_near(n_columns // 256 * block_bytes, ahead)
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
                 write(scratch, raw(a), raw(b), raw(c), raw(d), raw(e), raw(f), raw(g), raw(h), i)
                 stored_scales = hidden(scratch)
                 for p in range(4):
+                    place = i + p * LINE_BYTES + (near if i + p * LINE_BYTES < edge else far)
                     for row in (a, b, c, d, e, f, g, h):
-                        prefetch(raw(row), i + p * LINE_BYTES + ahead)
+                        prefetch(raw(row), place)
                     sums = part(records, (a, b, c, d, e, f, g, h), i, p, stored_scales, sums)
                     records += 2 * RECORD_BYTES * n
             put(y, apart, y_row, sums)
