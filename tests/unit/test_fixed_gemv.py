@@ -96,7 +96,8 @@ def test_eight_rows_are_the_twin(name: str):
     expected = np.concatenate([expected, expected[:, -1:]], axis=1).reshape(2, 4, COUNT)
     found = products(name, data, n_rows, fixed)[:, :, :COUNT]
     np.testing.assert_array_equal(found, expected)
-    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+    assert np.isfinite(found[0]).all()
+    assert np.isnan(found[1]).all()
     for t in range(2):
         alone = products(name, data, n_rows, fixed_numpy.Fixed(fixed.quants[t : t + 1], fixed.scales[t : t + 1]))
         np.testing.assert_array_equal(alone[0, :, :COUNT], expected[t])
@@ -147,6 +148,7 @@ def test_a_gate_of_one_and_two_tokens_has_the_bits_of_more(kind: str):
     norm = RMSNorm("n", np.linspace(0.5, 2, N_COLUMNS, dtype=np.float32), 1e-6)
     x = rng.standard_normal((3, N_COLUMNS)).astype(np.float32)
     many = be.norm_gate_up(x, norm, gate, up, "silu")
-    assert np.isfinite(many).all() and np.ptp(many) > 0
+    assert np.isfinite(many).all()
+    assert np.ptp(many) > 0
     np.testing.assert_array_equal(be.norm_gate_up(x[:2], norm, gate, up, "silu"), many[:2])
     np.testing.assert_array_equal(be.norm_gate_up(x[2:], norm, gate, up, "silu"), many[2:])

@@ -28,7 +28,7 @@ from ..build.vectors import (
     register_lanes,
     vector,
 )
-from .fixed_rows import BYTES, NIBBLES, UNSIGNED_BYTES, eight_rows_of_groups, load_16
+from .fixed_rows import NIBBLES, UNSIGNED_BYTES, eight_rows_of_groups, load_16
 from .fixed_rows import scales_of as scales_of_rows
 from .format import ONE_PANEL, TWO_PANELS
 from .panels import BIASED, UNSIGNED, Panel, first, load_32, load_nibbles, narrowed, panel_of_groups
@@ -213,7 +213,7 @@ def kernels(name: str) -> Kernels:
     dequantize = dequantize_pieces(group, block_bytes, weights_of(bits, scale, 32))
     kind = BIASED | UNSIGNED if bits == 8 else BIASED
     panel = panel_of_groups(group, block_bytes, _first_lanes(scale), _quants_32(bits, scale), kind)
-    stored = {4: NIBBLES, 8: UNSIGNED_BYTES}.get(bits, BYTES)
+    stored = NIBBLES if bits == 4 else UNSIGNED_BYTES
     eight_rows = eight_rows_of_groups(
         group, block_bytes, scales_of_rows(scale, has_offset=True), _packed(bits, scale), stored, BIASED
     )

@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from ..build.jit import jit
+from ..build.jit import inlined, jit
 from ..build.layout import LINE_BYTES
 from ..build.memory import hidden, raw
 from ..build.vectors import call_llvm, everywhere, pair_dot, prefetch, register_lanes, vector
@@ -513,7 +513,7 @@ def _scales_writer(scales_of: Callable[..., Any], minima: Sequence[int]) -> Any:
     """Make the function that writes the scales, or the scales and minima, of blocks of 8 rows to scratch memory."""
     has_two_vectors = max(minima, default=0) >= 16
 
-    @jit
+    @inlined
     def write(to: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, i: int) -> None:
         if has_two_vectors:
             of_a, of_b, of_c, of_d = scales_of(a, i), scales_of(b, i), scales_of(c, i), scales_of(d, i)
@@ -562,7 +562,8 @@ def eight_rows_by_parts(
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
                 write(scratch, raw(a), raw(b), raw(c), raw(d), raw(e), raw(f), raw(g), raw(h), i)
                 stored_scales = hidden(scratch)
-                for p in range(4):
+                # A known number of parts would be unrolled.
+                for p in range(hidden(4)):
                     place = i + p * LINE_BYTES + (near if i + p * LINE_BYTES < edge else far)
                     for row in (a, b, c, d, e, f, g, h):
                         prefetch(raw(row), place)
@@ -592,7 +593,7 @@ def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: 
     """Make the function that adds 64 columns of 8 rows to the products of n tokens."""
     step = _step(n, stored, kind)
 
-    @jit
+    @inlined
     def at_once(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
         a, b, c, d, e, f, g, h = rows
         own, offsets = two_scales(scales, 2 * p)
@@ -601,7 +602,7 @@ def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: 
             quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p), quants(raw(h), i, p), own, offsets, sums,
         )  # fmt: skip
 
-    @jit
+    @inlined
     def twice(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
         a, b, c, d, e, f, g, h = rows
         of_a, of_b, of_c, of_d = quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p), quants(raw(d), i, p)
