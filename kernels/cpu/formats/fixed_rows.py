@@ -325,7 +325,7 @@ def _folded(builder: Any, registers: list[Any]) -> Any:
         pairs = zip(registers[::2], registers[1::2], strict=True)
         registers, apart = [_joined_sums(builder, a, b, apart=apart) for a, b in pairs], apart // 2
     if len(registers) > 1:  # NEON: two registers have a sum of four rows each
-        return shuffled(builder, *registers, list(range(ROWS)))
+        return shuffled(builder, registers[0], registers[1], list(range(ROWS)))
     if apart:  # AVX-512: one register has two sums of each row
         even, odd = (shuffled(builder, registers[0], registers[0], list(range(odd, 16, 2))) for odd in (0, 1))
         return builder.add(even, odd)
