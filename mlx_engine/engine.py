@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from mlx_engine.backends import check_backend, create_backend
+from mlx_engine.backends import EXACT, check_backend, create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import SequenceInput
@@ -112,6 +112,7 @@ def load(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    activations: str = EXACT,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
@@ -133,19 +134,21 @@ def load(
         jit: use compiled CPU kernels if they are available; without it, NumPy.
         context: the longest sequence in tokens. For models with LongRoPE or dynamic NTK it selects their RoPE
             frequencies; default: the training context.
+        activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
+            are faster and round, see docs/precision.md.
         allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
 
     Raises:
-        OptionError: an option is invalid, or the model has no such layer or setting.
+        OptionError: an option is invalid, the model has no such layer or setting, or the backend no such activations.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
         NotEnoughMemoryError: the model needs more memory than is free.
     """
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
-    options |= {"allow_too_large": allow_too_large}
+    options |= {"allow_too_large": allow_too_large, "activations": activations}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -928,6 +931,7 @@ def open_source(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    activations: str = EXACT,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
@@ -946,13 +950,14 @@ def open_source(
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
         configure_log()
     # Check the backend before anything is downloaded; create it when the model file has been opened.
-    check_backend(backend)
+    check_backend(backend, activations)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    return CheckedCheckpoint(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large, shard)
+    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations
+    return CheckedCheckpoint(path, planned, backend, *how)
 
 
 @dataclass(eq=False)
@@ -969,6 +974,7 @@ class CheckedCheckpoint:
         prompts: builds requests from prompts.
         allow_too_large: whether to load a model that needs more memory than is free.
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
+        activations: the type of the backend's activations.
     """
 
     path: Path
@@ -979,6 +985,7 @@ class CheckedCheckpoint:
     seconds: float
     allow_too_large: bool = False
     shard: Shard | None = None
+    activations: str = EXACT
     prompts: RequestBuilder = field(init=False)
     _is_checked: bool = False
 
@@ -986,6 +993,7 @@ class CheckedCheckpoint:
         if self.shard is not None:
             config = hashlib.sha256(repr(self.config).encode()).hexdigest()
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
+            settings["activations"] = self.activations
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
 
@@ -1002,7 +1010,7 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        return create_backend(self.backend, threads=self.threads, jit=self.jit)
+        return create_backend(self.backend, threads=self.threads, jit=self.jit, activations=self.activations)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
         """Compare the memory that the model needs with what is free, and warn of weights that are expanded.

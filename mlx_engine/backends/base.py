@@ -78,6 +78,17 @@ class Backend(Primitives):
     def __init__(self) -> None:
         self.guard = SessionGuard(self.name)
 
+    @property
+    def description(self) -> str:
+        """Name, device, and the type of activations if they are rounded: "parallel (cpu), activations i16"."""
+        rounded = "" if self.activations == "f32" else f", activations {self.activations}"
+        return f"{self.name} ({self.device}){rounded}"
+
+    @property
+    def kv_type(self) -> str:
+        """The type of keys and values in the cache: "f32", "f16" or "bf16"."""
+        return "f32"
+
     # ---- weights, arrays and token ids ----
 
     @abstractmethod
@@ -107,6 +118,10 @@ class Backend(Primitives):
     @abstractmethod
     def array(self, values: np.ndarray) -> Array:
         """Return a NumPy array as this backend's float32 array."""
+
+    def as_activations(self, values: np.ndarray) -> Array:
+        """Return a NumPy array of activations, such as hidden states, as this backend's array of their type."""
+        return self.array(values)
 
     @abstractmethod
     def host(self, x: Array) -> np.ndarray:

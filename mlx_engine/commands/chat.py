@@ -148,8 +148,7 @@ def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool
         notice(line)
     if quiet:
         return
-    backend = conversation.engine.backend
-    device = f"{backend.name} ({backend.device})"
+    device = conversation.engine.backend.description
     notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
     for line in chosen.notes:
         notice(line)

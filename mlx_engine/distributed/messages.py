@@ -22,6 +22,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVGroup, KVSpan, Stores
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool
+from mlx_engine.cache.pool import ITEM_NBYTES, kv_layers
 from mlx_engine.cache.states import BYTES_PER_FLOAT
 from mlx_engine.distributed.group import Group
 
@@ -53,16 +54,16 @@ class RemoteStore:
 class RemotePool:
     """What a `KVPool` on rank 0 has in place of a backend: it numbers the stores, and makes messages of changes."""
 
-    def __init__(self, pool: int, changes: deque[list[Any]]) -> None:
-        self._pool, self._changes, self._n = pool, changes, 0
+    def __init__(self, pool: int, changes: deque[list[Any]], item_nbytes: int) -> None:
+        self._pool, self._changes, self._item_nbytes, self._n = pool, changes, item_nbytes, 0
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> RemoteStore:
         """Return an entry for a store of keys and values."""
-        return self._entry(n_slots, 2 * n_kv_heads * head_dim)
+        return self._entry(n_slots, 2 * n_kv_heads * head_dim * self._item_nbytes)
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
         """Return an entry for a store of states."""
-        return self._entry(n_slots, math.prod(shape))
+        return self._entry(n_slots, math.prod(shape) * BYTES_PER_FLOAT)
 
     def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
         """Have the slots copied by the rank that has the store."""
@@ -79,7 +80,7 @@ class RemotePool:
 
     def _entry(self, n_slots: int, width: int) -> RemoteStore:
         self._n += 1
-        return RemoteStore(self._n - 1, n_slots, BYTES_PER_FLOAT * n_slots * width)
+        return RemoteStore(self._n - 1, n_slots, n_slots * width)
 
 
 class BatchMessages:
@@ -94,7 +95,9 @@ class BatchMessages:
         """Return a pool for all layers of the model, whose memory the ranks have; the options are those of `KVPool`."""
         number = self._n_pools
         self._n_pools += 1
-        pool = KVPool(cast(Backend, RemotePool(number, self._changes)), layers, n_tokens, **options)
+        item_nbytes = max((ITEM_NBYTES[layer.type] for layer in kv_layers(layers)), default=BYTES_PER_FLOAT)
+        remote = RemotePool(number, self._changes, item_nbytes)
+        pool = KVPool(cast(Backend, remote), layers, n_tokens, **options)
         stores, states = pool.stores, pool.states
         of_layers = [
             [group, [] if kv is None else [kv.number, kv.n_slots], [[s.number, s.n_slots] for s in cast(Any, state)]]

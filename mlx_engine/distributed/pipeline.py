@@ -69,7 +69,9 @@ class StageRunner:
         if stage.is_first:
             x = be.note("embed", model.embed(batch.ids, batch.positions))
         else:
-            x = be.array(self._group.receive((len(batch.positions), self._width), np.float32, self._group.previous))
+            x = be.as_activations(
+                self._group.receive((len(batch.positions), self._width), np.float32, self._group.previous)
+            )
             began = time.time()
         rest = None
         if self._width > self._hidden + self._own:  # later layers have inputs of their own
@@ -335,7 +337,7 @@ def measured_speed(backend: Backend) -> float:
     weight = Weight.pack("speed", np.ones((N_OUTPUTS, N_INPUTS), dtype=np.float32), F32)
     ends = list[float]()
     with backend.session():
-        linear, x = Linear("speed", backend.prepare(weight)), backend.array(np.ones((1, N_INPUTS), dtype=np.float32))
+        linear, x = Linear("speed", backend.prepare(weight)), backend.as_activations(np.ones((1, N_INPUTS), np.float32))
         began = time.perf_counter()
         while len(ends) < REPETITIONS or ends[-1] - began < SECONDS:
             backend.wait(backend.linear(x, linear))

@@ -65,7 +65,7 @@ class Decoder(Model):
         self.config = config
         self.output_norm = output_norm or parameters.rms_norm("output_norm", config.norm_eps)
         self.layers = tuple(w.counted_from(self.stage.first) for w in layers[self.stage.first : self.stage.end])
-        self.whole_kv_layers = _kv_layers(layers)
+        self.whole_kv_layers = _kv_layers(layers, backend.kv_type)
         self.logit_softcap = logit_softcap
         head = "output" if "output.weight" in parameters else "token_embd"
         # A tied head may be converted to another type than the embedding table: a stage prepares only the one that it
@@ -130,7 +130,7 @@ class Decoder(Model):
         return KVPool(self.backend, self.kv_layers, n_tokens, **options)
 
 
-def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
+def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     """Return the cache of each layer of a model; layers that share the keys and values of another have none.
 
     These layers are the last ones, so that a layer and its store have the same index.
@@ -138,7 +138,7 @@ def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
     kept: list[CacheLayer] = []
     for mixer in (w.mix for w in layers):
         if isinstance(mixer, Attention):
-            kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window))
+            kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window, type_))
         elif not isinstance(mixer, SharedAttention):
             kept.append(StateLayer(mixer.state))
     return kept

@@ -169,9 +169,10 @@ def _usage(requests: Sequence[Request]) -> dict[str, object]:
     return {"prompt_tokens": n, "total_tokens": n}
 
 
-def _digest(values: np.ndarray) -> dict[str, object]:
-    """Return the receipt: SHA-256 of little-endian float32 values."""
-    return {"digest": sha256(values.astype("<f4").tobytes()).hexdigest()}
+def _receipt(service: Service, values: np.ndarray) -> dict[str, object]:
+    """Return the receipt: SHA-256 of little-endian float32 values, and the type of activations."""
+    digest = sha256(values.astype("<f4").tobytes()).hexdigest()
+    return {"digest": digest, "activations": service.engine.backend.activations}
 
 
 def _embedded(service: Service, asked: EmbeddingRequest, requests: Sequence[Request]) -> dict[str, object]:
@@ -186,7 +187,7 @@ def _embedded(service: Service, asked: EmbeddingRequest, requests: Sequence[Requ
         for i, one in enumerate(vectors)
     ]
     head = {"object": "list", "data": data, "model": asked.model or service.model}
-    return {**head, "usage": _usage(requests), "mlx_engine": _digest(np.stack(vectors))}
+    return {**head, "usage": _usage(requests), "mlx_engine": _receipt(service, np.stack(vectors))}
 
 
 def _ranked(service: Service, asked: RerankRequest, requests: Sequence[Request]) -> dict[str, object]:
@@ -197,4 +198,4 @@ def _ranked(service: Service, asked: RerankRequest, requests: Sequence[Request])
         {"index": i, "relevance_score": scores[i], **({"document": {"text": texts[i]}} if shows else {})} for i in order
     ]
     head = {"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": asked.model or service.model}
-    return {**head, "results": results, "usage": _usage(requests), "mlx_engine": _digest(np.array(scores))}
+    return {**head, "results": results, "usage": _usage(requests), "mlx_engine": _receipt(service, np.array(scores))}

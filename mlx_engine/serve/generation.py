@@ -108,6 +108,7 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
         "ignored": reading.ignored,
         "model": params.model or service.model,
         "fingerprint": service.fingerprint,
+        "activations": service.engine.backend.activations,
         "explains_cache": service.explains_cache,
         "bandwidth": lambda: service.bandwidth,  # it may be measured before the reply is complete
         "clock": service.clock,

@@ -138,7 +138,7 @@ def _is_torn(path: Path) -> bool:
 LEFT_OUT = ("sampling", "logprobs", "timeout")
 
 # The options of `load` that a line may have: it is given to `load` as it is.
-LOAD_OPTIONS = ("allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
+LOAD_OPTIONS = ("activations", "allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
 
 
 class ModelId(msgspec.Struct, frozen=True):

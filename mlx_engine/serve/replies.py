@@ -35,6 +35,7 @@ class Reply(ABC):
         tokenizer: the tokenizer of its ids.
         model: the name of the model.
         fingerprint: names what computed the answer.
+        activations: the type of activations that it was computed with.
         ignored: what the request had and the server left out.
         explains_cache: whether the reply says where the prompts leave the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
@@ -50,12 +51,13 @@ class Reply(ABC):
         *,
         model: str,
         fingerprint: str,
+        activations: str,
         ignored: Sequence[str] = (),
         explains_cache: bool = True,
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._call, self._tokenizer, self._ignored = call, tokenizer, ignored
+        self._call, self._tokenizer, self._ignored, self._activations = call, tokenizer, ignored, activations
         self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
         self._model, self._fingerprint, self._created = model, fingerprint, int(time.time())
         self.id = new_id(self.prefix)
@@ -100,7 +102,7 @@ class Reply(ABC):
         return sum(progress.n_tokens for _, progress in self._call.outputs)
 
     def receipt(self) -> Json:
-        """Return what no other API has: digests of the answers, the seed that repeats them, the times, and the cache.
+        """Return what no other API has: digests, activations and seed that repeat the answers, times and cache.
 
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts. `ignored`
@@ -129,6 +131,7 @@ class Reply(ABC):
         return {
             "digest": digests[0],
             "digests": digests,
+            "activations": self._activations,
             "seed": seed,
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,

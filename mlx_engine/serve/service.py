@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import mlx_engine
+from mlx_engine.backends import EXACT
 from mlx_engine.engine import Engine
 from mlx_engine.errors import ContextLengthError
 from mlx_engine.serve.errors import ApiError, cut
@@ -72,8 +73,10 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """What computes the answers: version and backend."""
-        return f"mlx_engine-{mlx_engine.__version__}-{self.engine.backend.name}"
+        """What computes the answers: version and backend, and the type of activations if they are rounded."""
+        be = self.engine.backend
+        rounded = "" if be.activations == EXACT else f"-{be.activations}"
+        return f"mlx_engine-{mlx_engine.__version__}-{be.name}{rounded}"
 
     @property
     def models(self) -> list[str]:
@@ -85,9 +88,10 @@ class Service:
         made = datetime.fromtimestamp(self.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         openai = {"object": "model", "created": self.created, "owned_by": "mlx_engine"}
         anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
-        # vLLM's name of the context, which clients read.
-        length = {"max_model_len": self.context} if self.worker.state == "ok" else {}
-        return {"id": name, **openai, **anthropic, **length}
+        loaded: dict[str, object] = {}
+        if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
+            loaded = {"max_model_len": self.context, "activations": self.engine.backend.activations}
+        return {"id": name, **openai, **anthropic, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.

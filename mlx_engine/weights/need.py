@@ -86,6 +86,6 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
     for name, of in outlined.sizes.expanded.items():
         if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
             yield (
-                f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} in float32; "
+                f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} as floats; "
                 f"--quant {ALTERNATIVE.lower()} rounds them to {size(of.alternative)}, which is also faster"
             )

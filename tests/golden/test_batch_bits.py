@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -22,6 +22,8 @@ import pytest
 pytest.importorskip("numba")
 
 from mlx_engine.backends import create_backend
+from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.kernels import load_kernels
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward
 from mlx_engine.weights.model import Model
@@ -37,6 +39,8 @@ LENGTH, READ = 300, 150
 ONCE, CASE = ("gemma4", "qwen35moe"), ("Q8_0", 2)
 # The architecture for which all types are run with both numbers of threads, and each size of batch in one case.
 EVERY, EVERY_CASE = "gemma3", ("Q8_0", 2)
+# What is run by default in fixed point.
+FIXED_CASES = {("qwen3", "Q4_K"), ("qwen35moe", "Q8_0")}
 # Of how many sizes a test of another case runs one.
 PART = 7
 
@@ -65,9 +69,17 @@ def ids(seed: int, n: int) -> list[int]:
 
 
 @cache
-def alone(architecture: str, type_name: str) -> np.ndarray:
+def fixed(architecture: str, type_name: str, threads: int) -> Model:
+    """Return the same model with activations in fixed point."""
+    library = load_kernels()
+    assert library is not None
+    return random_model(architecture, type_name, CompiledBackend(library, "parallel", threads, "i16"))
+
+
+@cache
+def alone(architecture: str, type_name: str, made: Callable[..., Model] = model) -> np.ndarray:
     """Logits at every position of the sequence, read in one pass on two threads."""
-    of = model(architecture, type_name, 2)
+    of = made(architecture, type_name, 2)
     with of.backend.session():
         return np.array(of.backend.host(forward(of, SequenceInput(ids(0, LENGTH), of.scratch_kv(LENGTH), wanted=None))))
 
@@ -130,6 +142,24 @@ def test_a_sequence_has_the_same_bits_at_any_place_of_every_batch(architecture: 
     start = (list(SETTINGS).index(architecture) + TYPES.index(type_name) + threads) % PART
     some = itertools.islice(batches(every_place=False), 0 if every else start, None, 1 if every else PART)
     assert wrong(of, want, some) == {}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "type_name"),
+    [
+        pytest.param(name, type_name, marks=[pytest.mark.slow] * ((name, type_name) not in FIXED_CASES))
+        for name in SETTINGS
+        for type_name in TYPES[1:]
+    ],
+)
+def test_a_sequence_has_the_same_bits_in_fixed_point(architecture: str, type_name: str):
+    """On one thread in batches as on two alone, and close to float32, but not equal."""
+    want, exact = alone(architecture, type_name, fixed), alone(architecture, type_name)
+    error = np.linalg.norm(want - exact) / np.linalg.norm(exact)
+    assert 0 < error < 5e-4
+    start = list(SETTINGS).index(architecture) % PART
+    some = itertools.islice(batches(every_place=False), start, None, PART)
+    assert wrong(fixed(architecture, type_name, 1), want, some) == {}
 
 
 @pytest.mark.slow

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import cast
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
+from mlx_engine.kernels.cpu.build.library import Library
+
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.kernels import load_kernels
 from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.cache import KVSequence, PrefixCache, SequenceInput
 from mlx_engine.loop.forward import forward
@@ -24,6 +29,7 @@ ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "qwen3")
 BACKENDS = {
     "parallel": lambda: create_backend("parallel", threads=2),
     "simd": lambda: create_backend("simd"),
+    "fixed": lambda: CompiledBackend(cast(Library, load_kernels()), "parallel", 2, "i16"),
     "plain": lambda: create_backend("simd", jit=False),
     "mlx": lambda: create_backend("mlx"),
     "metal": lambda: MetalBackend("emulator"),
@@ -67,7 +73,7 @@ def rests(of: Model, prefixes: PrefixCache, ids: list[int], lengths: range) -> I
         kv.close()
 
 
-@pytest.mark.parametrize(("backend", "page"), [("parallel", 16), ("parallel", 64), ("simd", 16)])
+@pytest.mark.parametrize(("backend", "page"), [("parallel", 16), ("parallel", 64), ("simd", 16), ("fixed", 16)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_hits_of_every_length_give_the_same_bits(architecture: str, backend: str, page: int):
     of = model(architecture, backend)

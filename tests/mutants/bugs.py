@@ -125,9 +125,9 @@ MUTANTS = [
     Mutant("totals of another vector", "fold_all", "i", "n - 1 - i"),
     Mutant(
         "the last vectors of a span lost",
-        "_add_products",
-        "(g + 1) * n_tokens // groups",
-        "n_tokens // groups * (g + 1)",
+        "_add_stretch",
+        "min(g + PARTS, tiles) * n_tokens // tiles",
+        "n_tokens // tiles * min(g + PARTS, tiles)",
     ),
     Mutant(
         "a piece of the columns forgotten",
@@ -137,9 +137,10 @@ MUTANTS = [
     ),
     Mutant("a gate gates itself", "multiply_stored", "m + WIDTH", "m"),
     Mutant("quants counted from 0", "weights", "splat(8.0)", "splat(0.0)"),
-    Mutant("high bits of the first half for both", "part", "at + HIGH + 32 * half", "at + HIGH"),
-    Mutant("third bits of the first part for all", "part", "right(third, 2 * p)", "third"),
+    Mutant("high bits of the first half for both", "quants", "at + HIGH + 32 * half", "at + HIGH"),
+    Mutant("third bits of the first part for all", "quants", "right(third, 2 * p)", "third"),
     Mutant("a row behind the last one read", "_for_panels.choose.multiply", "min(rows[3] + i, last[3])", "rows[3] + i"),
+    Mutant("all tiles have the first four rows", "_add_stretch", "w_part + r * _PART_ROW", "w_part"),
     Mutant(
         "the last stretch of columns alone counts",
         "_dots.tile.generate",
@@ -153,6 +154,11 @@ MUTANTS = [
         "[HALF_TOTALS, HALF_TOTALS + 4]",
         "[TOTAL, TOTAL]",
     ),
+    Mutant(
+        "the totals of tokens without their scales", "pack", "np.float32(low + high) * scale", "np.float32(low + high)"
+    ),
+    Mutant("a panel of the first columns for all", "_add_panel", "row_bytes(job, m, column)", "0"),
+    Mutant("what is not finite becomes zero", "_quantize_block.generate", 'ir.Constant(_F32, float("nan"))', "nothing"),
     # ---- Mixtures of experts ----
     Mutant(
         "of equal logits the last expert",
@@ -457,6 +463,13 @@ MUTANTS = [
         "return mx.argmax(logits.squeeze(0))",
         "return mx.array(mx.argmax(logits.squeeze(0)).item(), mx.uint32)",
     ),
+    Mutant("a product of rounded activations is float32", "GroupMatrix.multiply", "y.astype(x.dtype)", "y"),
+    Mutant(
+        "ranks do not compare the type of activations",
+        "CheckedCheckpoint.__post_init__",
+        'settings["activations"] = self.activations',
+        "pass",
+    ),
     # ---- The emulator ----
     Mutant("the default device of emulate is a CPU", "PretendedGPU.type", "mx.DeviceType.gpu", "mx.DeviceType.cpu"),
     Mutant(
@@ -540,6 +553,7 @@ MUTANTS = [
         "draw.sampling.is_argmax",
     ),
     Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("a checked choice is taken unchecked", "Sampler.redraw", "not self.is_checked", "self.is_checked"),
     Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
     Mutant(
         "a pass ahead is chosen with the mask of the token before",
@@ -548,6 +562,11 @@ MUTANTS = [
         "False",
     ),
     Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
+    # ---- Benchmarks beside other processes ----
+    Mutant(
+        "the benchmark itself counts as another process", "OtherProcesses.share", "busy - own - TICKS", "busy - TICKS"
+    ),
+    Mutant("figures beside a busy process are usable", "others.fields", "share <= MOST", "True"),
     # ---- Tool calls ----
     Mutant(
         "text that may be a delimiter is given out",

@@ -71,12 +71,19 @@ def test_dot_products_are_summed_in_the_order_that_numpy_defines(
     terms = vectors[:, None].astype(np.float64) * weights
     # 64 sums at most in a lane, four to join the lanes.
     assert (np.abs(dots - terms.sum(axis=-1)) <= (n // 16 + 5) * U * np.abs(terms).sum(axis=-1)).all()
-    expanded = w.copy()
+    expanded, packed = w.copy(), x.copy()
     for r, row in enumerate(in_parts(weights)):
         expanded[offsets[0] + r * w_row :][:n] = row
-    for kernel, source, want in ((tile.set_dots, w, dots), (tile.add_dots, expanded, before[places] + dots)):
-        y = before.copy()
-        kernel(source, offsets[0], w_row, x, offsets[1], x_row, n_vectors, n, y, offsets[2], y_row)
+    for t, row in enumerate(in_parts(vectors)):
+        packed[offsets[1] + t * x_row :][:n] = row
+    set_y, add_y, kept = before.copy(), before.copy(), np.full(tile.KEPT, np.nan, dtype=np.float32)
+    tile.set_dots(w, offsets[0], w_row, x, offsets[1], x_row, n_vectors, n, set_y, offsets[2], y_row)
+    size = n // (16 // PART)
+    for first in range(0, n, size):
+        at, kernel = (offsets[0] + first, offsets[1] + first), tile.keep_dots if first + size < n else tile.add_dots
+        y = (add_y, offsets[2], y_row) if kernel is tile.add_dots else ()
+        kernel(expanded, at[0], w_row, packed, at[1], x_row, n_vectors, n, kept, 0, *y)
+    for y, want in ((set_y, dots), (add_y, before[places] + dots)):
         np.testing.assert_array_equal(y[places], want)
         np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
 

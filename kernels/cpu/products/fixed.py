@@ -96,30 +96,24 @@ def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
 
 
 @jit
-def _add_panels(
-    job: Any, m: int, first: int, n_rows: int, group: int, last: int, scratch: int, sums: int, row: int
-) -> None:
-    """Add the products of rows of matrix m, from row `first` on, with the tokens of groups `group` to `last - 1`.
+def _add_panel(job: Any, m: int, first: int, n: int, column: int, group: int, last: int, scratch: int, y: int) -> None:
+    """Add the products of DEPTH columns, from `column` on, of n rows of matrix m, from row `first` on.
 
-    `sums` is the address of the first token's products; `row` is the distance of two tokens' products. Products are
-    written for PANEL_ROWS rows at a time. Scratch memory holds FORMAT_SCRATCH bytes, then a panel of rows.
+    The tokens are those of groups `group` to `last - 1`; `y` is the address of their products, PANEL_ROWS of each.
+    Scratch memory holds FORMAT_SCRATCH bytes, then a panel of rows.
     """
-    n_columns, panel = job[K], scratch + FORMAT_SCRATCH
-    n_blocks, step, t = n_columns // BLOCK, row_bytes(job, m, n_columns), first_of(job, group)
-    for r in range(0, n_rows, PANEL_ROWS):
-        n = min(PANEL_ROWS, n_rows - r)
-        for column in range(0, n_columns, DEPTH):
-            depth = min(DEPTH, n_columns - column)
-            begin = job[m + WEIGHTS] + (first + r) * step + row_bytes(job, m, column)
-            invoke(job[m + PANEL], (begin, step, n, depth, panel, scratch))
-            if column + DEPTH < n_columns:
-                for i in range(n):
-                    prefetch_weights(job, m, n_columns, first + r + i, column + DEPTH, min(DEPTH, n_columns - column))
-            for g in range(group, last):
-                i, after = first_of(job, g), first_of(job, g + 1)
-                tokens = job[X] + 4 * TOKEN_WORDS * (n_blocks * i + column // BLOCK * (after - i))
-                to = sums + 4 * ((i - t) * row + r)
-                multiply_panels(after - i, panel, tokens, depth // BLOCK, to, row, job[m + PANEL_KIND])
+    n_columns, panel, t = job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
+    depth, n_blocks, step = min(DEPTH, n_columns - column), n_columns // BLOCK, row_bytes(job, m, n_columns)
+    begin = job[m + WEIGHTS] + first * step + row_bytes(job, m, column)
+    invoke(job[m + PANEL], (begin, step, n, depth, panel, scratch))
+    if column + DEPTH < n_columns:
+        for i in range(n):
+            prefetch_weights(job, m, n_columns, first + i, column + DEPTH, min(DEPTH, n_columns - column - DEPTH))
+    for g in range(group, last):
+        i, after = first_of(job, g), first_of(job, g + 1)
+        tokens = job[X] + 4 * TOKEN_WORDS * (n_blocks * i + column // BLOCK * (after - i))
+        to = y + 4 * PANEL_ROWS * (i - t)
+        multiply_panels(after - i, panel, tokens, depth // BLOCK, to, PANEL_ROWS, job[m + PANEL_KIND])
 
 
 @task
@@ -128,16 +122,25 @@ def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
     piece, group = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
     last = min(group + job[SPAN], ceil_div(job[T], TOKENS))
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
-    first = (piece - job[m + CHUNK]) * job[HEIGHT]
-    n_rows, t = min(job[HEIGHT], job[m + ROWS] - first), first_of(job, group)
-    # Scratch memory: first the memory that `_add_panels` uses, then the sums (n_tokens, n_matrices, size).
-    n_tokens, size = first_of(job, last) - t, ceil_div(n_rows, PANEL_ROWS) * PANEL_ROWS
-    row, place = n_matrices * size, scratch + FORMAT_SCRATCH + _PANEL_BYTES
-    sums = floats(place)
-    sums[: n_tokens * row] = 0
-    for i in range(n_matrices):
-        _add_panels(job, m + i * WIDTH, first, n_rows, group, last, scratch, place + 4 * i * size, row)
-    for i in range(n_tokens):
-        if n_matrices == 2:
-            gate_row(job, m, first, n_rows, sums, i * row, size)
-        put_row(job, m, t + i, first, n_rows, sums, i * row)
+    begin = (piece - job[m + CHUNK]) * job[HEIGHT]
+    end, t = min(begin + job[HEIGHT], job[m + ROWS]), first_of(job, group)
+    # Scratch memory: first the memory that `_add_panel` uses, then the sums (panels, n_matrices, n_tokens, PANEL_ROWS).
+    n_tokens, place = first_of(job, last) - t, scratch + FORMAT_SCRATCH + _PANEL_BYTES
+    size, sums = PANEL_ROWS * n_tokens, floats(place)
+    sums[: ceil_div(end - begin, PANEL_ROWS) * n_matrices * size] = 0
+    # Panels of the same columns follow each other, while the tokens' are in the second-level cache.
+    for column in range(0, job[K], DEPTH):
+        at = place
+        for first in range(begin, end, PANEL_ROWS):
+            n = min(PANEL_ROWS, end - first)
+            for i in range(n_matrices):
+                _add_panel(job, m + i * WIDTH, first, n, column, group, last, scratch, at)
+                at += 4 * size
+    at = 0
+    for first in range(begin, end, PANEL_ROWS):
+        n = min(PANEL_ROWS, end - first)
+        for i in range(n_tokens):
+            if n_matrices == 2:
+                gate_row(job, m, first, n, sums, at + PANEL_ROWS * i, size)
+            put_row(job, m, t + i, first, n, sums, at + PANEL_ROWS * i)
+        at += n_matrices * size

@@ -53,7 +53,7 @@ from ..formats.fixed_rows import TOKENS as MOST_STORED_TOKENS
 from ..formats.format import expand, most_stored
 from ..formats.panels import ROWS as PANEL_ROWS
 from .fixed_tile import TOKENS
-from .gemm import PREPARED
+from .gemm import PARTS, PREPARED
 from .gemv import pack_panels
 from .linear_job import (
     HEIGHT,
@@ -71,6 +71,8 @@ from .linear_job import (
 )
 from .norms import norm
 
+# Input rows of a chunk in fixed point (measured).
+_FIXED_TOKENS = 256
 # Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
 _LINE = 4 * LANES
 
@@ -98,10 +100,10 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
 
 @jit
 def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Run gemm: norm the input and align it with cache lines, then multiply chunks of expanded rows."""
+    """Run gemm: norm the input, align it with cache lines, then multiply chunks of expanded rows."""
     job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
     job[X], job[Y], job[STRIDE] = x, scratch, ceil_div(b[K], LANES) * LANES
-    if b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
+    if PARTS > 1 or b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
         chunks = ceil_div(n_tokens, PREPARED)
         if is_small:
             run_alone(control, b[TASK_PREPARE], chunks)
@@ -146,12 +148,12 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
     if n_tokens <= MOST_STORED_TOKENS and b[HAS_GEMV] != 0:
         _multiply_fixed_stored(control, b, x, residual, scratch, y)
         return
-    n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, GEMM_TOKENS)
+    n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, _FIXED_TOKENS)
     job[X], job[Y], job[SPAN] = x, scratch, ceil_div(n_groups, n_spans)
     run(control, b[FIXED_PREPARE], n_groups)
     n_spans = ceil_div(n_groups, job[SPAN])
     job[X], job[Y], job[RESIDUAL], job[WAYS] = scratch, y, residual, 1
-    job[HEIGHT] = ceil_div(b[CHUNK_GEMM], PANEL_ROWS) * PANEL_ROWS
+    job[HEIGHT] = 2 * ceil_div(b[CHUNK_GEMM], PANEL_ROWS) * PANEL_ROWS
     job[PIECES] = number_chunks(job)
     while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > PANEL_ROWS:
         job[HEIGHT] -= PANEL_ROWS
@@ -190,9 +192,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
         n_tokens: T.
         x: address of the input, (T, K).
         residual: address of the array that is added to the products, (T, N), or 0.
-        scratch: address of memory for (T, K rounded up to 16) floats, a multiple of 64. Without FIXED it is not used
-            for one token in gemv, nor for more than `PANEL_TOKENS` tokens if the block has no norm and K is a multiple
-            of 16.
+        scratch: address of memory for (T, K rounded up to 16) floats, a multiple of 64. One token in gemv without FIXED
+            does not use it.
         y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
     """
     control, b = words(address), words(block)

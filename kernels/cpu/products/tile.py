@@ -12,9 +12,10 @@ of 16 lanes. With registers of 8 or 4 lanes a tile makes two or four sweeps over
 quarter of the sums. So the order does not constrain the tile's shape, which follows the number of registers: enough
 independent sums to hide the latency of multiply-adds, and few enough to stay in registers.
 
-Expanded rows of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep has its own part and
-reads it from end to end. With rows in their own order products took 3 to 10 % longer, because the first sweep read
-whole cache lines and so waited for the second-level cache alone.
+Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep has its own
+part and reads it from end to end. With rows in their own order products took 3 to 10 % longer, because the first sweep
+read whole cache lines and so waited for the second-level cache alone. The sweeps are separate calls there: the first
+one keeps its sums in memory. So one sweep of several tiles shares rows in the first-level cache (`gemm.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
+# The most floats of sums that one tile keeps between two sweeps.
+KEPT = TILE_ROWS * _VECTORS[8] * PART
 # Steps of 16 columns per loop iteration.
 _UNROLLED = 2
 
@@ -114,26 +117,30 @@ def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
 def _dots(n_vectors: int, *, expanded: bool) -> Any:
     """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch.
 
-    With `expanded` rows are stored in parts and products are added to y; else rows are in their own order and products
-    are written to y.
+    With `expanded` rows are stored in parts and products are added to y; with AVX2 the tile makes the last sweep alone,
+    and finds the sums of the first one at `kept`. Else rows are in their own order and products are written to y.
     """
 
     @intrinsic
     def tile(
-        typing: Any, w: Any, w_at: Any, w_row: Any, x: Any, x_at: Any, x_row: Any, n: Any, y: Any, y_at: Any, y_row: Any
-    ) -> Any:
+        typing: Any, w: Any, w_at: Any, w_row: Any, x: Any, x_at: Any, x_row: Any, n: Any, kept: Any, kept_at: Any,
+        y: Any, y_at: Any, y_row: Any,
+    ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            w, w_at, w_row, x, x_at, x_row, n, y, y_at, y_row = args
+            w, w_at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row = args
             width = register_lanes()
             if n_vectors > _VECTORS[width]:
                 return context.get_dummy_value()
-            w, x, y = (
+            w, x, kept, y = (
                 element_address(context, builder, signature.args[i], array, at)
-                for i, array, at in ((0, w, w_at), (3, x, x_at), (7, y, y_at))
+                for i, array, at in ((0, w, w_at), (3, x, x_at), (7, kept, kept_at), (9, y, y_at))
             )
-            rows = [_at(builder, w, builder.mul(w_row, ir.Constant(_I64, r))) for r in range(TILE_ROWS)]
-            vectors = [_at(builder, x, builder.mul(x_row, ir.Constant(_I64, t))) for t in range(n_vectors)]
-            sweeps = _sweeps(builder, rows, vectors, n, w_row, PART if expanded else LANES)
+            rows, vectors = _rows_of(builder, w, w_row, TILE_ROWS), _rows_of(builder, x, x_row, n_vectors)
+            if expanded and PART < LANES:
+                last, kind = _sweep(builder, rows, PART, vectors, PART, n, []), ir.VectorType(_F32, width)
+                sweeps = [[_load(builder, kept, i * width, kind) for i in range(len(last))], last]
+            else:
+                sweeps = _sweeps(builder, rows, vectors, n, w_row, expanded)
             totals = _add_sweeps(builder, sweeps)
             for t, four in enumerate(_fours(builder, totals, width)):
                 place = _at(builder, y, builder.mul(y_row, ir.Constant(_I64, t)))
@@ -141,31 +148,64 @@ def _dots(n_vectors: int, *, expanded: bool) -> Any:
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(w, i, i, x, i, i, i, y, i, i), generate
+        return types.void(w, i, i, x, i, i, i, kept, i, y, i, i), generate
 
     return tile
 
 
-def _sweeps(builder: Any, rows: list[Any], vectors: list[Any], n: Any, w_row: Any, part: int) -> list[list[Any]]:
-    """Return the sums of each sweep. Of each 16 columns of a row `part` columns are contiguous."""
+def _kept(n_vectors: int) -> Any:
+    """Make the first of the two sweeps of AVX2, which writes the sums of `n_vectors` vectors to `kept`."""
+
+    @intrinsic
+    def sweep(
+        typing: Any, w: Any, w_at: Any, w_row: Any, x: Any, x_at: Any, x_row: Any, n: Any, kept: Any, kept_at: Any
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            w, w_at, w_row, x, x_at, x_row, n, kept, kept_at = args
+            if PART == LANES:
+                return context.get_dummy_value()
+            w, x, kept = (
+                element_address(context, builder, signature.args[i], array, at)
+                for i, array, at in ((0, w, w_at), (3, x, x_at), (7, kept, kept_at))
+            )
+            rows, vectors = _rows_of(builder, w, w_row, TILE_ROWS), _rows_of(builder, x, x_row, n_vectors)
+            for i, sums in enumerate(_sweep(builder, rows, PART, vectors, PART, n, [])):
+                _store(builder, sums, kept, i * PART)
+            return context.get_dummy_value()
+
+        i = types.int64
+        return types.void(w, i, i, x, i, i, i, kept, i), generate
+
+    return sweep
+
+
+def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
+    """Return the addresses of n rows that are `row` elements apart."""
+    return [_at(builder, first, builder.mul(row, ir.Constant(_I64, r))) for r in range(n)]
+
+
+def _sweeps(builder: Any, rows: list[Any], vectors: list[Any], n: Any, w_row: Any, expanded: bool) -> list[list[Any]]:
+    """Return the sums of each sweep over rows and vectors in their own order; `expanded` rows are not followed."""
     width = register_lanes()
-    # With rows in their own order, the last of several sweeps finds them in the first-level cache, so it prefetches the
-    # rows of the next tile. A single sweep would become a tenth slower by this.
+    # The last of several sweeps finds the rows in the first-level cache, so it prefetches the rows of the next tile. A
+    # single sweep would become a tenth slower by this.
     after = _all_at(builder, rows, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
-    size = builder.udiv(n, ir.Constant(_I64, LANES // part))
     sweeps = []
     for at in range(0, LANES, width):
-        first = builder.add(builder.mul(size, ir.Constant(_I64, at // part)), ir.Constant(_I64, at % part))
-        ahead = after if part == LANES and 0 < at == LANES - width else []
-        sweeps.append(_sweep(builder, _all_at(builder, rows, first), part, _all_at(builder, vectors, at), n, ahead))
+        ahead = after if not expanded and 0 < at == LANES - width else []
+        sweeps.append(
+            _sweep(builder, _all_at(builder, rows, at), LANES, _all_at(builder, vectors, at), LANES, n, ahead)
+        )
     return sweeps
 
 
-def _sweep(builder: Any, rows: list[Any], step: int, vectors: list[Any], n: Any, after: list[Any]) -> list[Any]:
+def _sweep(
+    builder: Any, rows: list[Any], step: int, vectors: list[Any], x_step: int, n: Any, after: list[Any]
+) -> list[Any]:
     """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first.
 
-    Successive elements of a sum are 16 elements apart in a vector and `step` elements apart in a row. The same columns
-    of the rows `after`, which are in their own order, are prefetched.
+    Successive elements of a sum are `step` elements apart in a row and `x_step` elements apart in a vector. The same
+    columns of the rows `after`, which are in their own order, are prefetched.
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
@@ -173,7 +213,7 @@ def _sweep(builder: Any, rows: list[Any], step: int, vectors: list[Any], n: Any,
     def add(column: Any) -> None:
         # Hold rows or vectors in registers, whichever are fewer, and load the others one at a time.
         a = _all_at(builder, rows, builder.udiv(column, ir.Constant(_I64, LANES // step)))
-        b = _all_at(builder, vectors, column)
+        b = _all_at(builder, vectors, builder.udiv(column, ir.Constant(_I64, LANES // x_step)))
         held, loaded = (a, b) if len(a) <= len(b) else (b, a)
         registers = [_load(builder, p, 0, kind) for p in held]
         for p in after:
@@ -204,48 +244,67 @@ def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
 
 _add_1, _add_2, _add_3, _add_4, _add_5, _add_6 = (_dots(n, expanded=True) for n in range(1, MOST_VECTORS + 1))
 _set_1, _set_2, _set_3, _set_4, _set_5, _set_6 = (_dots(n, expanded=False) for n in range(1, MOST_VECTORS + 1))
+_keep_1, _keep_2, _keep_3 = (_kept(n) for n in range(1, _VECTORS[8] + 1))
+
+
+@jit
+def keep_dots(
+    w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, kept: Any, kept_at: int
+) -> None:
+    """Make the first of two sweeps; `add_dots` with the same `kept` makes the last one. Only with AVX2.
+
+    Arguments are those of `add_dots`; `w` and `x` begin with the first parts. `kept` gets at most `KEPT` floats.
+    """
+    if n_vectors == 1:
+        _keep_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at)
+    elif n_vectors == 2:
+        _keep_2(w, at, w_row, x, x_at, x_row, n, kept, kept_at)
+    else:
+        _keep_3(w, at, w_row, x, x_at, x_row, n, kept, kept_at)
 
 
 @jit
 def add_dots(
-    w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any, y_at: int, y_row: int
-) -> None:
+    w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, kept: Any, kept_at: int, y: Any,
+    y_at: int, y_row: int,
+) -> None:  # fmt: skip
     """`y[y_at + t y_row + r] += w row r . x vector t` for four rows and T vectors, at most `tile_vectors()`.
 
-    Row r, in parts, begins at element `at + r w_row` of w, and vector t at element `x_at + t x_row` of x. Both have n
-    columns, a multiple of 16 and at most STRETCH.
+    Row r begins at element `at + r w_row` of w, and vector t at element `x_at + t x_row` of x. Both have n columns, a
+    multiple of 16 and at most STRETCH. With AVX2 these are the last parts of rows and vectors, and `keep_dots` has
+    written the sums of the first parts to `kept`; else they are whole, and `kept` is not used.
     """
     if n_vectors == 1:
-        _add_1(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _add_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
     elif n_vectors == 2:
-        _add_2(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _add_2(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
     elif n_vectors == 3:
-        _add_3(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _add_3(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
     elif n_vectors == 4:
-        _add_4(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _add_4(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
     elif n_vectors == 5:
-        _add_5(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _add_5(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
     else:
-        _add_6(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _add_6(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
 
 
 @jit
 def set_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any, y_at: int, y_row: int
 ) -> None:
-    """`y[y_at + t y_row + r] = w row r . x vector t`, as `add_dots`, with rows in their own order."""
+    """`y[y_at + t y_row + r] = w row r . x vector t`, as `add_dots`, with rows and vectors in their own order."""
     if n_vectors == 1:
-        _set_1(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _set_1(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
     elif n_vectors == 2:
-        _set_2(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _set_2(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
     elif n_vectors == 3:
-        _set_3(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _set_3(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
     elif n_vectors == 4:
-        _set_4(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _set_4(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
     elif n_vectors == 5:
-        _set_5(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _set_5(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
     else:
-        _set_6(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
+        _set_6(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
 
 
 # ---- sums of weighted rows ----

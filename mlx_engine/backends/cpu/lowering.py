@@ -149,7 +149,6 @@ class Lowering:
     kept: list[object] = field(default_factory=list)
     experts: list[ExpertBlock] = field(default_factory=list)
     inputs: int = 0
-    normed: int = 0
     parts: int = 0
     tap = None
 
@@ -202,8 +201,6 @@ class Lowering:
         if added is not None:
             self._read(step, layout.B_AT, added)
         self.inputs = max(self.inputs, block.n_inputs)
-        if block.norm is not None or block.n_inputs % layout.LANES:
-            self.normed = max(self.normed, block.n_inputs)
         self.kept.append(block)
         return out
 
@@ -469,8 +466,7 @@ class Lowered:
         x: buffer of the input, the hidden states before the first layer.
         y: location of the result.
         floats: scratch floats per token, for all values.
-        inputs: K of the widest product, in whole vectors; packing needs so many floats for each token of a panel.
-        normed: the same of products whose input is normed or padded: so many floats for each token of the pass.
+        inputs: K of the widest product, in whole vectors: packing needs so many floats for each token of the pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
@@ -483,7 +479,6 @@ class Lowered:
     y: Place
     floats: int
     inputs: int
-    normed: int
     experts: list[ExpertBlock]
     parts: int
     kv: list[tuple[int, int] | None]
@@ -519,7 +514,6 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         y=y,
         floats=n_floats,
         inputs=layout.whole_vectors(lowering.inputs),
-        normed=layout.whole_vectors(lowering.normed),
         experts=lowering.experts,
         parts=lowering.parts,
         kv=[lowering.kv[layer] for layer in range(len(lowering.kv))],

@@ -109,7 +109,7 @@ class _Steps:
         forward_pass = _pass_descriptor(batch)
         spans = batch.groups[0].spans if batch.groups else ()
         parts = max(parts_of(spans, counts) for counts in (batch.lengths, batch.wanted)) if spans else 0
-        work = max(min(n, layout.PANEL_TOKENS) * of.inputs, n * of.normed)
+        work = n * of.inputs
         work = max(work, *(block.floats(n) for block in of.experts)) if of.experts else work
         scratch = be.scratch_address(n * of.floats + work + parts * of.parts)
         values = be.scratch[: n * of.floats]
