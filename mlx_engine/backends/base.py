@@ -130,7 +130,7 @@ class Backend(Primitives):
     def sum_exp(self, row: np.ndarray, top: float) -> float:
         """Return `sum(exp(row - top))` of a host row of logits (V,), whose largest is `top`.
 
-        Every implementation gives the same bits: `sum_exp.py` of kernels defines the order of the float64 sum.
+        Every implementation gives the same bits: `kernels/cpu/products/order_numpy.py` defines the order of the sum.
         """
         return sum_exp(row, top)
 
@@ -250,7 +250,7 @@ class Backend(Primitives):
 
     @exchange
     def all_best(self, x: Array, n: int, k: int) -> Array:
-        """Return (R, n) logits of all ranks as `all_columns` does, of which only the k largest of each row are right.
+        """Return (R, n) logits of all ranks as `all_columns` does, but only the k largest of each row are correct.
 
         All other values of a row are smaller by at least 1. A row is NaN if a logit of any rank is not finite. Every
         rank sends its k largest logits.
@@ -275,7 +275,7 @@ class Backend(Primitives):
 
     @block
     def norm_project(self, x: Array, norm: Norm | None, projections: Sequence[Linear]) -> list[Array]:
-        """Return several projections of the normed x, such as q, k and v."""
+        """Return the projections (q, k and v, for example) of the normed x."""
         h = self.norm(x, norm)
         return [self.note(p.name, self.linear(h, p)) for p in projections]
 

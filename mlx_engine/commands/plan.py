@@ -319,7 +319,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
 
 
 def print_plan(found: Summary) -> None:
-    """Print what each rank holds, the messages, and the rates, or what is missing."""
+    """Print the part of each rank, the messages, and the rates or the missing memory."""
     print("\n".join(columns(list(head_rows(found)), "<<")))
     print()
     print("\n".join(columns(list(rank_rows(found)), "<<>>>>>")))
@@ -375,7 +375,7 @@ def rank_rows(found: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def message_rows(found: Summary) -> Iterator[tuple[str, str]]:
-    """Yield the rows about what the links carry."""
+    """Yield the rows about the traffic of the links."""
     if len(found.ranks) == 1:
         return
     if found.shard == "pipeline":

@@ -474,7 +474,7 @@ def opened_journal(path: Path | None) -> Journal | None:
 
 
 def recorder_of(service: Service, journal: Journal, source: str, options: Mapping[str, Any]) -> Recorder:
-    """Return what writes the lines of a server whose model has been loaded.
+    """Return the writer of the journal's lines, for a server with a loaded model.
 
     Args:
         service: the server.

@@ -93,8 +93,7 @@ class ModelRunner:
     Attributes:
         overlaps: whether a pass is submitted before the tokens of the last one are on the host.
         depth: the largest number of passes that are submitted and not settled.
-        n_batches: how many passes with different sequences are under way: one for each machine, if several run the
-            model.
+        n_batches: the number of passes with different sequences that are in flight: one for each pipeline stage.
 
     Args:
         model: the model.
@@ -260,7 +259,13 @@ class ModelRunner:
         if not be.lazy and be.bad_rows(logits, sums):
             # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
-        draws = [_draw(chunk, sampler) for chunk, sampler in pairs]
+        draws: list[Draw] = []
+        for chunk, sampler in pairs:
+            try:
+                draws.append(sampler.draw())
+            except ConstraintError as error:  # the constraint allows no token: the chunk fails, whatever is chosen
+                chunk.error = error
+                draws.append(Draw(Sampling(), (), 0.0))
         edited = logits
         if any(sampler.processors is not None for _, sampler in pairs):
             edited = _edited(be, logits, pairs, draws)
@@ -340,15 +345,6 @@ class ModelRunner:
             self._masks = ThreadPoolExecutor(1, "masks")
         for sampler in samplers:
             sampler.prepare(self._masks)
-
-
-def _draw(chunk: ScheduledChunk, sampler: Sampler) -> Draw:
-    """Return the inputs of a choice; if a constraint allows no token, those of any choice, and fail the chunk."""
-    try:
-        return sampler.draw()
-    except ConstraintError as error:
-        chunk.error = error
-        return Draw(Sampling(), (), 0.0)
 
 
 def _checked(

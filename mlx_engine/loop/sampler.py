@@ -78,7 +78,7 @@ class Sampler:
         self.processors, self.is_constrained = processors, matcher is not None
         is_free = logprobs or processors is not None or not sampling.is_argmax
         self.is_checked = matcher is not None and not is_free and not backend.lazy
-        # The mask of the next token, or the promise of a thread of this process.
+        # The mask of the next token, or the future of a thread that computes it.
         self._matcher = matcher
         self._mask: Mask | None = None
         self._next: tuple[int, Future[Mask]] | None = None
@@ -204,7 +204,7 @@ class Sampler:
 
 
 def best_of(samplers: Sequence[Sampler]) -> int | None:
-    """Return how many of the largest logits suffice for all of these samplers; None for all, or if there are none."""
+    """Return the number of largest logits that suffices for all samplers; None for all logits, or without samplers."""
     needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None

@@ -98,17 +98,15 @@ class Decoder(Model):
 
         The pass writes keys and values of all new tokens. The caller then commits the batch, or rolls it back.
         """
-        x = self._run_layers(batch)
+        x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
+        x = self.program.run(x, batch)
         return None if batch.want == "none" else self.head(x, batch.best)
 
     def forward_hidden(self, batch: Batch) -> Array | None:
         """Run a forward pass as `forward` does; return hidden states (R, D) after the last norm, without the head."""
-        x = self._run_layers(batch)
-        return None if batch.want == "none" else self.backend.norm(x, self.output_norm)
-
-    def _run_layers(self, batch: Batch) -> Array:
         x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
-        return self.program.run(x, batch)
+        x = self.program.run(x, batch)
+        return None if batch.want == "none" else self.backend.norm(x, self.output_norm)
 
     def head(self, x: Array, best: int | None = None) -> Array:
         """Return logits (R, V) of the hidden states (R, D) after the last layer; see `Batch.best`."""

@@ -1,6 +1,6 @@
 """The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
 
-Their requests run in the scheduler beside those that generate, as many at a time as the server has slots.
+Their requests run in the scheduler together with generating requests, as many at a time as the server has slots.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         """The texts, each a text or token ids.
 
         Raises:
-            ApiError: there are none or too many, or they are a mixture.
+            ApiError: there are no texts or too many, or texts and token ids are mixed.
         """
         if isinstance(self.input, str):
             return [self.input]
@@ -109,9 +109,9 @@ Read = Callable[[Service, bytes, Callable[[str], None]], tuple[Any, list[Request
 
 
 async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[Any, list[Request]]:
-    """Read a body in a thread, run its requests to their end, and return its parameters and the requests."""
+    """Parse a body in a thread, run its requests to their end, and return its parameters and the requests."""
     received = service.clock()
-    _ = service.engine  # refuse at once what cannot be answered now
+    _ = service.engine  # refuse a request at once if it cannot be answered now
     try:
         async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
             asked, requests = await turn.run(partial(read, service, body, partial(_check, service, turn)))

@@ -117,7 +117,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, format_, data)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Leave tables of other types in the file: a pass reads a few rows of a table that may have a gigabyte."""
+        """Leave tables of other types in the file: a pass reads only a few rows of a table of up to gigabytes."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -375,7 +375,7 @@ class CompiledBackend(SimdBackend):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
-        """Return the kernel parameters of a mixture, with what is added to its sum or without; made once and kept."""
+        """Return the kernel parameters of a mixture, made once and kept; with `adds`, its kernel adds the residual."""
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"

@@ -1,7 +1,7 @@
 """Descriptors of the compiled CPU kernels: int64 words with addresses, shapes and formats of their parameters.
 
-Matrices that are multiplied in one job, norms, experts, and the limits of the kernels. Descriptors only have addresses,
-so their maker keeps the arrays alive.
+There are descriptors of blocks of matrices, norms and experts. Descriptors have addresses only, so the code that makes
+one keeps the arrays alive. The functions `*_fits` are the limits of the kernels.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
 
 
 def norm_descriptor(norm: Norm) -> np.ndarray:
-    """Return the descriptor of a norm that is no part of a block."""
+    """Return the descriptor of a norm outside of blocks."""
     descriptor = np.zeros(3, dtype=np.int64)
     write_norm(descriptor, norm)
     return descriptor
@@ -214,7 +214,7 @@ class ExpertBlock:
         descriptor[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
 
     def floats(self, n_tokens: int) -> int:
-        """Return the floats of scratch memory for a pass of `n_tokens` tokens, with those that products need."""
+        """Return the floats of scratch memory for a pass of `n_tokens` tokens, including those of products."""
         own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
         return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
 
