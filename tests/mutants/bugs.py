@@ -147,6 +147,13 @@ MUTANTS = [
         "builder.fadd(_load(builder, place, 0, four.type), four) if expanded else four",
         "four",
     ),
+    Mutant("the first of two neighbouring rows for both", "_for_tokens.multiply", "(i + 1) * step", "i * step"),
+    Mutant(
+        "a minimum of 16 columns meets the total of 32",
+        "_Step.added",
+        "[HALF_TOTALS, HALF_TOTALS + 4]",
+        "[TOTAL, TOTAL]",
+    ),
     Mutant(
         "the totals of tokens without their scales", "pack", "np.float32(low + high) * scale", "np.float32(low + high)"
     ),

@@ -45,6 +45,11 @@ def jit(function: Callable[..., Any]) -> Any:
     return numba.njit(**_OPTIONS)(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile a function as `jit` does, into each of its callers: LLVM would call a large one."""
+    return numba.njit(**_OPTIONS, forceinline=True)(function)
+
+
 class Task:
     """A kernel that compiled code calls by its address."""
 

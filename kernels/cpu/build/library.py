@@ -42,7 +42,7 @@ BASE = {
 }
 # What products in fixed point need besides, and what a format's name ends with in the part that has its panels.
 FIXED, FIXED_END = "fixed", ".fixed"
-MODULES = {**BASE, FIXED: ("products.fixed",)}
+MODULES = {**BASE, FIXED: ("products.fixed", "products.fixed_gemv")}
 # The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
 # as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
 FORMATS = (
@@ -215,10 +215,12 @@ class Panels(NamedTuple):
     Attributes:
         expand: address of the kernel that expands rows.
         kind: the kind of the format.
+        eight_rows: address of the kernel that multiplies rows as they are stored.
     """
 
     expand: int
     kind: int
+    eight_rows: int
 
 
 class Library(Code):
@@ -283,7 +285,8 @@ class Library(Code):
             for one in missing:
                 loaded, kind = Code([found[one + FIXED_END]]), ctypes.c_int64()
                 loaded.function(f"{one}_panel_kind", "i")(ctypes.addressof(kind))
-                self._panels.setdefault(one, (loaded, Panels(loaded.address(f"{one}_panel"), kind.value)))
+                found_panels = Panels(loaded.address(f"{one}_panel"), kind.value, loaded.address(f"{one}_eight_rows"))
+                self._panels.setdefault(one, (loaded, found_panels))
         return self._panels[name][1]
 
     def fixed_task(self, name: str) -> int:

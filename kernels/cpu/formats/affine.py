@@ -28,6 +28,8 @@ from ..build.vectors import (
     register_lanes,
     vector,
 )
+from .fixed_rows import NIBBLES, UNSIGNED_BYTES, eight_rows_of_groups, load_16
+from .fixed_rows import scales_of as scales_of_rows
 from .format import ONE_PANEL, TWO_PANELS
 from .panels import BIASED, UNSIGNED, Panel, first, load_32, load_nibbles, narrowed, panel_of_groups
 from .quants import both, lanes, load_uint8, right
@@ -193,6 +195,7 @@ class Kernels(NamedTuple):
     four_rows: Any
     dequantize: Any
     panel: Panel
+    eight_rows: Any
 
 
 def kernels(name: str) -> Kernels:
@@ -210,7 +213,11 @@ def kernels(name: str) -> Kernels:
     dequantize = dequantize_pieces(group, block_bytes, weights_of(bits, scale, 32))
     kind = BIASED | UNSIGNED if bits == 8 else BIASED
     panel = panel_of_groups(group, block_bytes, _first_lanes(scale), _quants_32(bits, scale), kind)
-    return Kernels(group, block_bytes, TWO_PANELS if bits == 8 else ONE_PANEL, four_rows, dequantize, panel)
+    stored = NIBBLES if bits == 4 else UNSIGNED_BYTES
+    eight_rows = eight_rows_of_groups(
+        group, block_bytes, scales_of_rows(scale, has_offset=True), _packed(bits, scale), stored, BIASED
+    )
+    return Kernels(group, block_bytes, TWO_PANELS if bits == 8 else ONE_PANEL, four_rows, dequantize, panel, eight_rows)
 
 
 def _first_lanes(scale: str) -> Any:
@@ -240,6 +247,17 @@ def _quants_32(bits: int, scale: str) -> Any:
         return narrowed(low, high)
 
     return quants
+
+
+def _packed(bits: int, scale: str) -> Any:
+    """Make the function that returns quants 32 p to 32 p + 31 of a block: with 4 bits as the bytes that have two."""
+    n_scales = 2 * SCALE_BYTES[scale]
+
+    @jit
+    def packed(blocks: Any, at: int, p: int) -> Any:
+        return load_16(blocks, at + n_scales + 16 * p)
+
+    return packed if bits == 4 else _quants_32(bits, scale)
 
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:

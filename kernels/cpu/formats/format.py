@@ -82,8 +82,8 @@ def export_format(name: str) -> str:
 
 
 def export_panel(name: str) -> str:
-    """Export what products in fixed point need of a quantised format, its `panel`; return the name of its module."""
-    module, (expand_rows, kind) = module_of(name), kernels_of(name).panel
+    """Export `panel` and `eight_rows`, for products in fixed point, of a format; return the name of its module."""
+    module, (expand_rows, kind), rows_of = module_of(name), kernels_of(name).panel, kernels_of(name).eight_rows
 
     def panel(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
         expand_rows(weights, step, n_rows, n_columns, out, scratch)
@@ -91,7 +91,16 @@ def export_panel(name: str) -> str:
     def panel_kind(out: int) -> None:
         words(out)[0] = kind
 
-    for function in (panel, panel_kind):
+    def eight_rows(
+        n_tokens: int, a: int, b: int, c: int, d: int, last_a: int, last_b: int, last_c: int, last_d: int, step: int,
+        count: int, n_columns: int, records: int, y: int, apart: int, y_row: int, ahead: int, scratch: int,
+    ) -> None:  # fmt: skip
+        rows_of(
+            n_tokens, (a, b, c, d), (last_a, last_b, last_c, last_d), step, count, n_columns, records, y, apart, y_row,
+            ahead, scratch,
+        )  # fmt: skip
+
+    for function in (panel, panel_kind, eight_rows):
         export(f"{name}_{function.__name__}", function, module)
     return module
 

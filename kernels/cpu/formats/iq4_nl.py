@@ -10,6 +10,7 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat
+from .fixed_rows import eight_rows_of_groups, scales_of
 from .format import ONE_PANEL
 from .panels import half_scale, levels_of, load_nibbles, panel_of_groups
 from .quants import load_levels
@@ -40,3 +41,4 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 
 panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale, quants)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=False), quants)

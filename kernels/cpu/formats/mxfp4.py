@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..build.jit import jit
+from .fixed_rows import eight_rows_of_groups, scales_one_by_one
 from .format import ONE_PANEL
 from .panels import first, levels_of, load_nibbles, panel_of_groups
 from .quants import load_half_power, load_levels
@@ -48,3 +49,4 @@ def power(blocks: Any, at: int) -> Any:
 
 
 panel = panel_of_groups(BLOCK, BLOCK_BYTES, power, quants)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_one_by_one(load_half_power), quants)

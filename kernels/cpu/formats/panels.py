@@ -201,7 +201,7 @@ def levels_of(levels: Sequence[int]) -> Any:
 # ---- a panel ----
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """Transpose 8 x 8 words."""
     pairs = []
     for a, b in zip(rows[::2], rows[1::2], strict=True):
@@ -233,7 +233,7 @@ def _put_quants(*, unsigned: bool) -> Any:
     def write(typing: Any, out: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             at = 0
-            for bytes_ in _transposed(builder, list(args[1:])):
+            for bytes_ in transposed(builder, list(args[1:])):
                 for words in _words_of(builder, bytes_, unsigned=unsigned):
                     place = builder.add(args[0], ir.Constant(_I64, 4 * ROWS * at))
                     builder.store(words, builder.inttoptr(place, words.type.as_pointer())).align = 4

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, mul, splat
+from .fixed_rows import NIBBLES, eight_rows_of_groups, load_16, scales_of
 from .format import ONE_PANEL
 from .panels import half_scale, load_nibbles, panel_of_groups, plus
 from .quants import load_uint8, right, scale_4_bits
@@ -38,3 +39,12 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 
 panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale, quants)
+
+
+@jit
+def packed(blocks: Any, at: int, p: int) -> Any:
+    """Return the 16 bytes with the quants of the block at byte `at`."""
+    return load_16(blocks, at + 2)
+
+
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=False), packed, NIBBLES, minus=8)

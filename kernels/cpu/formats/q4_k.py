@@ -11,8 +11,9 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_splat, mul
+from .fixed_rows import NIBBLES_OF_64, eight_rows_by_parts
 from .format import ONE_PANEL
-from .panels import in_halves, panel_by_parts
+from .panels import in_halves, load_32, panel_by_parts
 from .quants import (
     both,
     load_halves_of_4,
@@ -66,3 +67,12 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES])
+
+
+@jit
+def packed(blocks: Any, at: int, p: int) -> Any:
+    """Return the 32 bytes with quants 64 p to 64 p + 63 of the block at byte `at`."""
+    return load_32(blocks, at + QUANTS + 32 * p)
+
+
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, packed, PLACES, [4 + i for i in PLACES], stored=NIBBLES_OF_64)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fma, load_half_splat
+from .fixed_rows import UNSIGNED_BYTES, eight_rows_of_groups, scales_of
 from .format import ONE_PANEL
 from .panels import BIASED, half_scale_and_offset, load_bits, load_nibbles, panel_of_groups, union
 from .quants import load_5_bits
@@ -38,3 +39,4 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 
 panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale_and_offset, quants, BIASED)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=True), quants, UNSIGNED_BYTES, BIASED)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fms, load_splat
+from .fixed_rows import UNSIGNED_BYTES, eight_rows_by_parts
 from .format import ONE_PANEL
 from .panels import in_halves, panel_by_parts
 from .q4_k import PLACES, scales_of
@@ -54,3 +55,6 @@ four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES])
+eight_rows = eight_rows_by_parts(
+    BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES], UNSIGNED_BYTES
+)

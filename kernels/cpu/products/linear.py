@@ -17,7 +17,9 @@ from ..build.layout import (
     CHUNK_GEMV,
     FIXED,
     FIXED_GEMM,
+    FIXED_GEMV,
     FIXED_PREPARE,
+    FIXED_RECORDS,
     GEMM_CHUNKS,
     GEMM_TOKENS,
     HAND_OUT,
@@ -47,6 +49,7 @@ from ..build.layout import (
 )
 from ..build.memory import floats, number, words
 from ..build.vectors import PART, get, put
+from ..formats.fixed_rows import TOKENS as MOST_STORED_TOKENS
 from ..formats.format import expand, most_stored
 from ..formats.panels import ROWS as PANEL_ROWS
 from .fixed_tile import TOKENS
@@ -124,9 +127,27 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
 
 
 @jit
+def _multiply_fixed_stored(control: Any, b: Any, x: int, residual: int, scratch: int, y: int) -> None:
+    """Norm and quantise one or two tokens, then multiply chunks of rows as they are stored."""
+    job = control[JOB:]
+    job[X], job[Y] = x, scratch
+    run_alone(control, b[FIXED_RECORDS], 1)
+    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = scratch, y, residual, b[CHUNK_GEMV]
+    job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
+    chunks = number_chunks(job)
+    if b[HAND_OUT] == 0:
+        run_alone(control, b[FIXED_GEMV], chunks)
+    else:
+        run(control, b[FIXED_GEMV], chunks)
+
+
+@jit
 def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Norm, quantise and pack groups of tokens, then multiply chunks of rows with spans of groups."""
     job, alone = control[JOB:], n_tokens <= SMALL_BATCH and b[HAND_OUT] == 0
+    if n_tokens <= MOST_STORED_TOKENS and b[HAS_GEMV] != 0:
+        _multiply_fixed_stored(control, b, x, residual, scratch, y)
+        return
     n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, _FIXED_TOKENS)
     job[X], job[Y], job[SPAN] = x, scratch, ceil_div(n_groups, n_spans)
     run(control, b[FIXED_PREPARE], n_groups)

@@ -119,12 +119,14 @@ class Block:
         """Write what products in fixed point need: the panels of quantised matrices, and the tasks."""
         for matrix, row in zip(matrices, self._table(), strict=False):
             if matrix.format != FLOAT32:
-                row[layout.PANEL : layout.PANEL_KIND + 1] = library.panels(matrix.format)
+                row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
                 self.n_fixed += 1
         if self.n_fixed:
             self.descriptor[layout.FIXED] = self.n_fixed
             self.descriptor[layout.FIXED_GEMM] = library.fixed_task("multiply_fixed")
             self.descriptor[layout.FIXED_PREPARE] = library.fixed_task("prepare_fixed")
+            self.descriptor[layout.FIXED_GEMV] = library.fixed_task("multiply_fixed_stored")
+            self.descriptor[layout.FIXED_RECORDS] = library.fixed_task("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
         """Write the lengths of chunks. They depend on shapes only, so that results do not depend on threads."""

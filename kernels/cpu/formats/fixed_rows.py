@@ -1,0 +1,670 @@
+"""Products in fixed point of rows as they are stored, with one or two tokens: 8 rows together, block by block.
+
+`products/fixed_numpy.py` defines the arithmetic. The sum of a block is an exact integer, so its order is free; the sums
+of 8 rows are then multiplied by both scales and added to 8 floats, a lane for each row.
+
+A register holds 16 columns of several rows, one row in each 16 bytes: two rows with AVX2, four with AVX-512, one with
+NEON. So the sums of 8 rows are joined without leaving these 16 bytes. With pairs the bytes in even places, and those in
+odd places, become int16 by a shift or a mask, and one instruction multiplies two columns of every row. With quads, on
+arm64, bytes stay bytes, and a quant of a token is two of them, 256 high + low.
+
+A record of a token has RECORD_BYTES for each 32 columns: for each 16 columns 8 quants of even and 8 of odd columns, or
+16 high and 16 low bytes with quads; then the scale, the total, the totals of 16 columns, as floats, and the total as an
+integer. Records of n tokens lie block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from ..build.jit import inlined, jit
+from ..build.layout import LINE_BYTES
+from ..build.memory import hidden, raw
+from ..build.vectors import call_llvm, everywhere, pair_dot, prefetch, register_lanes, vector
+from ..build.vectors import lanes as shuffled
+from .panels import BIASED, HALVES, QUADS, first, quants_32, transposed
+
+_F16, _F32 = ir.HalfType(), ir.FloatType()
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.VectorType(_I16, 8)
+
+# Rows that are multiplied together, and rows of a register.
+ROWS = 8
+_IN_REGISTER = register_lanes() // 4
+_REGISTERS = ROWS // _IN_REGISTER
+# The most tokens that one kernel multiplies.
+TOKENS = 2
+RECORD_BYTES = 96
+# Byte offsets in a record: scale, total, totals of 16 columns, total as an integer.
+SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL = 64, 68, 72, 80
+# Bytes of scratch memory: 16 scales and 16 offsets of 8 rows.
+SCRATCH = 4 * 8 * 32
+
+# How the quants of rows are stored: as 32 signed or unsigned bytes; two in each of 16 bytes, the first 16 columns in
+# their low halves; two in each of 32 bytes, the first 32 columns in their low halves.
+BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
+
+
+class _Floats(types.Type):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(name="float32x8")
+
+
+class _Packed(types.Type):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(name="int8x16")
+
+
+floats_8, packed_16 = _Floats(), _Packed()
+
+
+@register_model(_Floats)
+class _FloatsModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _FLOATS)
+
+
+@register_model(_Packed)
+class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, ir.VectorType(_I8, 16))
+
+
+def _load(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+    place = builder.add(address, ir.Constant(_I64, offset))
+    loaded = builder.load(builder.inttoptr(place, kind.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+# ---- scales of 8 rows ----
+
+
+def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any:
+    """Return what lies `offset` bytes after each address, as a vector."""
+    found = ir.Constant(ir.VectorType(kind, ROWS), ir.Undefined)
+    for r, address in enumerate(addresses):
+        found = builder.insert_element(found, _load(builder, address, offset, kind), ir.Constant(_I32, r))
+    return found
+
+
+def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
+    """Return 8 float16 as floats. They are joined in two words: integer units do that while vector units multiply."""
+    pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
+    for i in range(2):
+        word = builder.zext(_load(builder, addresses[4 * i], offset, _I16), _I64)
+        for r in range(1, 4):
+            half = builder.zext(_load(builder, addresses[4 * i + r], offset, _I16), _I64)
+            word = builder.or_(word, builder.shl(half, ir.Constant(_I64, 16 * r)))
+        pair = builder.insert_element(pair, word, ir.Constant(_I32, i))
+    return builder.fpext(builder.bitcast(pair, ir.VectorType(_F16, ROWS)), _FLOATS)
+
+
+def _both_halves(builder: Any, addresses: list[Any], kind: str) -> list[Any]:
+    """Return the first and the second of two floats of 16 bits at each address."""
+    words = _gathered(builder, addresses, 0, _I32)
+    sixteen = ir.Constant(_SUMS, [16] * ROWS)
+    if kind == "bf16":
+        upper = builder.and_(words, ir.Constant(_SUMS, [0xFFFF0000] * ROWS))
+        return [builder.bitcast(found, _FLOATS) for found in (builder.shl(words, sixteen), upper)]
+    found = [builder.trunc(words, _WORDS), builder.trunc(builder.lshr(words, sixteen), _WORDS)]
+    return [builder.fpext(builder.bitcast(one, ir.VectorType(_F16, ROWS)), _FLOATS) for one in found]
+
+
+def scales_of(kind: str, *, has_offset: bool) -> Any:
+    """Make the function that returns the scales at 8 addresses, and the offsets that follow them or the scales again.
+
+    Args:
+        kind: type of both, "f16", "bf16" or "f32".
+        has_offset: whether offsets follow.
+    """
+
+    @intrinsic
+    def gather(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            if not has_offset:
+                found = [_gathered_halves(builder, list(args), 0)] * 2
+            elif kind == "f32":
+                found = [_gathered(builder, list(args), offset, _F32) for offset in (0, 4)]
+            else:
+                found = _both_halves(builder, list(args), kind)
+            return context.make_tuple(builder, signature.return_type, found)
+
+        return types.UniTuple(floats_8, 2)(*[types.int64] * ROWS), generate
+
+    return gather
+
+
+@intrinsic
+def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+    """Return 8 floats as a vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = ir.Constant(_FLOATS, ir.Undefined)
+        for r, value in enumerate(args):
+            found = builder.insert_element(found, value, ir.Constant(_I32, r))
+        return found
+
+    return floats_8(*[types.float32] * ROWS), generate
+
+
+def scales_one_by_one(scale_of: Callable[..., Any]) -> Any:
+    """Make the function of `scales_of` from the one that returns the scale of one row, a vector of equal lanes."""
+
+    @jit
+    def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:
+        scales = _joined(
+            first(scale_of(raw(a), 0)), first(scale_of(raw(b), 0)), first(scale_of(raw(c), 0)),
+            first(scale_of(raw(d), 0)), first(scale_of(raw(e), 0)), first(scale_of(raw(f), 0)),
+            first(scale_of(raw(g), 0)), first(scale_of(raw(h), 0)),
+        )  # fmt: skip
+        return scales, scales
+
+    return gather
+
+
+@intrinsic
+def _put_scales(typing: Any, to: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+    """Write 16 scales of each of 8 rows to address `to`: the first ones of all rows, then the second ones, ..."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = 0
+        for low in (0, 8):
+            parts = [shuffled(builder, row, row, list(range(low, low + 8))) for row in args[1:]]
+            for found in transposed(builder, [builder.bitcast(part, _SUMS) for part in parts]):
+                place = builder.add(args[0], ir.Constant(_I64, 4 * ROWS * at))
+                builder.store(found, builder.inttoptr(place, _SUMS.as_pointer())).align = 4
+                at += 1
+        return context.get_dummy_value()
+
+    return types.void(types.int64, *[vector] * ROWS), generate
+
+
+@intrinsic
+def _load_scales(typing: Any, address: Any, i: Any) -> Any:
+    """Load the scales with number i."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.add(args[0], builder.mul(args[1], ir.Constant(_I64, 4 * ROWS)))
+        return _load(builder, place, 0, _FLOATS)
+
+    return floats_8(types.int64, types.int64), generate
+
+
+@intrinsic
+def _minus(typing: Any, a: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fneg(args[0])
+
+    return floats_8(floats_8), generate
+
+
+# ---- sums of a block ----
+
+
+@intrinsic
+def load_16(typing: Any, data: Any, at: Any) -> Any:
+    """Load 16 bytes from byte `at` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return _load(builder, builder.ptrtoint(builder.gep(base, [args[1]]), _I64), 0, ir.VectorType(_I8, 16))
+
+    return packed_16(data, types.int64), generate
+
+
+def _side_by_side(builder: Any, rows: list[Any]) -> list[Any]:
+    """Return 16 bytes of each row in registers: register g has rows g, g + _REGISTERS, ..."""
+    found = []
+    for g in range(_REGISTERS):
+        parts = rows[g::_REGISTERS]
+        while len(parts) > 1:
+            every = list(range(2 * parts[0].type.count))
+            parts = [shuffled(builder, a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        found.append(parts[0])
+    return found
+
+
+def _nibbles(builder: Any, registers: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the low and the high halves of bytes. No processor shifts bytes: shorts are shifted, then masked."""
+    n = registers[0].type.count
+    fifteen, four = (
+        ir.Constant(ir.VectorType(_I8, n), [15] * n),
+        ir.Constant(ir.VectorType(_I16, n // 2), [4] * (n // 2)),
+    )
+    low, high = [], []
+    for register in registers:
+        shifted = builder.lshr(builder.bitcast(register, four.type), four)
+        low.append(builder.and_(register, fifteen))
+        high.append(builder.and_(builder.bitcast(shifted, register.type), fifteen))
+    return low, high
+
+
+def _halves_of(builder: Any, rows: list[Any], stored: int) -> list[tuple[list[Any], list[Any]]]:
+    """Return the registers of the first and of the last 16 columns of each block of 32."""
+    if stored == NIBBLES:
+        return [_nibbles(builder, _side_by_side(builder, rows))]
+    kind = ir.VectorType(_I8, 32)
+    whole = [builder.bitcast(row, kind) for row in rows]
+    sides = [
+        _side_by_side(builder, [shuffled(builder, row, row, list(range(start, start + 16))) for row in whole])
+        for start in (0, 16)
+    ]
+    if stored != NIBBLES_OF_64:
+        return [(sides[0], sides[1])]
+    (low, high), (next_low, next_high) = (_nibbles(builder, side) for side in sides)
+    return [(low, next_low), (high, next_high)]
+
+
+def _pair_products(builder: Any, a: Any, b: Any) -> Any:
+    """Return the sums of products of pairs of int16."""
+    n = a.type.count
+    if pair_dot():
+        name = {16: "llvm.x86.avx2.pmadd.wd", 32: "llvm.x86.avx512.pmaddw.d.512"}[n]
+        return call_llvm(builder, name, ir.VectorType(_I32, n // 2), [a, b])
+    wide = ir.VectorType(_I32, n)
+    products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    even, odd = (shuffled(builder, products, products, list(range(odd, n, 2))) for odd in (0, 1))
+    return builder.add(even, odd)
+
+
+def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
+    """Return what the quants of a token are multiplied with: bytes with quads, else int16 of even and odd columns."""
+    n = register.type.count
+    if QUADS:
+        return [builder.xor(register, ir.Constant(register.type, [-128] * n)) if stored == UNSIGNED_BYTES else register]
+    kind = ir.VectorType(_I16, n // 2)
+    eight, words = ir.Constant(kind, [8] * (n // 2)), builder.bitcast(register, kind)
+    if stored == BYTES:
+        return [builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)]
+    return [builder.and_(words, ir.Constant(kind, [255] * (n // 2))), builder.lshr(words, eight)]
+
+
+def _token(builder: Any, record: Any, half: int) -> list[Any]:
+    """Return the quants of a token for 16 columns, twice 16 bytes, in each 16 bytes of a register."""
+    kind = ir.VectorType(_I8, 16) if QUADS else _WORDS
+    n = kind.count
+    parts = [_load(builder, record, 32 * half + 16 * i, kind) for i in range(2)]
+    return [shuffled(builder, part, part, list(range(n)) * _IN_REGISTER) for part in parts]
+
+
+def _dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
+    """Return the sums of the products of one register, four for each row; `operands` and `x` are by halves."""
+    if QUADS:
+        name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(_I32, 4)
+        high = low = ir.Constant(kind, None)
+        for (bytes_,), (x_high, x_low) in zip(operands, x, strict=True):
+            high = call_llvm(builder, name, kind, [high, bytes_, x_high])
+            low = call_llvm(builder, name, kind, [low, bytes_, x_low])
+        return builder.add(builder.shl(high, ir.Constant(kind, [8] * 4)), low)
+    found = None
+    for words, of_token in zip(operands, x, strict=True):
+        for a, b in zip(words, of_token, strict=True):
+            products = _pair_products(builder, a, b)
+            found = products if found is None else builder.add(found, products)
+    return found
+
+
+def _joined_sums(builder: Any, a: Any, b: Any, *, apart: int) -> Any:
+    """Add sums that are `apart` lanes apart in each 16 bytes: first those of a, then those of b."""
+    n = a.type.count
+    low = [i for i in range(4) if not i & apart]
+    places = [source + start + i for start in range(0, n, 4) for source in (0, n) for i in low]
+    return builder.add(shuffled(builder, a, b, places), shuffled(builder, a, b, [place + apart for place in places]))
+
+
+def _folded(builder: Any, registers: list[Any]) -> Any:
+    """Return the sums of 8 rows in their order; register g has four of each of rows g, g + _REGISTERS, ..."""
+    apart = 2
+    while apart and len(registers) > 1:
+        pairs = zip(registers[::2], registers[1::2], strict=True)
+        registers, apart = [_joined_sums(builder, a, b, apart=apart) for a, b in pairs], apart // 2
+    if len(registers) > 1:  # NEON: two registers have a sum of four rows each
+        return shuffled(builder, registers[0], registers[1], list(range(ROWS)))
+    if apart:  # AVX-512: one register has two sums of each row
+        even, odd = (shuffled(builder, registers[0], registers[0], list(range(odd, 16, 2))) for odd in (0, 1))
+        return builder.add(even, odd)
+    return registers[0]
+
+
+# ---- one step: 32 columns of 8 rows, or 64 ----
+
+
+class _Step:
+    """What the parts of one step share while it is generated."""
+
+    def __init__(self, builder: Any, n: int, stored: int, kind: int, minus: int) -> None:
+        self.builder, self.n, self.stored, self.kind, self.minus = builder, n, stored, kind, minus
+        # Bytes from 0 to 255 are multiplied as bytes from -128 on.
+        if QUADS and stored == UNSIGNED_BYTES:
+            self.minus -= 128
+
+    def sums(self, halves: Any, record: Any) -> list[Any]:
+        """Return the sums of a block of 32 columns of 8 rows, or its two sums of 16 columns."""
+        builder, found = self.builder, []
+        x = [_token(builder, record, half) for half in range(2)]
+        parts = [[0], [1]] if self.kind & HALVES else [[0, 1]]
+        for part in parts:
+            registers = [
+                _dots(builder, [halves[half][g] for half in part], [x[half] for half in part])
+                for g in range(_REGISTERS)
+            ]
+            found.append(_folded(builder, registers))
+        if self.minus:
+            whole = builder.mul(_load(builder, record, WHOLE_TOTAL, _I32), ir.Constant(_I32, self.minus))
+            found = [builder.sub(one, everywhere(builder, whole, ROWS)) for one in found]
+        return found
+
+    def added(self, y: Any, sums: list[Any], record: Any, scales: list[Any], offsets: list[Any]) -> Any:
+        """Return y with a block added, in the order of the twin."""
+        builder, fma = self.builder, f"llvm.fma.v{ROWS}f32"
+        totals = [HALF_TOTALS, HALF_TOTALS + 4] if self.kind & HALVES else [TOTAL]
+        of_token = everywhere(builder, _load(builder, record, SCALE, _F32), ROWS)
+        for one, scale, offset, total in zip(sums, scales, offsets, totals, strict=True):
+            if self.kind & BIASED:
+                at = everywhere(builder, _load(builder, record, total, _F32), ROWS)
+                y = call_llvm(builder, fma, _FLOATS, [offset, at, y])
+            whole = builder.sitofp(one, _FLOATS)
+            y = call_llvm(builder, fma, _FLOATS, [whole, builder.fmul(scale, of_token), y])
+        return y
+
+
+def _step(n: int, stored: int, kind: int = 0, minus: int = 0) -> Any:
+    """Make the function that adds a block of 32 columns of 8 rows to the products of n tokens, or two blocks.
+
+    Args:
+        n: tokens.
+        stored: how quants are stored.
+        kind: HALVES, BIASED (`panels.py`).
+        minus: what is subtracted from every quant.
+    """
+    n_blocks = 2 if stored == NIBBLES_OF_64 else 1
+    n_sums = n_blocks * (2 if kind & HALVES else 1)
+    quants = packed_16 if stored == NIBBLES else quants_32
+
+    @intrinsic
+    def step(
+        typing: Any, records: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, scales: Any,
+        offsets: Any, sums: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            own, first_record = _Step(builder, n, stored, kind, minus), args[0]
+            scales, offsets = ([builder.extract_value(some, i) for i in range(n_sums)] for some in args[9:11])
+            sums = [builder.extract_value(args[11], t) for t in range(n)]
+            for i, sides in enumerate(_halves_of(builder, list(args[1:9]), stored)):
+                halves = [[_operands(builder, register, stored) for register in side] for side in sides]
+                part = slice(i * n_sums // n_blocks, (i + 1) * n_sums // n_blocks)
+                for t in range(n):
+                    record = builder.add(first_record, ir.Constant(_I64, RECORD_BYTES * (i * n + t)))
+                    of_block = own.sums(halves, record)
+                    sums[t] = own.added(sums[t], of_block, record, scales[part], offsets[part])
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        several, products = types.UniTuple(floats_8, n_sums), types.UniTuple(floats_8, n)
+        return products(types.int64, *[quants] * ROWS, several, several, products), generate
+
+    return step
+
+
+def _zeros(n: int) -> Any:
+    @intrinsic
+    def zeros(typing: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return context.make_tuple(builder, signature.return_type, [ir.Constant(_FLOATS, None)] * n)
+
+        return types.UniTuple(floats_8, n)(), generate
+
+    return zeros
+
+
+def _put_products(n: int) -> Any:
+    """Make the function that writes the products of 8 rows and n tokens."""
+
+    @intrinsic
+    def put(typing: Any, y: Any, apart: Any, y_row: Any, products: Any) -> Any:
+        """Write row 2 r to address `y + r apart`, row 2 r + 1 after it, and token t `t y_row` bytes after."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, apart, y_row, products = args
+            for t in range(n):
+                found = builder.extract_value(products, t)
+                for r in range(ROWS):
+                    place = builder.add(y, builder.mul(apart, ir.Constant(_I64, r // 2)))
+                    place = builder.add(place, builder.mul(y_row, ir.Constant(_I64, t)))
+                    place = builder.add(place, ir.Constant(_I64, 4 * (r % 2)))
+                    value = builder.extract_element(found, ir.Constant(_I32, r))
+                    builder.store(value, builder.inttoptr(place, _F32.as_pointer())).align = 4
+            return context.get_dummy_value()
+
+        i = types.int64
+        return types.void(i, i, i, types.UniTuple(floats_8, n)), generate
+
+    return put
+
+
+# ---- kernels ----
+
+
+@jit
+def far_and_near(row_bytes: int, ahead: int) -> Any:
+    """Return how far after byte i of a row the byte is that is read `ahead` bytes of the same stream later.
+
+    A stream has every second row. Returns the distance from byte `edge` on, the distance before it, and `edge`.
+    """
+    rows = ahead // row_bytes
+    near = ahead + rows * row_bytes
+    return near + row_bytes, near, row_bytes - (ahead - rows * row_bytes)
+
+
+def eight_rows_of_groups(
+    block: int, block_bytes: int, scales: Callable[..., Any], quants: Callable[..., Any], stored: int = BYTES,
+    kind: int = 0, minus: int = 0,
+) -> Any:  # fmt: skip
+    """Make the kernel of a format whose blocks have one scale.
+
+    Args:
+        block: columns of a block, a multiple of 32.
+        block_bytes: bytes of a block.
+        scales: function that returns the scales and the offsets of the blocks at 8 addresses.
+        quants: function that returns 32 quants of the block at a byte offset, given their number.
+        stored: how it returns them.
+        kind: BIASED.
+        minus: what is subtracted from every quant.
+    """
+    n_groups, per_line = block // 32, max(1, LINE_BYTES // block_bytes)
+
+    def make(n: int) -> Any:
+        step, zeros, put = _step(n, stored, kind, minus), _zeros(n), _put_products(n)
+
+        @jit
+        def multiply(
+            a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int, n_columns: int, records: int, y: int,
+            apart: int, y_row: int, ahead: int, scratch: int,
+        ) -> None:  # fmt: skip
+            sums, n_blocks, i = zeros(), n_columns // block, 0
+            far, near, edge = far_and_near(n_blocks * block_bytes, ahead)
+            for start in range(0, n_blocks, per_line):
+                place = i + (near if i < edge else far)
+                for row in (a, b, c, d, e, f, g, h):
+                    prefetch(raw(row), place)
+                for _ in range(start, min(start + per_line, n_blocks)):
+                    own, offsets = scales(a + i, b + i, c + i, d + i, e + i, f + i, g + i, h + i)
+                    for p in range(n_groups):
+                        sums = step(
+                            records, quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p),
+                            quants(raw(d), i, p), quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p),
+                            quants(raw(h), i, p), (own,), (offsets,), sums,
+                        )  # fmt: skip
+                        records += RECORD_BYTES * n
+                    i += block_bytes
+            put(y, apart, y_row, sums)
+
+        return multiply
+
+    return _for_tokens(make)
+
+
+def _scales_writer(scales_of: Callable[..., Any], minima: Sequence[int]) -> Any:
+    """Make the function that writes the scales, or the scales and minima, of blocks of 8 rows to scratch memory."""
+    has_two_vectors = max(minima, default=0) >= 16
+
+    @inlined
+    def write(to: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, i: int) -> None:
+        if has_two_vectors:
+            of_a, of_b, of_c, of_d = scales_of(a, i), scales_of(b, i), scales_of(c, i), scales_of(d, i)
+            of_e, of_f, of_g, of_h = scales_of(e, i), scales_of(f, i), scales_of(g, i), scales_of(h, i)
+            _put_scales(to, of_a[0], of_b[0], of_c[0], of_d[0], of_e[0], of_f[0], of_g[0], of_h[0])
+            to += 4 * ROWS * 16
+            _put_scales(to, of_a[1], of_b[1], of_c[1], of_d[1], of_e[1], of_f[1], of_g[1], of_h[1])
+        else:
+            _put_scales(
+                to, scales_of(a, i), scales_of(b, i), scales_of(c, i), scales_of(d, i), scales_of(e, i),
+                scales_of(f, i), scales_of(g, i), scales_of(h, i),
+            )  # fmt: skip
+
+    return write
+
+
+def eight_rows_by_parts(
+    block_bytes: int, scales_of: Callable[..., Any], quants: Callable[..., Any], places: Sequence[int],
+    minima: Sequence[int] = (), stored: int = BYTES, kind: int = 0,
+) -> Any:  # fmt: skip
+    """Make the kernel of a format whose blocks have 256 weights.
+
+    Args:
+        block_bytes: bytes of a block.
+        scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
+        quants: function that returns 64 quants, given their part's number: twice 32 as BYTES, or as NIBBLES_OF_64.
+        places: where the scale of each 32 or 16 columns is among the scales.
+        minima: where the minimum of each 32 or 16 columns is among these; empty if there are none.
+        stored: how `quants` returns them.
+        kind: HALVES.
+    """
+    kind |= BIASED if minima else 0
+    write, n_sums = _scales_writer(scales_of, minima), 2 if kind & HALVES else 1
+    two_scales = _two_scales(tuple(places), tuple(minima) or tuple(places), bool(minima))
+
+    def make(n: int) -> Any:
+        zeros, put, part = _zeros(n), _put_products(n), _part(n, stored, kind, quants, two_scales, n_sums)
+
+        @jit
+        def multiply(
+            a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int, n_columns: int, records: int, y: int,
+            apart: int, y_row: int, ahead: int, scratch: int,
+        ) -> None:  # fmt: skip
+            sums = zeros()
+            far, near, edge = far_and_near(n_columns // 256 * block_bytes, ahead)
+            for i in range(0, n_columns // 256 * block_bytes, block_bytes):
+                write(scratch, raw(a), raw(b), raw(c), raw(d), raw(e), raw(f), raw(g), raw(h), i)
+                stored_scales = hidden(scratch)
+                # A known number of parts would be unrolled.
+                for p in range(hidden(4)):
+                    place = i + p * LINE_BYTES + (near if i + p * LINE_BYTES < edge else far)
+                    for row in (a, b, c, d, e, f, g, h):
+                        prefetch(raw(row), place)
+                    sums = part(records, (a, b, c, d, e, f, g, h), i, p, stored_scales, sums)
+                    records += 2 * RECORD_BYTES * n
+            put(y, apart, y_row, sums)
+
+        return multiply
+
+    return _for_tokens(make)
+
+
+def _two_scales(places: tuple[int, ...], minima: tuple[int, ...], is_biased: bool) -> Any:
+    """Make the function that returns the scales of two neighbouring groups of columns, and their offsets."""
+
+    @jit
+    def load(stored: int, i: int) -> Any:
+        scales = _load_scales(stored, places[i]), _load_scales(stored, places[i + 1])
+        if is_biased:
+            return scales, (_minus(_load_scales(stored, minima[i])), _minus(_load_scales(stored, minima[i + 1])))
+        return scales, scales
+
+    return load
+
+
+def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: int) -> Any:
+    """Make the function that adds 64 columns of 8 rows to the products of n tokens."""
+    step = _step(n, stored, kind)
+
+    @inlined
+    def at_once(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
+        a, b, c, d, e, f, g, h = rows
+        own, offsets = two_scales(scales, 2 * p)
+        return step(
+            records, quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p), quants(raw(d), i, p),
+            quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p), quants(raw(h), i, p), own, offsets, sums,
+        )  # fmt: skip
+
+    @inlined
+    def twice(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
+        a, b, c, d, e, f, g, h = rows
+        of_a, of_b, of_c, of_d = quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p), quants(raw(d), i, p)
+        of_e, of_f, of_g, of_h = quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p), quants(raw(h), i, p)
+        own, offsets = two_scales(scales, 2 * n_sums * p)
+        if n_sums == 2:
+            then, offsets_then = two_scales(scales, 4 * p + 2)
+            sums = step(
+                records, of_a[0], of_b[0], of_c[0], of_d[0], of_e[0], of_f[0], of_g[0], of_h[0], own, offsets, sums
+            )
+            return step(
+                records + RECORD_BYTES * n, of_a[1], of_b[1], of_c[1], of_d[1], of_e[1], of_f[1], of_g[1], of_h[1],
+                then, offsets_then, sums,
+            )  # fmt: skip
+        sums = step(
+            records, of_a[0], of_b[0], of_c[0], of_d[0], of_e[0], of_f[0], of_g[0], of_h[0], own[:1], offsets[:1], sums
+        )
+        return step(
+            records + RECORD_BYTES * n, of_a[1], of_b[1], of_c[1], of_d[1], of_e[1], of_f[1], of_g[1], of_h[1],
+            own[1:], offsets[1:], sums,
+        )  # fmt: skip
+
+    return at_once if stored == NIBBLES_OF_64 else twice
+
+
+def _for_tokens(make: Callable[[int], Any]) -> Any:
+    """Make one kernel for 1 to TOKENS tokens from `make`, which makes the kernel for n tokens and 8 rows."""
+    one, two = make(1), make(2)
+
+    @jit
+    def multiply(
+        n_tokens: int, rows: Any, last: Any, step: int, count: int, n_columns: int, records: int, y: int, apart: int,
+        y_row: int, ahead: int, scratch: int,
+    ) -> None:  # fmt: skip
+        """`y[i apart + r + t y_row] = row r of range i . token t`, in fixed point.
+
+        Two rows of each of four ranges of memory are interleaved block by block: a processor reads several streams
+        faster than one.
+
+        Args:
+            n_tokens: 1 or TOKENS.
+            rows: addresses of the first row of each range.
+            last: addresses of the last row of each range; it is read again where a range has no more rows.
+            step: bytes from one row to the next.
+            count: rows of each range. An odd one is rounded up: y has a place for one row more.
+            n_columns: columns of the rows, a multiple of 32 and of a block.
+            records: address of the tokens' records.
+            y: address of the products, float32.
+            apart: distance of the products of two ranges.
+            y_row: distance of the products of two tokens.
+            ahead: bytes from what is multiplied to what is prefetched.
+            scratch: address of SCRATCH bytes of scratch memory.
+        """
+        for i in range(0, count, 2):
+            now, then, to = i * step, (i + 1) * step, y + 4 * i
+            a, b = min(rows[0] + now, last[0]), min(rows[0] + then, last[0])
+            c, d = min(rows[1] + now, last[1]), min(rows[1] + then, last[1])
+            e, f = min(rows[2] + now, last[2]), min(rows[2] + then, last[2])
+            g, h = min(rows[3] + now, last[3]), min(rows[3] + then, last[3])
+            if n_tokens == 1:
+                one(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
+            else:
+                two(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
+
+    return multiply

@@ -1,0 +1,133 @@
+"""Products of one or two tokens in fixed point with rows as they are stored: the tasks.
+
+`fixed_numpy.py` defines the arithmetic, and `formats/fixed_rows.py` has the kernels. They multiply two neighbouring
+rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ..build.jit import jit, task
+from ..build.layout import (
+    CHUNK,
+    EIGHT_ROWS,
+    LANES,
+    NORM_BIAS,
+    NORM_EPS,
+    NORM_WEIGHT,
+    ROWS,
+    WEIGHTS,
+    WIDTH,
+    K,
+)
+from ..build.memory import floats, ints, invoke, number, shorts
+from ..build.vectors import get, lanes, put
+from ..formats.fixed_rows import HALF_TOTALS, RECORD_BYTES, SCALE, TOTAL, WHOLE_TOTAL
+from ..formats.format import FORMAT_SCRATCH, row_bytes
+from ..formats.panels import QUADS
+from .fixed import quantize
+from .fixed_numpy import BLOCK
+from .linear_job import HEIGHT, WAYS, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
+from .norms import norm
+
+_I8, _I16 = ir.IntType(8), ir.IntType(16)
+# Bytes from what is multiplied to what is prefetched.
+_AHEAD = 1024
+
+
+@intrinsic
+def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
+    """Write 32 int16 at address `quants` to a record at `to`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(_I16, 32)
+        found = builder.load(builder.inttoptr(args[0], kind.as_pointer()))
+        found.align = 2
+        if QUADS:
+            rounded = builder.add(found, ir.Constant(kind, [128] * 32))
+            high = builder.trunc(builder.ashr(rounded, ir.Constant(kind, [8] * 32)), ir.VectorType(_I8, 32))
+            low = builder.trunc(found, high.type)
+            packed = lanes(
+                builder, high, low, [side + half + i for half in (0, 16) for side in (0, 32) for i in range(16)]
+            )
+        else:
+            places = [half + 2 * i + odd for half in (0, 16) for odd in (0, 1) for i in range(8)]
+            packed = lanes(builder, found, found, places)
+        builder.store(packed, builder.inttoptr(args[1], packed.type.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@jit
+def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
+    """Write the records of n tokens, (n, 32 n_blocks) int16 and (n, n_blocks) scales at these addresses, to `to`."""
+    values, factors = shorts(quants), floats(scales)
+    for t in range(n):
+        for b in range(n_blocks):
+            place, at = to + RECORD_BYTES * (b * n + t), 32 * (t * n_blocks + b)
+            words, whole, scale = floats(place), ints(place), get(factors, t * n_blocks + b)
+            _pack_block(quants + 2 * at, place)
+            low, high = np.int32(0), np.int32(0)
+            for i in range(at, at + 16):
+                low += values[i]
+                high += values[i + 16]
+            put(words, SCALE // 4, scale)
+            put(words, TOTAL // 4, np.float32(low + high) * scale)
+            put(words, HALF_TOTALS // 4, np.float32(low) * scale)
+            put(words, HALF_TOTALS // 4 + 1, np.float32(high) * scale)
+            whole[WHOLE_TOTAL // 4] = low + high
+
+
+@task
+def prepare_records(job: Any, chunk: int, scratch: int) -> None:
+    """Quantise the rows at X, normed if there is a norm, and write their records to Y."""
+    n, n_tokens, eps = job[K], job[T], np.float32(number(job[NORM_EPS]))
+    quants = scratch + 4 * n
+    scales = quants + 2 * n * n_tokens
+    for t in range(n_tokens):
+        row = job[X] + 4 * t * n
+        if job[NORM_WEIGHT] != 0:
+            norm(floats(row), 0, n, job[NORM_WEIGHT], job[NORM_BIAS], eps, floats(scratch), 0)
+            row = scratch
+        quantize(row, n, quants + 2 * n * t, scales + 4 * (n // BLOCK) * t)
+    pack_records(quants, scales, n_tokens, n // BLOCK, job[Y])
+
+
+@task
+def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
+    """Multiply the rows of one chunk with each token, then apply bias, activation and residual.
+
+    With a gate, the kernel multiplies rows of two ranges of the gate together with the same rows of the up matrix.
+    """
+    m = matrix_of(job, chunk)
+    height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
+    first = (chunk - job[m + CHUNK]) * height
+    n, n_tokens = min(height, apart - first), job[T]
+    other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size).
+    size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
+    products, step = floats(place), row_bytes(job, m, job[K])
+    from_m, from_other = job[m + WEIGHTS], job[other + WEIGHTS]
+    last_of_m, last_of_other = from_m + (job[m + ROWS] - 1) * step, from_other + (job[other + ROWS] - 1) * step
+    invoke(
+        job[m + EIGHT_ROWS],
+        (
+            n_tokens, from_m + first * step, from_m + (first + apart) * step, from_other + (first + after) * step,
+            from_other + (first + after + apart) * step, last_of_m, last_of_m, last_of_other, last_of_other, step, n,
+            job[K], job[X], place, size, 4 * size, _AHEAD, scratch,
+        ),
+    )  # fmt: skip
+    for t in range(n_tokens):
+        for way in range(job[WAYS]):
+            at, row = (4 * t + way) * size, way * apart + first
+            n_rows = min(n, job[m + ROWS] - row)
+            if gates(job):
+                gate_row(job, m, row, n_rows, products, at, 2 * size)
+            put_row(job, m, t, row, n_rows, products, at)
