@@ -95,6 +95,7 @@ MUTANTS = [
     ),
     Mutant("first block of keys alone", "_join_blocks", "range(1, n_blocks)", "range(1, 1)"),
     Mutant("a block that no query of a tile sees counts", "attend_decode", "not seen", "False"),
+    Mutant("weights of the first tile for the second", "_values", "middle * SCORES + j", "j"),
     Mutant("scores are not capped", "attend_block", "inner_scale != 0", "False"),
     Mutant("tanh ends at 0.96", "tanh", "splat(20.0)", "splat(4.0)"),
     Mutant("heads at the first position", "norm_rope", "positions[t] * (width // 2)", "positions[0] * (width // 2)"),
