@@ -124,12 +124,7 @@ MUTANTS = [
     # ---- Compiled kernels: products and formats ----
     Mutant("bias of the first rows for all", "add_bias", "floats(job[m + BIAS] + 4 * first)", "floats(job[m + BIAS])"),
     Mutant("totals of another vector", "fold_all", "i", "n - 1 - i"),
-    Mutant(
-        "the last vectors of a span lost",
-        "_add_products",
-        "(g + 1) * n_tokens // groups",
-        "n_tokens // groups * (g + 1)",
-    ),
+    Mutant("vectors of two tiles counted twice", "_add_stretch", "g * n_tokens // tiles", "g * (n_tokens // tiles)"),
     Mutant(
         "a piece of the columns forgotten",
         "multiply_stored",
