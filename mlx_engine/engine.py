@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from mlx_engine.backends import check_backend, create_backend
+from mlx_engine.backends import EXACT, check_backend, create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import SequenceInput
@@ -112,6 +112,7 @@ def load(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    activations: str = EXACT,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
@@ -133,19 +134,21 @@ def load(
         jit: use compiled CPU kernels if they are available; without it, NumPy.
         context: the longest sequence in tokens. For models with LongRoPE or dynamic NTK it selects their RoPE
             frequencies; default: the training context.
+        activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
+            are faster and round, see docs/precision.md.
         allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
 
     Raises:
-        OptionError: an option is invalid, or the model has no such layer or setting.
+        OptionError: an option is invalid, the model has no such layer or setting, or the backend no such activations.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
         NotEnoughMemoryError: the model needs more memory than is free.
     """
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
-    options |= {"allow_too_large": allow_too_large}
+    options |= {"allow_too_large": allow_too_large, "activations": activations}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -275,14 +278,15 @@ class Engine:
         return mx.array([token.logprob for token in found], dtype=mx.float32)
 
     def embed(self, texts: str | Sequence[str | Sequence[int]], dimensions: int | None = None) -> mx.array:
-        """Return float32 vectors (n, D) of texts, each the same bits alone as with others.
+        """Return float32 vectors (n, D) of texts, each with the same bits alone and in a batch.
 
-        The model's files say which hidden states count, whether the vectors have length 1, and which token ends a text;
-        without such files it is the last token's hidden state after the last norm, of length 1.
+        The model's files define the pooling, whether vectors are normalised, and the token that ends a text. Without
+        such files, a vector is the last token's hidden state after the last norm, normalised to length 1.
 
         Args:
-            texts: the texts; those that are lists of token ids are taken as they are.
-            dimensions: keep so many dimensions, for models that are made for it; None keeps all.
+            texts: each a string, or a list of token ids, which is used unchanged.
+            dimensions: the number of first dimensions to keep, for models that are trained for shorter vectors; None
+                keeps all.
 
         Raises:
             OptionError: a text is empty, or `dimensions` is out of range.
@@ -301,14 +305,15 @@ class Engine:
         return mx.array(np.stack([self.prompts.vector(request, dimensions) for request in requests]))
 
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> list[float]:
-        """Return the relevance of each document to a query, from 0 to 1, by a model that is made for it.
+        """Return the relevance of each document to a query, from 0 to 1, with a reranker model.
 
-        It is the probability of "yes" against "no" after the prompt of Qwen3-Reranker, or that of the model's file.
+        The relevance is the probability of "yes" against "no" after the prompt of Qwen3-Reranker, or after the prompt
+        in the model's files.
 
         Args:
             query: the query.
             documents: the documents.
-            instruction: what makes a document relevant; None is a web search.
+            instruction: says which documents are relevant; None is the instruction for a web search.
 
         Raises:
             ModelError: the model's files do not say that it is a reranker.
@@ -334,8 +339,8 @@ class Engine:
     def hidden_states(self, prompt: Prompt, names: str | Sequence[str] = LAYER_OUTPUTS) -> dict[str, mx.array]:
         """Return intermediate values (T, ...) of all tokens of a prompt, float32, by name.
 
-        The bits are those of every other pass. Long prompts are read in chunks: keys and values and the results need
-        memory, nothing else grows. Values that are not finite are returned as they are.
+        The values have the same bits as in every other pass. Long prompts are read in chunks, so that only the KV cache
+        and the results grow with the prompt. Values that are not finite are returned as they are.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
@@ -364,8 +369,8 @@ class Engine:
         Args:
             prompt: text, token ids, or messages for the model's chat template.
             slots: the largest number of sessions with shared memory: this one and its forks.
-            n_tokens: how many different tokens they may have together; by default as many as the context, or as half of
-                the free memory allows.
+            n_tokens: the largest number of different tokens in all of them together; by default a full context, or
+                fewer if half of the free memory has no room for it.
 
         Raises:
             OptionError: the prompt is empty or does not fit into the memory, or `slots` or `n_tokens` is invalid.
@@ -380,9 +385,9 @@ class Engine:
     def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
         """Return texts with their exact probabilities after a prompt, most likely first.
 
-        The log-probability of a text is the sum over its tokens. The tokens of the prompt are those that `generate`
-        reads; each text is encoded on its own and follows them. So " Paris" with its space is usually meant: tokens
-        that would span prompt and text are not considered. The prompt is run once, and the texts share passes.
+        The log-probability of a text is the sum over its tokens. The prompt is encoded as for `generate`. Each text is
+        encoded separately, so no token spans prompt and text: after a word, give `" Paris"` with its space. The prompt
+        is run once, and the texts share passes.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
@@ -419,7 +424,7 @@ class Engine:
     ) -> Answer:
         """Answer a conversation, and return the text, the reasoning and the tool calls of the answer.
 
-        To go on after a call, append `message` of the result to the messages, and for each call a message such as
+        To continue after a call, append `message` of the result to the messages, and for each call a message such as
         `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
 
         Args:
@@ -562,13 +567,13 @@ class Engine:
         whole_pages: bool = False,
         **options: Any,
     ) -> Scheduler:
-        """Return a scheduler for requests that come and go.
+        """Return a scheduler that accepts requests at any time.
 
         Args:
             slots: the largest number of answers that run at the same time.
-            kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context for
-                each slot.
-            prefix_cache: keep the keys and values of prompts and answers for later requests that begin alike.
+            kv_memory: bytes for keys and values; None takes a share of the free memory, at most a full
+                context for each slot.
+            prefix_cache: keep the keys and values of prompts and answers for later requests with the same first tokens.
             whole_pages: reuse only whole pages of 64 tokens, so that neither counts nor latency tell a client how many
                 tokens its prompt has in common with the prompt of another client.
             options: other options of `Scheduler`.
@@ -712,8 +717,8 @@ class RequestBuilder:
     def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
         """Return a request for the vector of a text, which `vector` returns when it has ended.
 
-        A text gets the tokens before and after it that the model's files ask for. `check(text)` runs before it is
-        encoded; its exception aborts.
+        The text is encoded with the first and last tokens that the model's files define. `check(text)` runs before it
+        is encoded; its exception aborts.
 
         Raises:
             OptionError: the text is empty, or an id is not in the vocabulary.
@@ -742,7 +747,7 @@ class RequestBuilder:
         return self.reading(ids, PooledHidden(len(ids), self.pooling.kind))
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Raise OptionError if the model's vectors do not have so many dimensions."""
+        """Raise OptionError if the model's vectors have fewer dimensions."""
         most: int = self.config.hidden_size
         if dimensions is not None and not (is_whole(dimensions) and 1 <= dimensions <= most):
             message = f"dimensions must be from 1 to the model's {most:,}, not {shown(dimensions)}"
@@ -898,7 +903,7 @@ def is_chat(prompt: Prompt) -> bool:
 
 
 def constrained(options: Options, *, is_chat: bool) -> Options:
-    """Return the options of a prompt: to messages the model may reason first, and the constraint holds after it."""
+    """Return the options of a prompt. The answer to messages may begin with reasoning, before the constraint."""
     if options.constraint is None or not is_chat:
         return options
     return replace(options, constraint=options.constraint.after_reasoning())
@@ -928,6 +933,7 @@ def open_source(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    activations: str = EXACT,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
@@ -946,13 +952,14 @@ def open_source(
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
         configure_log()
     # Check the backend before anything is downloaded; create it when the model file has been opened.
-    check_backend(backend)
+    check_backend(backend, activations)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    return CheckedCheckpoint(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large, shard)
+    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations
+    return CheckedCheckpoint(path, planned, backend, *how)
 
 
 @dataclass(eq=False)
@@ -969,6 +976,7 @@ class CheckedCheckpoint:
         prompts: builds requests from prompts.
         allow_too_large: whether to load a model that needs more memory than is free.
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
+        activations: the type of the backend's activations.
     """
 
     path: Path
@@ -979,6 +987,7 @@ class CheckedCheckpoint:
     seconds: float
     allow_too_large: bool = False
     shard: Shard | None = None
+    activations: str = EXACT
     prompts: RequestBuilder = field(init=False)
     _is_checked: bool = False
 
@@ -986,6 +995,7 @@ class CheckedCheckpoint:
         if self.shard is not None:
             config = hashlib.sha256(repr(self.config).encode()).hexdigest()
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
+            settings["activations"] = self.activations
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
 
@@ -1002,17 +1012,17 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        return create_backend(self.backend, threads=self.threads, jit=self.jit)
+        return create_backend(self.backend, threads=self.threads, jit=self.jit, activations=self.activations)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
-        """Compare the memory that the model needs with what is free, and warn of weights that are expanded.
+        """Compare the memory that the model needs with the free memory, and warn of weights that are expanded.
 
         Args:
             n_tokens: tokens of all sequences in the cache.
             kv: bytes of the cache, in place of tokens.
 
         Raises:
-            NotEnoughMemoryError: the model cannot run in what is free.
+            NotEnoughMemoryError: the free memory is too small for the model.
         """
         self._is_checked = True
         if self.checkpoint.is_converted or self.planned.n_parameters < FEW_PARAMETERS:
@@ -1027,7 +1037,7 @@ class CheckedCheckpoint:
         """Read the weights and build the model; record load and warm-up time in `prompts.phases`.
 
         Raises:
-            NotEnoughMemoryError: the model cannot run in the memory that is free.
+            NotEnoughMemoryError: the free memory is too small for the model.
             EngineError: a weight cannot be read.
         """
         start = time.perf_counter()

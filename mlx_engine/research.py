@@ -34,14 +34,14 @@ MOST_TEXTS, MOST_ROWS = 32, 128
 
 @dataclass(eq=False)
 class _Family:
-    """What a session and its forks share.
+    """The objects that a session and its forks share.
 
     Attributes:
         model: the model.
         pool: the memory for keys and values.
         context: the largest number of tokens of a session.
         slots: the largest number of sessions.
-        sessions: those that are open.
+        sessions: the open sessions.
     """
 
     model: Model
@@ -58,10 +58,10 @@ class _Family:
 
 
 class Session:
-    """Tokens whose keys and values are kept: logits after more tokens cost a pass over these tokens alone.
+    """A sequence of tokens whose keys and values are kept.
 
-    Made by `Engine.session`; `with engine.session(...) as session:` closes it at the end. One thread at a time may use
-    a session and its forks.
+    Logits after new tokens cost a pass over the new tokens only. Made by `Engine.session`; `with engine.session(...) as
+    session:` closes it at the end. One thread at a time may use a session and its forks.
     """
 
     def __init__(self, family: _Family, ids: Sequence[int], kv: KVSequence, row: np.ndarray | None = None) -> None:
@@ -227,7 +227,10 @@ class Session:
         self._truncate(length)
 
     def _truncate(self, length: int) -> None:
-        """Forget keys and values after `length` tokens; those of all tokens if some were given back or are a state."""
+        """Discard keys and values after `length` tokens.
+
+        Discard all, if pages of these tokens are already free or the model has states.
+        """
         if self._kv.length > length:
             try:
                 self._kv.truncate(length)

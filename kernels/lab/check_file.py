@@ -23,7 +23,7 @@ _OURS = str(Path(__file__).parents[1])
 
 @dataclass
 class FileReport:
-    """What a file's check did; true if nothing was wrong and something was checked.
+    """The result of the check of a file; true if something was checked and nothing was wrong.
 
     Attributes:
         file: the file.

@@ -1,4 +1,4 @@
-"""How quantised matrices lie in GPU memory: packed quants and scales in two aligned arrays, whatever their type.
+"""The layout of quantised matrices in GPU memory: packed quants and scales in two aligned arrays, for every type.
 
 In a file, scales stand between quants, which are therefore not aligned for loads of several words. Split, a matrix
 takes the same memory, and a SIMD-group reads consecutive quants. Quants are unsigned and in MLX's order, the first in

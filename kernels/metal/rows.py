@@ -111,7 +111,7 @@ def segments(n_columns: int) -> int:
 
 @lru_cache(maxsize=1024)
 def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
-    """Return KS: how many SIMD-groups share the columns of a row, a segment each, or 1 if they are not shared.
+    """Return KS: the number of SIMD-groups that share the columns of a row, a segment each; 1 if one has all.
 
     A matrix of few rows has too few SIMD-groups to keep the memory of a large GPU busy.
     """

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.errors import BackendUnavailableError
+from mlx_engine.errors import BackendUnavailableError, OptionError, listed, shown
+
+# The types of activations (docs/precision.md). Float32 is exact: every backend has it, and it is the default.
+ACTIVATIONS = ("f32", "i16", "f16", "bf16")
+EXACT = ACTIVATIONS[0]
+_ON_CPU, _ON_MLX = (EXACT, "i16"), (EXACT, "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,12 @@ class Settings:
     Attributes:
         threads: for backends that have threads; None takes all cores that this process may use.
         jit: whether compiled CPU kernels are used where there are some.
+        activations: the type of activations, one of `ACTIVATIONS` that the backend's entry lists.
     """
 
     threads: int | None = None
     jit: bool = True
+    activations: str = EXACT
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,13 @@ class Entry:
         summary: a short description.
         create: creates the backend.
         needs: returns why this machine cannot run the backend, or None if it can. Cheap; creates nothing.
+        activations: the types of activations that the backend can compute with.
     """
 
     summary: str
     create: Callable[[Settings], Backend]
     needs: Callable[[], str | None] = lambda: None
+    activations: tuple[str, ...] = (EXACT,)
 
 
 def backend_names() -> list[str]:
@@ -66,25 +75,54 @@ def auto() -> str:
     return next(name for name in _FASTEST_FIRST if not (name == "metal" and _emulated()) and unavailable(name) is None)
 
 
-def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool = True) -> Backend:
+def create_backend(
+    name: str = "auto", *, threads: int | None = None, jit: bool = True, activations: str = EXACT
+) -> Backend:
     """Create backend `name`; `Settings` describes the options.
 
     Raises:
         BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
+        OptionError: the backend does not have this type of activations.
     """
-    check_backend(name)
-    return _entry(auto() if name == "auto" else name).create(Settings(threads, jit))
+    check_backend(name, activations)
+    return _entry(auto() if name == "auto" else name).create(Settings(threads, jit, activations))
 
 
-def check_backend(name: str) -> None:
-    """Check that backend `name` can run on this machine, without creating it.
+def check_backend(name: str, activations: str = EXACT) -> None:
+    """Check that backend `name` can run on this machine with this type of activations, without creating it.
 
     Raises:
         BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
+        OptionError: the backend does not have this type of activations.
     """
     reason = None if name == "auto" else unavailable(name)
     if reason is not None:
         raise BackendUnavailableError(name=name, reason=reason)
+    refusal = refused(name, activations)
+    if refusal is not None:
+        possible = listed(activations_of(name))
+        raise OptionError(refusal, option="activations", expected=possible, found=activations)
+
+
+def refused(name: str, activations: str) -> str | None:
+    """Return why backend `name` cannot compute with this type of activations, or None if it can.
+
+    Raises:
+        OptionError: no backend has this type.
+    """
+    if activations not in ACTIVATIONS:
+        message = f"activations must be {listed(ACTIVATIONS)}, not {shown(activations)}"
+        raise OptionError(message, option="activations", expected=listed(ACTIVATIONS), found=activations)
+    if activations in activations_of(name):
+        return None
+    having = listed([other for other in backend_names() if activations in activations_of(other)])
+    name = auto() if name == "auto" else name
+    return f"activations {activations} needs the backend {having}; {name} has {listed(activations_of(name))}"
+
+
+def activations_of(name: str) -> tuple[str, ...]:
+    """Return the types of activations that backend `name`, or "auto", can compute with; the first is the default."""
+    return _entry(auto() if name == "auto" else name).activations
 
 
 def _entry(name: str) -> Entry:
@@ -103,7 +141,7 @@ def _scalar(settings: Settings) -> Backend:
 def _simd(settings: Settings) -> Backend:
     from mlx_engine.backends.numpy.simd import SimdBackend
 
-    return (_compiled("simd", 1) if settings.jit else None) or SimdBackend()
+    return _compiled("simd", 1, settings) or SimdBackend()
 
 
 def _parallel(settings: Settings) -> Backend:
@@ -111,24 +149,33 @@ def _parallel(settings: Settings) -> Backend:
     from mlx_engine.machine.cores import usable_cores
 
     threads = settings.threads or usable_cores()
-    return (_compiled("parallel", threads) if settings.jit else None) or ParallelBackend(threads)
+    return _compiled("parallel", threads, settings) or ParallelBackend(threads)
 
 
-def _compiled(name: str, threads: int) -> Backend | None:
+def _compiled(name: str, threads: int, settings: Settings) -> Backend | None:
+    """Return a backend with compiled kernels; None if NumPy is wanted, or there are no kernels.
+
+    Raises:
+        OptionError: the activations are of a type that only compiled kernels have.
+    """
     from mlx_engine.backends.cpu.kernels import load_kernels
 
-    library = load_kernels()
-    if library is None:
-        return None
-    from mlx_engine.backends.cpu.backend import CompiledBackend
+    library = load_kernels() if settings.jit else None
+    if library is not None:
+        from mlx_engine.backends.cpu.backend import CompiledBackend
 
-    return CompiledBackend(library, name, threads)
+        return CompiledBackend(library, name, threads, settings.activations)
+    if settings.activations != EXACT:
+        why = "there are none here" if settings.jit else "--no-jit (jit=False) runs NumPy"
+        message = f"activations {settings.activations} needs compiled kernels, and {why}; NumPy has {EXACT}"
+        raise OptionError(message, option="activations", expected=EXACT, found=settings.activations)
+    return None
 
 
 def _mlx(settings: Settings) -> Backend:
     from mlx_engine.backends.mlx.backend import MlxBackend
 
-    return MlxBackend()
+    return MlxBackend(settings.activations)
 
 
 def _needs_mlx() -> str | None:
@@ -140,15 +187,26 @@ def _needs_mlx() -> str | None:
 
 
 def _metal(settings: Settings) -> Backend:
+    if settings.activations != EXACT:
+        return _rounding("metal", settings)
     from mlx_engine.backends.metal.backend import MetalBackend
 
     return MetalBackend("emulator" if _emulated() else "metal")
 
 
 def _cuda(settings: Settings) -> Backend:
+    if settings.activations != EXACT:
+        return _rounding("cuda", settings)
     from mlx_engine.backends.metal.backend import MetalBackend
 
     return MetalBackend("cuda")
+
+
+def _rounding(name: str, settings: Settings) -> Backend:
+    """Return `metal` or `cuda` with float16 or bfloat16 activations: MLX's operations, as our kernels read float32."""
+    from mlx_engine.backends.mlx.backend import MlxBackend
+
+    return MlxBackend(settings.activations, name)
 
 
 def _emulated() -> bool:
@@ -187,11 +245,11 @@ _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _ENTRIES = {
     "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),
-    "simd": Entry("one thread: compiled kernels, or NumPy and BLAS", _simd),
-    "parallel": Entry("simd in chunks over a thread pool", _parallel),
-    "mlx": Entry("stock MLX operations on MLX's default device", _mlx, _needs_mlx),
-    "metal": Entry("MLX with our own Metal kernels", _metal, _needs_metal),
-    "cuda": Entry("the same kernel text on CUDA", _cuda, _needs_cuda),
+    "simd": Entry("one thread: compiled kernels, or NumPy and BLAS", _simd, activations=_ON_CPU),
+    "parallel": Entry("simd in chunks over a thread pool", _parallel, activations=_ON_CPU),
+    "mlx": Entry("stock MLX operations on MLX's default device", _mlx, _needs_mlx, _ON_MLX),
+    "metal": Entry("MLX with our own Metal kernels", _metal, _needs_metal, _ON_MLX),
+    "cuda": Entry("the same kernel text on CUDA", _cuda, _needs_cuda, _ON_MLX),
 }
 
 _FASTEST_FIRST = ("metal", "cuda", "parallel", "simd")

@@ -69,11 +69,25 @@ class Backend(Primitives):
     device: str = "cpu"
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
+    # The type of activations: one of `backends.ACTIVATIONS`. A result that is said to be float32 is of this type on
+    # backends of MLX; everywhere else arrays are float32, and "i16" rounds the inputs of products alone.
+    activations: str = "f32"
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 
     def __init__(self) -> None:
         self.guard = SessionGuard(self.name)
+
+    @property
+    def description(self) -> str:
+        """Name, device, and the type of activations if they are rounded: "parallel (cpu), activations i16"."""
+        rounded = "" if self.activations == "f32" else f", activations {self.activations}"
+        return f"{self.name} ({self.device}){rounded}"
+
+    @property
+    def kv_type(self) -> str:
+        """The type of keys and values in the cache: "f32", "f16" or "bf16"."""
+        return "f32"
 
     # ---- weights, arrays and token ids ----
 
@@ -105,6 +119,10 @@ class Backend(Primitives):
     def array(self, values: np.ndarray) -> Array:
         """Return a NumPy array as this backend's float32 array."""
 
+    def as_activations(self, values: np.ndarray) -> Array:
+        """Return a NumPy array of activations, such as hidden states, as this backend's array of their type."""
+        return self.array(values)
+
     @abstractmethod
     def host(self, x: Array) -> np.ndarray:
         """Return this backend's array as a float32 NumPy array of the same shape."""
@@ -112,7 +130,7 @@ class Backend(Primitives):
     def sum_exp(self, row: np.ndarray, top: float) -> float:
         """Return `sum(exp(row - top))` of a host row of logits (V,), whose largest is `top`.
 
-        Every implementation gives the same bits: `sum_exp.py` of kernels defines the order of the float64 sum.
+        Every implementation gives the same bits: `kernels/cpu/products/order_numpy.py` defines the order of the sum.
         """
         return sum_exp(row, top)
 
@@ -232,7 +250,7 @@ class Backend(Primitives):
 
     @exchange
     def all_best(self, x: Array, n: int, k: int) -> Array:
-        """Return (R, n) logits of all ranks as `all_columns` does, of which only the k largest of each row are right.
+        """Return (R, n) logits of all ranks as `all_columns` does, but only the k largest of each row are correct.
 
         All other values of a row are smaller by at least 1. A row is NaN if a logit of any rank is not finite. Every
         rank sends its k largest logits.
@@ -257,7 +275,7 @@ class Backend(Primitives):
 
     @block
     def norm_project(self, x: Array, norm: Norm | None, projections: Sequence[Linear]) -> list[Array]:
-        """Return several projections of the normed x, such as q, k and v."""
+        """Return the projections (q, k and v, for example) of the normed x."""
         h = self.norm(x, norm)
         return [self.note(p.name, self.linear(h, p)) for p in projections]
 

@@ -14,8 +14,8 @@ from mlx_engine.backends.parameters import Gating, Linear, Native, RMSNorm
 class Routing:
     """How the router's logits (X,) of a token choose experts and their weights.
 
-    The C largest logits choose; of equal logits, that of the lowest expert. The weight of an expert is its softmax
-    probability over all experts, divided by the sum over the chosen ones if `normalize` is set.
+    The experts of the C largest logits are chosen; of equal logits, the lowest expert. The weight of an expert is its
+    softmax probability over all experts, divided by the sum over the chosen ones if `normalize` is set.
 
     Attributes:
         n_used: C.

@@ -37,7 +37,7 @@ class Draw:
 
     Attributes:
         sampling: the sampling options.
-        recent: all tokens before it, for the penalties: those of the prompt, then the generated ones.
+        recent: all tokens before the choice, for the penalties: the prompt, then the generated tokens.
         u: random number in [0, 1) that selects among the tokens that the options keep.
         n_prompt: number of tokens of the prompt, which the frequency and presence penalties do not count.
         mask: which tokens (V,) the constraint of the sequence allows, at least one; None without a constraint.
@@ -126,7 +126,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def largest(values: np.ndarray, n: int) -> np.ndarray:
-    """Return the indices of the n >= 1 largest of (V,) values, or of all, largest first; of equal ones the lowest."""
+    """Return the indices of the n >= 1 largest of (V,) values, largest first; of equal ones, the lowest first."""
     if n >= len(values):
         return np.argsort(-values, kind="stable")
     # Sorting a vocabulary takes milliseconds. n values or more are at least `least`; only these are sorted.

@@ -18,7 +18,8 @@ class SessionGuard:
     """
 
     def __init__(self, name: str, *, survives_fork: bool = True) -> None:
-        self._name, self._survives_fork, self._process = name, survives_fork, os.getpid()
+        # The only process that may have sessions; None if processes that are forked from it may have them, too.
+        self._name, self._process = name, None if survives_fork else os.getpid()
         self._lock, self._is_closed = threading.RLock(), False
         if survives_fork:
             kept_over_forks(self._lock, is_outer=True)
@@ -32,7 +33,7 @@ class SessionGuard:
         """
         if self._is_closed:
             raise ClosedError
-        if self._is_of_parent:
+        if self._process not in (None, os.getpid()):
             raise BackendUnavailableError(
                 name=self._name,
                 reason="this process was forked from the one that made the engine, and has none of MLX's threads",
@@ -61,14 +62,12 @@ class SessionGuard:
     def close(self) -> Iterator[None]:
         """Refuse all later sessions, wait for the end of those that are held, and keep others out in the block."""
         self._is_closed = True
-        is_lost = self._is_of_parent or self._lock in abandoned  # a thread that does not exist here may hold it
+        is_lost = (
+            self._process not in (None, os.getpid()) or self._lock in abandoned
+        )  # a thread that does not exist here may hold it
         with nullcontext() if is_lost else self._lock:
             yield
 
-    @property
-    def _is_of_parent(self) -> bool:
-        return not self._survives_fork and self._process != os.getpid()
-
     def hold_for_ever(self, seconds: float) -> bool:
         """Hold the session until the process ends; return False if another thread has held it for so many seconds."""
-        return not self._is_of_parent and self._lock.acquire(timeout=seconds)
+        return self._process in (None, os.getpid()) and self._lock.acquire(timeout=seconds)

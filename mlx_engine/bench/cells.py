@@ -57,6 +57,7 @@ def measure(
     check(test, engine)
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
     deadline = None if budget is None else time.perf_counter() + budget
+    progress(0, repetitions + 1)
     between()
     n_read = test.depth + test.n_prompt
     if deadline is not None and n_read > PROBES[-1]:

@@ -135,8 +135,9 @@ def _differences(old: Any, new: Any) -> str:
 
 
 def _name(key: Key) -> str:
-    model, backend, jit, overlap, kv, quant, *test = key
+    model, backend, activations, jit, overlap, kv, quant, *test = key
     options = [
+        "" if activations == "f32" else str(activations),
         "" if jit else "no jit",
         "" if overlap else "no overlap",
         "" if kv else "no cache",

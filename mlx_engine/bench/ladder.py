@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlx_engine.bench.others import disturbed
 from mlx_engine.bench.tables import aligned, figure, printable
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def text(rows: Sequence[Row]) -> str:
     prompts, gens = tests(rows)
     moved = [moves("prefill", prompts[-1], rows)] if prompts else []
     moved += [moves("decode", gens[0], rows)] if gens else []
-    return "\n\n".join(part for part in [ladder(rows), *notes(rows), *moved, passes(rows)] if part)
+    return "\n\n".join(part for part in [disturbed(rows), ladder(rows), *notes(rows), *moved, passes(rows)] if part)
 
 
 def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:

@@ -65,6 +65,8 @@ class Result:
         kl: against a reference: the Kullback-Leibler divergence KL(reference || model) at each scored token.
         same_top: whether the most likely tokens agree.
         references: the reference's log-probability of each scored token.
+        squares: sums of squares of the difference of the logits, and of the reference's logits, at each scored token;
+            empty if the reference is a file, which has no logits.
     """
 
     windows: Sequence[Window]
@@ -73,6 +75,7 @@ class Result:
     kl: list[float] = field(default_factory=list)
     same_top: list[bool] = field(default_factory=list)
     references: list[float] = field(default_factory=list)
+    squares: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def guide(self) -> float | None:
@@ -86,6 +89,12 @@ class Result:
     def digest(self) -> str:
         """The digest of the scored tokens and their log-probabilities."""
         return digest(self.ids, self.logprobs)
+
+    @property
+    def logits_error(self) -> float | None:
+        """The relative error of the logits against the reference's, in the Frobenius norm; None without its logits."""
+        wrong, size = np.sum(self.squares, axis=0) if self.squares else (0.0, 0.0)
+        return math.sqrt(wrong / size) if size else None
 
     def summary(self) -> dict[str, Any]:
         """Return the perplexity with its standard error, and the agreement with the reference, as JSON types."""
@@ -110,6 +119,7 @@ class Result:
             "perplexity": math.exp(-float(theirs.mean())),
             "log_ratio": ratio,
             "log_ratio_standard_error": _standard_error(theirs - ours),
+            "logits_error": self.logits_error,
             "kl": _described(kl),
             "top_1_agreement": float(same.mean()),
             "top_1_standard_error": _standard_error(same),
@@ -246,13 +256,16 @@ def measure(
                 if add is not None:
                     add(row, logprob)
                 if theirs is not None:
-                    _compare(found, row, token_id, *next(theirs))
+                    _compare(found, row, *next(theirs), has_logits=not isinstance(reference, Path))
             progress(len(found.logprobs), total)
     return found
 
 
 def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the reference's log-probability of each scored token, and of all tokens (V,) float64."""
+    """Return an iterator over the reference's log-probability of each scored token, and its logits of all tokens (V,).
+
+    A file has log-probabilities in place of logits.
+    """
     if isinstance(reference, Path):
         return read_saved(reference, text, n_vocab)
     if int(reference.config.vocab_size) != n_vocab:
@@ -264,7 +277,7 @@ def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[t
 def _scored_by(engine: Engine, text: Text) -> Iterator[tuple[float, np.ndarray]]:
     for position, rows in rows_of(engine, text):
         for row, token_id in zip(rows, text.ids[position:], strict=False):
-            yield token_logprobs(engine.backend, row, token_id).logprob, log_softmax(row)
+            yield token_logprobs(engine.backend, row, token_id).logprob, row
 
 
 def log_softmax(row: np.ndarray) -> np.ndarray:
@@ -274,11 +287,14 @@ def log_softmax(row: np.ndarray) -> np.ndarray:
     return x - math.log(np.exp(x).sum())
 
 
-def _compare(found: Result, row: np.ndarray, token_id: int, logprob: float, theirs: np.ndarray) -> None:
-    ours = log_softmax(row)
+def _compare(found: Result, row: np.ndarray, logprob: float, reference: np.ndarray, *, has_logits: bool) -> None:
+    ours, theirs = log_softmax(row), log_softmax(reference)
     found.kl.append(float(np.dot(np.exp(theirs), theirs - ours)))
-    found.same_top.append(int(theirs.argmax()) == int(row.argmax()))
+    found.same_top.append(int(reference.argmax()) == int(row.argmax()))
     found.references.append(logprob)
+    if has_logits:
+        exact = reference.astype(np.float64)
+        found.squares.append((float(np.square(row - exact).sum()), float(np.square(exact).sum())))
 
 
 # ---- files ----
@@ -327,7 +343,7 @@ def is_saved(path: Path) -> bool:
 
 
 def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the records of a reference file: log-probabilities of a token, and of all (V,) float64.
+    """Return an iterator over the records of a reference file: log-probabilities of a token, and of all (V,), rounded.
 
     Raises:
         FormatError: the file is damaged.
@@ -355,4 +371,4 @@ def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np
 def _records(records: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
     for one in records:
         codes = one["codes"].astype(np.float64)
-        yield float(one["logprob"]), log_softmax(codes * float(one["step"]) + float(one["least"]))
+        yield float(one["logprob"]), codes * float(one["step"]) + float(one["least"])

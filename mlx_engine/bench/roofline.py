@@ -200,7 +200,7 @@ def product_rate(backend: Backend, type_: GGMLType, rows: int = PRODUCT_ROWS, si
     rates = []
     with backend.session():
         linear = Linear("speed", backend.prepare(weight))
-        x: Any = backend.array(np.ones((rows, side), np.float32))
+        x: Any = backend.as_activations(np.ones((rows, side), np.float32))
         for _ in range(PRODUCTS + 1):  # the first one warms up
             start = time.perf_counter()
             backend.wait(backend.linear(x, linear))

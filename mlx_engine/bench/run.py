@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.backends import unavailable
+from mlx_engine.backends import EXACT, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.bench.cells import affordable, check, components, measure
 from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.others import OtherProcesses, fields
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.samples import Result, Test
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import CheckedCheckpoint, Engine, open_source
+from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
+Announce = Callable[[int, int, str], None]
 # Seconds for the profile of a cell without a budget.
 COMPONENT_SECONDS = 2.0
 # Backends that ignore --threads.
@@ -40,11 +44,13 @@ def rows(
     budget: float | None = None,
     profile: bool = False,
     overlap: bool = True,
+    announce: Announce = lambda done, total, title: None,
     **how: Any,
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
 
-    With `profile` a row also has the profile of one pass. `how` has other options of `engines`.
+    With `profile` a row also has the profile of one pass. `announce` is called before and after each run with (runs
+    done, runs in total, title). `how` has other options of `engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
@@ -56,12 +62,21 @@ def rows(
             check(test, opened)
 
     runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "profile": profile, "overlap": overlap}
-    for row, reason, bench in engines(model, backends, check_all, overlap=overlap, **how):
-        for cached in kv:
-            for test in tests:
-                cell = test.numbers if bench is None else bench.cell(test, kv=cached, **runs)
-                yield {**row, "kv": cached, "unavailable": reason, **cell}
+    each, cells = repetitions + 1, [(cached, test) for cached in kv for test in tests]
+    total = len(backends) * len(cells) * each
+    announce(0, total, f"{tests[0].name} on {backends[0]}")
+    for place, (row, reason, bench) in enumerate(engines(model, backends, check_all, overlap=overlap, **how)):
+        for number, (cached, test) in enumerate(cells, start=place * len(cells)):
+            title = f"{test.name} on {row['backend']}"
+            runs["progress"] = partial(_announce, announce, number * each, total, title)
+            cell = test.numbers if bench is None else bench.cell(test, kv=cached, **runs)
+            yield {**row, "kv": cached, "unavailable": reason, **cell}
         del bench  # frees the engine before the next one is loaded
+
+
+def _announce(announce: Announce, before: int, total: int, title: str, runs: int, of: int) -> None:
+    """Announce so many runs of a cell, after those of the cells before it."""
+    announce(before + runs, total, title)
 
 
 def engines(
@@ -73,6 +88,7 @@ def engines(
     quant: Conversion = STORED,
     threads: int | None = None,
     jit: bool = True,
+    activations: str = EXACT,
     allow_settings: Sequence[str] = (),
     allow_too_large: bool = False,
     overlap: bool = True,
@@ -84,16 +100,24 @@ def engines(
     `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
+    if len(backends) > 1:  # of several backends, those without these activations are listed; a single one is an error
+        reasons = {name: reason or refused(name, activations) for name, reason in reasons.items()}
     path = resolve(model)
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
-    common |= {"quant": str(quant), "jit": jit, "overlap": overlap, **(shared or {})}
+    common |= {"quant": str(quant), "jit": jit, "activations": activations, "overlap": overlap, **(shared or {})}
     for name in backends:
         row = {**common, "backend": name, "threads": threads}
         if reasons[name] is not None:
             yield row, reasons[name], None
             continue
-        how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
+        how: dict[str, Any] = {
+            "threads": threads,
+            "jit": jit,
+            "activations": activations,
+            "allow_settings": allow_settings,
+        }
+        how |= quant.options()
         opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
         check(opened)
         bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
@@ -109,7 +133,8 @@ class Bench:
 
     def __init__(self, engine: Engine, checkpoint: Checkpoint, *, quant: Conversion, jit: bool) -> None:
         self.engine, self.checkpoint, self.quant = engine, checkpoint, quant
-        self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), quant)
+        be = engine.backend
+        self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(be, type_), quant, be.kv_type)
         self.threads = threads_of(engine.backend)
         # Limits are measured on the processor, so they do not apply to other devices.
         # A machine of several has only some of the weights.
@@ -117,13 +142,27 @@ class Bench:
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
     def cell(
-        self, test: Test, *, kv: bool, repetitions: int, budget: float | None, profile: bool, overlap: bool = True
+        self,
+        test: Test,
+        *,
+        kv: bool,
+        repetitions: int,
+        budget: float | None,
+        profile: bool,
+        overlap: bool = True,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Row:
-        """Measure a test and return its row: samples, backend, and shares of the machine's limits."""
+        """Measure a test and return its row: samples, backend, shares of the machine's limits, and other processes.
+
+        `progress` is called before and after each run with (runs done, runs in total).
+        """
         between = self.limits.sample if self.limits is not None else lambda: None
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
-        result = measure(self.engine, test, **how, between=between)
-        row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv)}
+        others = OtherProcesses()
+        result = measure(self.engine, test, **how, between=between, progress=progress)
+        # The processes of other ranks may run on this machine.
+        share = None if self.engine.model.is_shared else others.share()
+        row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv), **fields(share)}
         if profile and kv:
             seconds = COMPONENT_SECONDS if budget is None else budget / 4
             row["components"] = components(self.engine, test, affordable(result, seconds))
@@ -169,9 +208,9 @@ def threads_of(backend: Backend) -> int | None:
 
 
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
-    """Return the type of most weights on the backend: the loaded type, or F32 if the backend dequantises it."""
+    """Return the type of most weights on the backend: the loaded type, or that of dequantised weights."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    return loaded if is_kept else F32
+    return loaded if is_kept else BY_NAME[backend.kv_type.upper()]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends import check_backend, create_backend, unavailable
+from mlx_engine.backends import EXACT, check_backend, create_backend, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
@@ -52,6 +52,7 @@ class Plan:
     repetitions: int = 5
     budget: float = BUDGET
     backends: Sequence[str] | None = None
+    activations: str = EXACT
     passes: int = PASSES
     allow_settings: Sequence[str] = ()
     allow_too_large: bool = False
@@ -62,6 +63,7 @@ class Plan:
         Raises:
             BackendUnavailableError: a name is not the name of a backend.
         """
+        refused("auto", self.activations)  # raises an error if no backend has them
         for name in self.backends or ():
             if all(rung.backend != name for rung in RUNGS):
                 check_backend(name)
@@ -150,18 +152,25 @@ class Sweep:
 
         One conversion if the rung dequantises all weights to float32, else two.
         """
-        reason = unavailable(rung.backend)
+        reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations)
+        if reason is None and not rung.jit and self.plan.activations != EXACT:
+            reason = f"NumPy has activations {EXACT} alone"
         if reason is not None:
             return [(self.plan.quant, reason)]
-        backend = create_backend(rung.backend, threads=bounded_threads(self.plan.threads), jit=rung.jit)
-        quants = [self.plan.quant]
-        if self.plan.quant == STORED and held_type(self.checkpoint, backend, STORED) != F32:
+        how: dict[str, Any] = {
+            "threads": bounded_threads(self.plan.threads),
+            "jit": rung.jit,
+            "activations": self.plan.activations,
+        }
+        backend = create_backend(rung.backend, **how)
+        quants, held = [self.plan.quant], held_type(self.checkpoint, backend, STORED)
+        if self.plan.quant == STORED and held != held_type(self.checkpoint, backend, F32_LAYERS):
             quants = [F32_LAYERS, STORED]
         return [(quant, self._too_much(backend, quant)) for quant in quants]
 
     def _too_much(self, backend: Backend, quant: Conversion) -> str | None:
         """Return the reason to skip an available rung: its weights do not fit, or a token takes too long."""
-        of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant)
+        of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant, backend.kv_type)
         memory = memory_bytes()
         if memory is not None and of.nbytes > MEMORY * memory:
             return f"its weights would take {of.nbytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
@@ -173,7 +182,7 @@ class Sweep:
 
     def _described(self, rung: Rung, quant: Conversion) -> Row:
         ours = {"rung": rung.title, "backend": rung.backend, "jit": rung.jit, "kv": rung.kv, "quant": str(quant)}
-        return {**self.common, **ours}
+        return {**self.common, "activations": self.plan.activations, **ours}
 
     def _cell(self, rung: Rung, quant: Conversion, test: Test, done: int) -> Row:
         self._announce(done, self.total, f"{rung.title} {quant} {test.name}")
@@ -187,7 +196,9 @@ class Sweep:
             if self._bench is not None:
                 self._bench.close()
             self._bench = None  # frees its weights before the next ones are loaded
-            how = {"threads": self.plan.threads, "allow_settings": self.plan.allow_settings, **quant.options()}
+            how: dict[str, Any] = {"threads": self.plan.threads, **quant.options()}
+            how["allow_settings"] = self.plan.allow_settings
+            how["activations"] = self.plan.activations
             engine = load(self.path, rung.backend, jit=rung.jit, allow_too_large=self.plan.allow_too_large, **how)
             self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
         return self._bench
@@ -198,7 +209,7 @@ def seconds_per_weight(backend: Backend) -> float:
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))
-    x = backend.array(zeros[:1])
+    x = backend.as_activations(zeros[:1])
     with backend.session():
         backend.wait(backend.linear(x, linear))
         start = time.perf_counter()

@@ -11,7 +11,7 @@ from typing import Any
 Row = dict[str, Any]
 
 # Columns that are left out if all rows have the default value.
-OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-", "jit": "on", "overlap": "on"}
+OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-", "activations": "f32", "jit": "on", "overlap": "on"}
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -43,6 +43,7 @@ def _cells(row: Row) -> dict[str, str]:
         "threads": "-" if row["threads"] is None else str(row["threads"]),
         "kv": "on" if row["kv"] else "off",
         "quant": row["quant"],
+        "activations": row.get("activations", "f32"),
         "jit": "on" if row.get("jit", True) else "off",
         "overlap": "on" if row.get("overlap", True) else "off",
         "test": row["test"],
@@ -55,7 +56,8 @@ def _rate(row: Row) -> str:
         return f"unavailable: {row['unavailable']}"
     mark = "~" if row["estimated"] else ""
     digits = 2 if row["avg_ts"] >= 1 else 4
-    return f"{mark}{row['avg_ts']:.{digits}f} ± {row['stddev_ts']:.{digits}f}"
+    unusable = " (not usable)" if row.get("usable") is False else ""
+    return f"{mark}{row['avg_ts']:.{digits}f} ± {row['stddev_ts']:.{digits}f}{unusable}"
 
 
 def as_csv(rows: Sequence[Row]) -> str:

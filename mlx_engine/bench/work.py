@@ -18,7 +18,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.samples import Test
-from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.cache.pool import ITEM_NBYTES, LONGEST_PASS
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.layer_types import layer_type
 from mlx_engine.quant.types import GGMLType
@@ -32,8 +32,6 @@ LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
 # Matrices of the last layer that are multiplied with every token.
 BEFORE_ATTENTION = ("attn_q", "attn_k", "attn_v")
-# The KV cache is float32 on the CPU.
-CACHE_ITEM_BYTES = 4
 # A Python float takes 24 bytes, and its reference in a list 8.
 PYTHON_FLOAT_BYTES = 32
 
@@ -70,7 +68,9 @@ class Sizes:
     expert_share: float = 1.0
 
 
-def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED) -> Sizes:
+def sizes(
+    checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED, kv_type: str = "f32"
+) -> Sizes:
     """Return the sizes of a checkpoint's model on a backend with `held(type)` bytes per weight of a type.
 
     Raises:
@@ -99,7 +99,7 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
         layers=round(sum(used.values())),
         head=counts[head],
         nbytes=sum(bytes_of(name) for name in [*layers, head] if not _is_expert(name)),
-        cached=sum(2 * of.n_kv_heads * of.head_dim * CACHE_ITEM_BYTES for of in each),
+        cached=sum(2 * of.n_kv_heads * of.head_dim * ITEM_NBYTES[kv_type] for of in each),
         scored=sum(2 * of.n_heads * of.head_dim for of in each),
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,

@@ -30,18 +30,23 @@ PAGE = 64
 LONGEST_PASS = 512
 
 
+# Bytes of a key's or value's element, by type.
+ITEM_NBYTES = {"f32": BYTES_PER_FLOAT, "f16": 2, "bf16": 2}
+
+
 @dataclass(frozen=True)
 class KVLayer:
-    """The shape of one layer's KV cache: `n_kv_heads` heads of `head_dim`, and the window, None for all tokens."""
+    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window, None for all tokens, and the type."""
 
     n_kv_heads: int
     head_dim: int
     window: int | None = None
+    type: str = "f32"
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of one token's keys and values in float32."""
-        return 2 * self.n_kv_heads * self.head_dim * BYTES_PER_FLOAT
+        """Bytes of one token's keys and values."""
+        return 2 * self.n_kv_heads * self.head_dim * ITEM_NBYTES[self.type]
 
 
 # The cache of a layer for one sequence: keys and values, or a state.
@@ -59,7 +64,7 @@ class KVPool:
         n_tokens: tokens that fit into the pool.
         longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
         n_pages: the number of pages of each group, free or in use.
-        page_nbytes: bytes of a page of each group, in float32.
+        page_nbytes: bytes of a page of each group.
         reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to make them free. A prefix
             cache sets it; None if there is no prefix cache.
     """

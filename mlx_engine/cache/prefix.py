@@ -32,7 +32,7 @@ from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.cache.states import Snapshot
 from mlx_engine.errors import CacheFullError
 
-# Why no more tokens can be reused: see `Match.end`.
+# The reason why no more tokens can be reused: see `Match.end`.
 End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
@@ -66,14 +66,14 @@ class Match(NamedTuple):
 
 @dataclass
 class PrefixStats:
-    """Counters of a prefix cache since it was made.
+    """Counters of a prefix cache since its creation.
 
     Attributes:
         queries: calls of `attach`.
         hits: calls of `attach` that found at least one token.
         queried_tokens: tokens that were looked up.
-        cached_tokens: tokens that need not be computed again.
-        evicted_pages: pages, over all groups, that the cache let go for lack of memory.
+        cached_tokens: tokens that were found, and so are not computed again.
+        evicted_pages: pages, over all groups, that the cache has evicted for lack of memory.
     """
 
     queries: int = 0
@@ -183,7 +183,7 @@ class PrefixCache:
         return found
 
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence) -> None:
-        """Keep the keys and values of the first tokens of a sequence, and its states, by sharing pages and slots.
+        """Add the first tokens of a sequence to the cache, by sharing its pages and the slots of its states.
 
         The sequence may continue. Calls with longer and longer prefixes of one sequence cost little more than one.
 
@@ -213,7 +213,7 @@ class PrefixCache:
             self._nodes[node] = None
 
     def _reclaim(self, group: int, n: int) -> None:
-        """Free pages, least recently used first, until n pages of a group are free, if sequences hold few enough."""
+        """Free pages, least recently used first, until n pages of a group are free or sequences hold all others."""
         if self.pool.windows[group] is not None:
             self._thin(group, n)
             return
@@ -228,7 +228,7 @@ class PrefixCache:
                     self._cut(node)
 
     def _reclaim_states(self, n: int) -> None:
-        """Free slots of states until n are free, if sequences hold few enough."""
+        """Free slots of states until n are free or sequences hold all others."""
         states = self.pool.states
         held = [
             (length < max(node.states), -node.last_use, -length, node)
@@ -262,7 +262,7 @@ class PrefixCache:
             del self._nodes[leaf]
 
     def clear(self) -> None:
-        """Forget all prefixes. Their pages are free, unless sequences hold them."""
+        """Drop all prefixes, and free the pages that no sequence holds."""
         for node in list(self._nodes):
             while len(node.ids):
                 self._tree.cut(node)

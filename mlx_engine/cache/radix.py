@@ -21,7 +21,7 @@ class Node:
     """A run of tokens.
 
     Attributes:
-        start: position of its first token.
+        start: position of the node's first token.
         ids: (n,) int64 token ids.
         pages: for each group of layers (P,), the first slots of pages `start // page` to `(end - 1) // page`; -1 for a
             page that is not held, in groups with a window only.
@@ -131,7 +131,7 @@ class RadixTree:
         return path
 
     def _add_leaf(self, parent: Node, first: int) -> Node:
-        """Add a child whose first id will be `first`; it has no tokens yet."""
+        """Add a child without tokens, whose first id will be `first`."""
         parent.children[first] = Node(parent.end, parent.ids[:0], [pages[:0] for pages in parent.pages], parent)
         return parent.children[first]
 

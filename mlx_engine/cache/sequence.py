@@ -5,8 +5,8 @@ to the sequence; `roll_back(n)` discards them, if the pass failed or other token
 before the first is committed: a lazy backend submits a pass before its token has reached the host.
 
 Whole pages may be shared with other sequences and with a prefix cache. `lend` gives pages to another holder, `adopt`
-begins with pages of another holder, `fork` does both. A shared page is copied before a token is overwritten in it. A
-token after the lent tokens is written into the same page, because no other holder reads its slot.
+begins with pages of another holder, `fork` does both. A shared page is copied before a token is overwritten in it. New
+tokens after the lent ones are written into the same page, because no other holder reads their slots.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KVSequence:
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
-        # Other holders of its pages may read the tokens before this position.
+        # Other holders of the pages may read the tokens before this position.
         self._lent = 0
 
     @property
@@ -84,7 +84,8 @@ class KVSequence:
 
     def commit(self, n: int) -> None:
         """Commit the first n pending tokens, and free pages that have left the window."""
-        self._check("commit", n)
+        if not 0 <= n <= self.pending:
+            raise ValueError(f"commit: expected at most the {self.pending} tokens that were begun, found {n}")
         self.pending -= n
         self.length += n
         if self._has_state:
@@ -95,7 +96,8 @@ class KVSequence:
 
     def roll_back(self, n: int) -> None:
         """Discard the last n pending tokens, and free their pages."""
-        self._check("roll_back", n)
+        if not 0 <= n <= self.pending:
+            raise ValueError(f"roll_back: expected at most the {self.pending} tokens that were begun, found {n}")
         self.pending -= n
         self.state.roll_back(self.length + self.pending)
         self._free_end()
@@ -179,7 +181,8 @@ class KVSequence:
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
-            self.pool.retain(group, of_group)  # retained before the copy is allocated, so that it reclaims none of them
+            # retained before the copy is allocated, because the allocation may reclaim pages
+            self.pool.retain(group, of_group)
         if state is not None:
             self.state.adopt(state)
         if length % self.pool.page and not self.pool.make_room([1] * len(firsts)):
@@ -209,7 +212,7 @@ class KVSequence:
         return table[positions // page] + positions % page
 
     def _allocate(self, first: int, n: int, end: int) -> None:
-        """Take pages up to page `end`, and a copy of the page of position `first` where other holders read it."""
+        """Take pages up to page `end`; copy the page of position `first` in groups where other holders read it."""
         more, groups = end - self._end, range(len(self.tables))
         copied = [first < self._lent and self._is_shared(group, first) for group in groups]
         if not self.pool.make_room([more + copy for copy in copied]):
@@ -253,10 +256,6 @@ class KVSequence:
                 self.pool.give_back(group, table[end : self._end].copy())
                 table[end : self._end] = -1
             self._end = end
-
-    def _check(self, what: str, n: int) -> None:
-        if not 0 <= n <= self.pending:
-            raise ValueError(f"{what}: expected at most the {self.pending} tokens that were begun, found {n}")
 
 
 class SequenceInput(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheLayer, KVLayer, kv_layers, pages_for
 from mlx_engine.cache.states import StateLayer, n_slots
@@ -20,7 +20,7 @@ def pool_nbytes(
     page: int = PAGE,
     longest_pass: int = LONGEST_PASS,
 ) -> int:
-    """Return the bytes of a `KVPool` with these parameters, in float32."""
+    """Return the bytes of a `KVPool` with these parameters."""
     pages = sum(
         layer.token_nbytes * page * pages_for(layer.window, n_tokens, n_sequences, page, longest_pass)
         for layer in kv_layers(layers)
@@ -53,7 +53,7 @@ def tokens_that_fit(
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The size of float32 keys and values, and of the state, of one sequence of up to `n_tokens` tokens.
+    """The size of keys and values, and of the state, of one sequence of up to `n_tokens` tokens.
 
     Attributes:
         layers: the cache of each layer.
@@ -84,9 +84,7 @@ class CacheSize:
     @property
     def saved(self) -> int:
         """Bytes that windows save."""
-        without = [
-            KVLayer(layer.n_kv_heads, layer.head_dim) if isinstance(layer, KVLayer) else layer for layer in self.layers
-        ]
+        without = [replace(layer, window=None) if isinstance(layer, KVLayer) else layer for layer in self.layers]
         return pool_nbytes(without, self.n_tokens, 1, self.page, self.longest_pass) - self.held
 
     @property

@@ -28,7 +28,7 @@ ZERO = 0
 
 @dataclass(frozen=True)
 class StateLayer:
-    """The arrays that one layer keeps of a sequence, whatever its length, by their shapes."""
+    """The shapes of the arrays that one layer keeps of a sequence; they do not depend on its length."""
 
     shapes: tuple[tuple[int, ...], ...]
 
@@ -142,7 +142,7 @@ class SequenceState:
         self._pool = pool
         self.committed = Snapshot(0, ZERO)
         self.runs: list[tuple[int, int, int]] = []
-        # States of passes that were begun, oldest first; and a committed state inside the last prompt chunk.
+        # The states of passes that were begun, oldest first; and a committed state inside the last prompt chunk.
         self._pending: list[Snapshot] = []
         self._inside: Snapshot | None = None
 
@@ -152,7 +152,7 @@ class SequenceState:
         return self._pending[-1] if self._pending else self.committed
 
     def has_room(self) -> bool:
-        """Return whether a pass finds a slot for its state."""
+        """Return whether there is a slot for the state of a pass."""
         return self._pool.make_room(1)
 
     def begin(self, first: int, n: int, inside: int | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlx_engine.commands.console import notice, reports_errors, still_bar
+from mlx_engine.commands.console import alarm, notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import flags_given, takes_groups
 from mlx_engine.commands.options.model import ComputeOptions, Model
 from mlx_engine.commands.options.shard import ShardOptions, follow
@@ -30,7 +30,17 @@ IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
 # What a server has chosen for itself.
 IGNORED_BY_URL = (
-    *("backend", "quant", "quant_min_dim", "quant_layer", "threads", "no_jit", "no_overlap", "prefix_cache"),
+    *(
+        "backend",
+        "quant",
+        "quant_min_dim",
+        "quant_layer",
+        "threads",
+        "activations",
+        "no_jit",
+        "no_overlap",
+        "prefix_cache",
+    ),
 )
 ONLY_OF_CLIENTS = ("requests", "prefix_cache", "shared_prefix", "api_key")
 
@@ -310,6 +320,7 @@ def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOpt
         repetitions=timing.repetitions,
         budget=BUDGET if timing.budget is None else timing.budget,
         backends=None if tests.backend is None else names_of(tests.backend),
+        activations=compute.activations,
     )
     plan.rungs()
     return plan
@@ -370,13 +381,10 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOpti
     if out is not None:
         make_folder(out)
     found: list[Row] = []
-    cells = [f"{test.name} on {name}" for name in names for test in tests]
     try:
         with still_bar() as report:
-            report(0, len(cells), cells[0])
-            for row in rows(model, names, tests, profile=out is not None, **options):
+            for row in rows(model, names, tests, profile=out is not None, announce=report, **options):
                 keep(found, row)
-                report(len(found), len(cells), [*cells, ""][len(found)])
     finally:
         # Results measured before an error or an interruption are still printed and saved.
         if found:
@@ -385,6 +393,7 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOpti
                 print(f"\nbuild: {found[0]['commit'] or found[0]['versions']['mlx-engine']}")
             if out is not None:
                 save(out, "bench", found, markdown(found) + "\n")
+            warn_if_disturbed(found)
 
 
 def clients_rows(
@@ -476,6 +485,7 @@ def results(
         if found:
             print(text(found) if output.output == "md" else FORMATS[output.output](found))
             save(folder, stem, found, page(found, draw(found, folder)))
+            warn_if_disturbed(found)
         elif output.out is None:
             folder.rmdir()
 
@@ -486,6 +496,14 @@ def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
 
     results.save(folder, stem, found, page)
     notice(f"every sample is in {folder / f'{stem}.json'}")
+
+
+def warn_if_disturbed(found: list[Row]) -> None:
+    """Print which figures are not usable, because other processes used the cores meanwhile."""
+    from mlx_engine.bench.others import finding
+
+    if (warning := finding(found)) is not None:
+        alarm(warning)
 
 
 def keep(found: list[Row], row: Row) -> None:

@@ -141,15 +141,14 @@ def chat(
 
 
 def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool) -> None:
-    """Print what the user must know about a model, and unless `quiet` is set its device and its sampling."""
+    """Print warnings about a model and, unless `quiet` is set, its device and its sampling."""
     if not conversation.has_template:
         notice(NO_TEMPLATE)
     for line in chosen.warnings:
         notice(line)
     if quiet:
         return
-    backend = conversation.engine.backend
-    device = f"{backend.name} ({backend.device})"
+    device = conversation.engine.backend.description
     notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
     for line in chosen.notes:
         notice(line)
@@ -196,7 +195,7 @@ def check(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Check what would make every answer of a conversation fail. No weight is needed for it.
+    """Check for errors that would make every answer of a conversation fail. This needs no weights.
 
     Raises:
         OptionError: they are no messages, or the model's vocabulary lacks a token of the options.
@@ -337,7 +336,7 @@ class AnswerPrinter(TextWriter):
 
 
 def limits_reached(conversation: Conversation) -> Iterator[str]:
-    """Yield what the user must know about the end of the last answer, if the model did not end it."""
+    """Yield lines about the end of the last answer, if the model did not end it itself."""
     generation = conversation.generation
     if generation is None or generation.finish_reason not in ("length", "timeout"):
         return
@@ -408,7 +407,7 @@ def is_end(text: str) -> bool:
 
 
 def perform(chat: Chat, text: str) -> Ask | None:
-    """Do what the user typed. Return how to start the answer; None if a command has no answer.
+    """Handle the user's input. Return a function that starts the answer; None if a command has no answer.
 
     A text that begins with a slash is a command. A space before the slash makes it a message; the space is left out.
 

@@ -156,6 +156,14 @@ def notice(text: str) -> None:
         print(safe_for(sys.stderr, text), file=sys.stderr, flush=True)
 
 
+def alarm(text: str) -> None:
+    """Print a notice about figures or answers that must not be used, in red on a terminal."""
+    if is_plain(sys.stderr):
+        notice(text)
+    else:
+        print(f"{RED}{safe_for(sys.stderr, text)}{NORMAL}", file=sys.stderr, flush=True)
+
+
 def safe_for(stream: TextIO | None, text: str) -> str:
     """Return text of a file for a stream: on a terminal, control characters are escaped, because they are commands."""
     if stream is None or not stream.isatty():
@@ -205,7 +213,7 @@ def _bar(title: str, *, auto_refresh: bool = True) -> Progress:
 
 Self = TypeVar("Self", bound="TextWriter")
 
-DIM, NORMAL = "\x1b[2m", "\x1b[0m"
+DIM, RED, NORMAL = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 # Line ends, spaces, printable ASCII between them, and any other character alone.
 PARTS = re.compile(r"\r?\n|\t| +|[!-~]+|.", re.DOTALL)

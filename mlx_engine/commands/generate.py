@@ -341,7 +341,12 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "token_ids": generation.token_ids,
         "text": generation.text,
         "finish_reason": generation.finish_reason,
-        "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
+        "backend": {
+            "requested": requested,
+            "used": engine.backend.name,
+            "device": engine.backend.device,
+            "activations": engine.backend.activations,
+        },
         "metrics": generation.metrics.summary(),
     }
     if generation.stop is not None:
@@ -445,7 +450,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
         *engine.notes,
         *([] if reason is None else [f"Layers run op by op because of {reason}"]),
         f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
-        f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.name} ({engine.backend.device})",
+        f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.description}",
     ]
 
 
@@ -471,7 +476,7 @@ def kv_cache(size: CacheSize) -> str:
     layers = kv_layers(size.layers)
     layer = layers[0]
     heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
-    shape = f"{len(layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x f32 x 2"
+    shape = f"{len(layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x {layer.type} x 2"
     line = f"KV cache: {size_of(size.whole - size.state)} ({shape})"
     if size.state:
         n_states = len(size.layers) - len(layers)
@@ -533,7 +538,7 @@ def _prompts(generations: Sequence[Generation], seconds: float) -> str:
 
 
 def _backend(engine: Engine) -> str:
-    return f"backend {engine.backend.name} ({engine.backend.device})"
+    return f"backend {engine.backend.description}"
 
 
 def _count(things: Sequence[object], name: str) -> str:

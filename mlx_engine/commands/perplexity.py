@@ -59,7 +59,7 @@ class ReferenceOptions:
             "-r",
             metavar="MODEL|FILE",
             help="Also report the KL divergence from this model, or from a file that --save wrote, and how often both "
-            "have the same likeliest token. --quant does not change it.",
+            "have the same likeliest token. --quant and --activations do not change it.",
         ),
     ] = None
     save: Annotated[
@@ -87,6 +87,7 @@ def perplexity(
     strict: Strict = False,
 ) -> None:
     """Measure a model's perplexity on a text, and compare its probabilities with those of a reference."""
+    from mlx_engine.backends import EXACT
     from mlx_engine.bench.perplexity import is_saved, measure
 
     if to.save is not None and to.save.exists() and file.exists() and to.save.samefile(file):
@@ -98,15 +99,18 @@ def perplexity(
     reference: Engine | Path | None = None
     if to.reference is not None:
         is_file = is_saved(Path(to.reference))
-        as_stored = {**compute.options(), **({} if windows.context is None else {"context": windows.context})}
+        as_stored = {**compute.options(), "activations": EXACT}
+        as_stored |= {} if windows.context is None else {"context": windows.context}
         reference = Path(to.reference) if is_file else _load(to.reference, used, as_stored, quiet=to.json)
     cut = _windows(engine, text.removeprefix(BOM), windows)
     with progress_bar("scoring", quiet=to.json) as progress:
         found = measure(engine, cut, reference=reference, save=to.save, progress=progress)
+    be = engine.backend
     about: dict[str, Any] = {"context": cut.context, "stride": cut.stride, "bos": cut.bos, "n_tokens": len(cut.ids)}
+    about["activations"] = be.activations
     summary = found.summary()
     if to.json:
-        print_json({**summary, **about, "model": model, "backend": engine.backend.name, "digest": found.digest})
+        print_json({**summary, **about, "model": model, "backend": be.name, "digest": found.digest})
     else:
         print(report(summary, about))
     if to.save is not None:
@@ -151,13 +155,16 @@ def report(found: dict[str, Any], about: dict[str, Any]) -> str:
         ("mean NLL", f"{found['nll']:.6f}", _plus_minus(found["nll_standard_error"], ".6f")),
         ("tokens scored", f"{found['n_scored']:,}", f"in {found['n_windows']:,} windows of up to {about['context']:,}"),
     ]
+    if about["activations"] != "f32":
+        rows.append(("activations", about["activations"], ""))
     against = found.get("reference")
     if against is not None:
-        kl, shift = against["kl"], against["probability_difference"]
+        kl, shift, error = against["kl"], against["probability_difference"], against["logits_error"]
         ratio, same = against["log_ratio_standard_error"], against["top_1_standard_error"]
         rows += [
             ("reference's perplexity", f"{against['perplexity']:.4f}", ""),
             ("log of the ratio", f"{against['log_ratio']:.6f}", _plus_minus(ratio, ".6f")),
+            *([] if error is None else [("error of the logits", f"{error:.2e}", "relative, root mean square")]),
             ("KL divergence", f"{kl['mean']:.3g}", _plus_minus(kl["standard_error"], ".2g")),
             *((f"  {p} % of tokens below", f"{value:.3g}", "") for p, value in kl["percentiles"].items()),
             ("  largest", f"{kl['maximum']:.3g}", ""),

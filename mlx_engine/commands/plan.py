@@ -272,7 +272,7 @@ def planned(
 
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend
-    made = create_backend(name, threads=load.threads)
+    made = create_backend(name, threads=load.threads, activations=load.activations)
     whole = plan_model(checkpoint, load.conversion())
     outline = outlined(whole, made)
     asked = work.asked(int(whole.config.context_length), hosts.n_ranks)
@@ -284,6 +284,7 @@ def planned(
     of_slices = [model_parts(outlined(each, made)) for each in slices]
     layers = None if split is None else parsed(split)
     about = {"where": checkpoint.where, "architecture": checkpoint.architecture, "backend": name}
+    about["activations"] = load.activations
     return Summary.of(of_slices, machines, link, asked, shard, layers, chunk=CHUNK, measured=hosts.measured, **about)
 
 
@@ -318,7 +319,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
 
 
 def print_plan(found: Summary) -> None:
-    """Print what each rank holds, the messages, and the rates, or what is missing."""
+    """Print the part of each rank, the messages, and the rates or the missing memory."""
     print("\n".join(columns(list(head_rows(found)), "<<")))
     print()
     print("\n".join(columns(list(rank_rows(found)), "<<>>>>>")))
@@ -328,13 +329,16 @@ def print_plan(found: Summary) -> None:
 
 def head_rows(found: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows about the model, the machines and the links."""
+    from mlx_engine.backends import EXACT
+
     about, host = found.about, found.ranks[0].host
     left = f" (and {size(found.left)} left in the file)" if found.left else ""
+    rounded = "" if about["activations"] == EXACT else f", activations {about['activations']}"
     yield "model", plain(about["where"])
     yield (
         "weights",
         f"{about['architecture']}, {len(found.model.layers):,} layers, {size(found.weights)} on "
-        f"{about['backend']}{left}",
+        f"{about['backend']}{rounded}{left}",
     )
     same = len({rank.host for rank in found.ranks}) == 1
     speed = f"{host.bandwidth / 1e9:,.1f} GB/s of memory, {host.compute / 1e9:,.0f} GFLOP/s"
@@ -371,7 +375,7 @@ def rank_rows(found: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def message_rows(found: Summary) -> Iterator[tuple[str, str]]:
-    """Yield the rows about what the links carry."""
+    """Yield the rows about the traffic of the links."""
     if len(found.ranks) == 1:
         return
     if found.shard == "pipeline":

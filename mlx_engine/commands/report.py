@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlx_engine.commands.console import notice, reports_errors, still_bar
+from mlx_engine.commands.console import alarm, notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
 from mlx_engine.errors import is_number, require
@@ -61,15 +61,15 @@ def report(
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
     from mlx_engine.bench.bottlenecks.report import report as measured
+    from mlx_engine.bench.others import finding
     from mlx_engine.bench.results import default_folder, make_folder, write
 
     sound = is_number(tests.budget) and tests.budget >= 0
     message = f"--budget: {tests.budget} is no number of seconds"
     require(sound, option="--budget", expected="a finite number of seconds >= 0", found=tests.budget, message=message)
     conversion = load.conversion()
-    settings = Settings(
-        model, backend, load.threads, **vars(tests), **conversion.options(), allow_settings=load.allow_settings
-    )
+    how: dict[str, Any] = {"activations": load.activations, "allow_settings": load.allow_settings}
+    settings = Settings(model, backend, load.threads, **vars(tests), **conversion.options(), **how)
     old = None if to.against is None else read(to.against)
     if to.out is not None:
         make_folder(to.out)  # before measuring, so that a wrong path does not waste a run
@@ -89,3 +89,5 @@ def report(
     write(folder / "report.md", text)
     print(json_module.dumps(new, indent=1) if to.json else text)
     notice(f"report.md and report.json are in {folder}")
+    if (warning := finding([new])) is not None:
+        alarm(warning)

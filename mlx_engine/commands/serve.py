@@ -421,7 +421,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     least = "" if rank is None else f"; rank {rank} has the least memory for them"
     limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
     return [
-        f"Model: {source}, {engine.architecture}, on backend {engine.backend.name} ({engine.backend.device})",
+        f"Model: {source}, {engine.architecture}, on backend {engine.backend.description}",
         *engine.notes,
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
@@ -474,7 +474,7 @@ def opened_journal(path: Path | None) -> Journal | None:
 
 
 def recorder_of(service: Service, journal: Journal, source: str, options: Mapping[str, Any]) -> Recorder:
-    """Return what writes the lines of a server whose model has been loaded.
+    """Return the writer of the journal's lines, for a server with a loaded model.
 
     Args:
         service: the server.

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlx_engine.errors import UnsupportedConfigError
 
-# How and with what the file was made, and names of classes and programs.
+# Provenance of the file, and names of classes and programs.
 _BOOKKEEPING = (
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
     "_experts_implementation", "_flash_attn_2_enabled", "_name_or_path", "_num_labels", "_output_attentions",
@@ -19,13 +19,13 @@ _BOOKKEEPING = (
     "return_dict", "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
     "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_return_dict", "xla_device",
 )  # fmt: skip
-# Initial values, dropout and losses: training alone.
+# Settings of training: initial values, dropout and losses.
 _TRAINING = (
     "attention_dropout", "attn_pdrop", "embd_pdrop", "embedding_dropout", "gradient_checkpointing", "hidden_dropout",
     "initializer_factor", "initializer_range", "loss_type", "resid_pdrop", "residual_dropout", "tf_legacy_loss",
     "use_unpadded_lm_head_loss",
 )  # fmt: skip
-# What an implementation computes in addition to the logits, and whether it caches keys and values.
+# Outputs of an implementation in addition to the logits, and whether it caches keys and values.
 _EXECUTION = (
     "cache_implementation", "chunk_size_feed_forward", "flash_attn", "output_attentions", "output_hidden_states",
     "output_past", "use_cache", "use_flash_attention", "use_flash_attn", "use_fused_rms_norm",
@@ -39,7 +39,7 @@ _GENERATION = (
     "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
     "sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id",
 )  # fmt: skip
-# Other tasks than the next token.
+# Settings of other tasks than predicting the next token.
 _OTHER_TASKS = (
     "classifier_dropout", "classifier_from_token", "finetuning_task", "id2label", "is_original_qwen3_reranker",
     "label2id", "num_labels", "problem_type", "task_specific_params",

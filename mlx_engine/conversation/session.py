@@ -144,7 +144,8 @@ class Conversation:
             ContextLengthError: the conversation exceeds the context; it is unchanged.
             EngineError: the template refuses or cannot render the messages; the conversation is unchanged.
         """
-        return self._answer([*self._answered(), {"role": USER, "content": text}], progress)
+        answered = self.messages[:-1] if self._role(-1) == USER else self.messages
+        return self._answer([*answered, {"role": USER, "content": text}], progress)
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -231,10 +232,6 @@ class Conversation:
                 conversation_ids(self.engine.prompts, messages[: n - 1], self.variables, history, self.tools)
                 history.add_answer(turn.generation.prompt_ids, turn.generation.token_ids)
         return history
-
-    def _answered(self) -> list[dict[str, Any]]:
-        """Return the messages without a question that has no answer."""
-        return self.messages[:-1] if self._role(-1) == USER else self.messages
 
     def _role(self, i: int) -> str | None:
         return self.messages[i]["role"] if self.messages else None

@@ -286,7 +286,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
 
 
 def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the names that its repository publishes, where transformers 5 saves others."""
+    """Return a config with the published names of settings that transformers 5 saves under other names."""
     if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:

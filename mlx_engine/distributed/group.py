@@ -1,4 +1,4 @@
-"""The ranks of one run, and the arrays that travel between them: MLX's ring over TCP.
+"""The ranks of one run, and the exchange of arrays between them over MLX's ring (TCP).
 
 A rank is one process of the run; `mlx.launch` starts them and numbers them from 0. The ring connects each rank with
 two neighbours, and the last one with rank 0. Arrays are NumPy arrays or MLX arrays; a result has the kind of the
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     A = TypeVar("A", np.ndarray, mx.array)
 
-# What `mlx.launch` sets: the file of addresses, not there or empty in a process that runs alone; and the rank.
+# Variables that `mlx.launch` sets: the file of addresses, absent or empty in a process that runs alone; and the rank.
 HOSTFILE, RANK = "MLX_HOSTFILE", "MLX_RANK"
 
 
 class Group(ABC):
-    """The ranks of a run, as one of them sees them.
+    """The ranks of a run, from the view of one rank.
 
     Attributes:
         rank: the number of this process.
@@ -49,19 +49,19 @@ class Group(ABC):
 
     @property
     def next(self) -> int:
-        """The neighbour that follows; rank 0 follows the last rank."""
+        """The next neighbour; the next one of the last rank is rank 0."""
         return (self.rank + 1) % self.size
 
     @property
     def previous(self) -> int:
-        """The neighbour before; the last rank is before rank 0."""
+        """The previous neighbour; the previous one of rank 0 is the last rank."""
         return (self.rank - 1) % self.size
 
     @abstractmethod
     def send(self, array: A, rank: int) -> None:
         """Send an array to a neighbour without waiting until it has been received. Arrays arrive in order.
 
-        As many sends as there are ranks, and one more, may be under way; the next one waits for the oldest.
+        At most `size + 1` sends may be in progress; a further send waits for the oldest one.
 
         Raises:
             DistributedError: the connection was lost.
@@ -93,8 +93,8 @@ class Group(ABC):
     def sum(self, array: A) -> A:
         """Return the sum over all ranks, added in the order of the ranks: `((rank 0 + rank 1) + rank 2) + ...`.
 
-        So the bits of an element depend neither on its place nor on the other elements. MLX's `all_sum` adds in an
-        order that depends on the place, if there are three ranks or more.
+        So the bits of an element depend neither on its index nor on the other elements. With three ranks or more,
+        MLX's `all_sum` adds in an order that depends on the index.
         """
         if self.size == 1:
             return array
@@ -105,14 +105,14 @@ class Group(ABC):
         return total
 
     def close(self) -> None:  # noqa: B027
-        """Wait until everything that was sent has left."""
+        """Wait until all sends are complete."""
 
 
 class Ring(Group):
     """MLX's ring. Its calls wait in C++ without the GIL; a lost connection ends them with an error.
 
-    A thread of MLX reads a socket in a loop, without pause, while a receive is pending. So receive only when there is
-    nothing else to compute.
+    While a receive is pending, a thread of MLX polls a socket without pause and uses a core. So receive only when there
+    is nothing else to compute.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Ring(Group):
             message, hint = f"the ranks do not connect: {error}", "start all ranks with mlx.launch"
             raise DistributedError(message, where="ring", found=str(error), hint=hint) from error
         self.rank, self.size = self._group.rank(), self._group.size()
-        # What is sent waits in a stream of its own, so that two ranks may send to each other at the same time.
+        # Sends have their own stream, so that two ranks may send to each other at the same time.
         self._sending, self._receiving = (mx.new_thread_unsafe_stream(mx.cpu) for _ in range(2))
         self._sent: deque[mx.array] = deque()
         self._n_received = 0
@@ -160,7 +160,7 @@ class Ring(Group):
 
     def gather(self, array: A) -> A:
         mx = self._mx
-        self.close()  # a send that follows its stream alone could pass it
+        self.close()  # without this dependency the send could start earlier
         given = mx.array(array)
         found = mx.distributed.all_gather(given.reshape(-1), group=self._group, stream=self._receiving)
         found = found.reshape(self.size, *given.shape)
@@ -211,11 +211,11 @@ _MAPS = Path("/proc/self/maps")
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Give back the pages of the buffers that are allocated inside, on Linux.
+    """Return a context that gives the pages of the buffers allocated inside it back to the system, on Linux.
 
-    The ring fills its buffers with zeros when it begins and uses them in `all_sum` alone, which `Ring` never calls:
-    32 MiB of every rank. A page that is given back is zero again when it is next read. Nothing is given back unless
-    exactly one new mapping has the size of the buffers, and all of it is zero.
+    MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls. A page
+    that is given back is zero again when it is next read. Pages are given back only if exactly one new mapping has the
+    size of the buffers, and all of it is zero.
     """
     before = _mappings()
     yield

@@ -228,11 +228,11 @@ class Heartbeat:
                     peer, _ = listener.accept()
                 except TimeoutError:
                     continue
-                rank = _rank(peer, self._limit)
-                if rank not in missing:  # not one of the ranks
+                try:
+                    missing.remove(rank := int(_line(peer, self._limit)))
+                except (OSError, EOFError, ValueError, KeyError):  # not one of the ranks
                     peer.close()
                     continue
-                missing.remove(rank)
                 self._listen(rank, peer)
                 deadline = time.monotonic() + self._joining
         return sorted(missing)
@@ -414,14 +414,6 @@ def _notice_of_end(line: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the rank
     )
-
-
-def _rank(peer: socket.socket, limit: float) -> int | None:
-    """Return the rank that a peer gives as its own; None if it gives none."""
-    try:
-        return int(_line(peer, limit))
-    except (OSError, EOFError, ValueError):
-        return None
 
 
 def _line(peer: socket.socket, limit: float) -> str:

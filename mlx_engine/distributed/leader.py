@@ -1,7 +1,8 @@
-"""Rank 0 leads and the others follow: what all kinds of sharing have in common.
+"""The common part of pipelines and tensor parallelism: rank 0 leads, and the other ranks follow its messages.
 
-Rank 0 tells the next rank of each pass, of a rest and of the end, and each rank passes the message on. All ranks share
-the search for the first value that is not finite, and the memory of the rank that has least limits the KV pool.
+Rank 0 sends a message to the next rank for each pass, when there is no work, and at the end; each rank forwards it to
+the next one. All ranks take part in the search for the first value that is not finite. The rank with the least free
+memory limits the KV pool.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import COUNTED
 from mlx_engine.weights.model import FirstFault, Model
 
-# Messages without a pass: the run ends, or nothing is to be done for a while.
+# Messages without a pass: the run ends; there is no work for a while.
 END, REST = "end", "rest"
 
 
 def nothing() -> None:
-    """Do nothing, as a rank that never sleeps does where others wait for work."""
+    """Do nothing: the function `sleep` of ranks that never sleep."""
 
 
 def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
-    """Yield rank 0's messages on another rank, passed on to the next one. The last message is that of the end.
+    """Yield the messages of rank 0, up to the end of the run, and forward each to the next rank.
 
     Args:
         group: the ranks.
@@ -58,13 +59,13 @@ def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
 
 
 class SharedModel(Model):
-    """A model that all ranks run together, as rank 0 uses it.
+    """A model that all ranks run together; the object that rank 0 uses.
 
     Attributes:
-        config, backend, program: those of rank 0's share.
-        n_stages: the number of passes that may be under way.
+        config, backend, program: of rank 0's part of the model.
+        n_stages: the number of passes that may be in progress.
         is_broken: whether a pass was interrupted on this rank.
-        free: the memory that each rank has free.
+        free: the free memory of each rank.
     """
 
     is_shared = True
@@ -75,7 +76,7 @@ class SharedModel(Model):
         Args:
             model: rank 0's share.
             group: the ranks.
-            wake: wakes the other ranks after `rest`; None if they never sleep.
+            wake: wakes the other ranks after `idle`; None if they never sleep.
         """
         self._model, self._group, self._wake, self._messages = model, group, wake, BatchMessages()
         self.config: Any = model.config
@@ -94,7 +95,7 @@ class SharedModel(Model):
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted.
 
         Raises:
-            DistributedError: an earlier pass was interrupted on this rank, so that the others wait for the rest of it.
+            DistributedError: an earlier pass was interrupted on this rank, so the other ranks still wait for it.
         """
 
     def forward(self, batch: Batch) -> Array | None:
@@ -103,7 +104,7 @@ class SharedModel(Model):
         return None if logits is None else logits()
 
     def forward_hidden(self, batch: Batch) -> Array | None:
-        """Raise ModelError: ranks exchange logits, and no hidden states."""
+        """Raise ModelError: ranks exchange logits, not hidden states."""
         raise ModelError("embeddings: expected a model that one process runs alone, found ranks; load it without them")
 
     def kv_capacity(self) -> tuple[int, int | None]:
@@ -162,10 +163,11 @@ class SharedModel(Model):
 
     @contextmanager
     def whole_pass(self) -> Iterator[None]:
-        """Run rank 0's part of a pass inside; if it is interrupted, no other pass can begin.
+        """Return a context for rank 0's part of a pass; if the pass is interrupted, no other pass can begin.
 
         Raises:
-            DistributedError: the pass has failed, or an earlier one was interrupted: the other ranks wait for the rest.
+            DistributedError: the pass has failed; or an earlier pass was interrupted, and other ranks still wait for
+                it.
         """
         self.check_unbroken()
         self.is_broken = True
@@ -181,7 +183,7 @@ class SharedModel(Model):
         """Check that no pass was interrupted on this rank.
 
         Raises:
-            DistributedError: one was, so that the other ranks wait for the rest of it.
+            DistributedError: a pass was interrupted, so the other ranks still wait for it.
         """
         if self.is_broken:
             raise _incomplete("a forward pass was interrupted")
@@ -197,12 +199,12 @@ def _incomplete(found: str) -> DistributedError:
 
 # ---- the first value that is not finite ----
 
-# What a pass says that is part of a search, and the message after the last of them.
+# The key of a message for a pass of a search, and the message after the last of these passes.
 SEARCH, FOUND = "search", "found"
 
 
 class FaultSearch:
-    """One rank's part of searches.
+    """One rank's part of the searches for the first value that is not finite.
 
     Args:
         model: this rank's share of the model.
@@ -213,7 +215,8 @@ class FaultSearch:
         self._model, self._group = model, group
         self._traced: Decoder | None = None
         self._n_passes = self._n_values = 0
-        # The place of the first such value, by which those of ranks are ordered, and what `FirstFault` has after rank.
+        # The position of the first such value, which orders the values of all ranks, and the fields of `FirstFault`
+        # after rank.
         self._first: tuple[list[int], str, list[int]] | None = None
 
     def model_of(self, message: Message) -> Decoder:
@@ -227,7 +230,7 @@ class FaultSearch:
         return self._traced
 
     def check(self, name: str, x: Array) -> None:
-        """Note a value, unless one before was not finite."""
+        """Check a value, unless an earlier one was not finite."""
         self._n_values += 1
         if self._first is not None:
             return
@@ -260,11 +263,11 @@ class FaultSearch:
 
 
 class FreeMemory(NamedTuple):
-    """What a rank has.
+    """The memory of a rank.
 
     Attributes:
         computer: the name of its computer.
-        free: bytes of memory that this computer has free.
+        free: bytes of free memory of this computer.
         kv: bytes of keys and values of its layers or heads, for one whole context.
     """
 
@@ -274,7 +277,7 @@ class FreeMemory(NamedTuple):
 
 
 def free_memory(group: Group, model: Decoder) -> list[FreeMemory]:
-    """Return what each rank has; `model` is this rank's share. Every rank calls it."""
+    """Return the memory of each rank; `model` is this rank's part of the model. Every rank calls this function."""
     kv = pool_nbytes(model.kv_layers, int(model.config.context_length), 1)
     return [FreeMemory(*of) for of in gather_values(group, [this_computer(), available_memory(), kv])]
 
@@ -285,8 +288,8 @@ def least_capacity(ranks: Sequence[FreeMemory], kv: int) -> tuple[int, int]:
     Ranks on one computer share its memory.
 
     Args:
-        ranks: what each rank has.
-        kv: bytes of keys and values of the pools that are counted, for one whole context; a rank has its part.
+        ranks: the memory of each rank.
+        kv: bytes of keys and values for one whole context, of all ranks together.
     """
     together = Counter(of.computer for of in ranks)
     fits = [(of.free // together[of.computer] * kv // of.kv, rank) for rank, of in enumerate(ranks) if of.kv]
@@ -294,15 +297,15 @@ def least_capacity(ranks: Sequence[FreeMemory], kv: int) -> tuple[int, int]:
 
 
 def this_computer() -> str:
-    """Return a name that no other computer of a run has."""
+    """Return a name of this computer that is unique among the computers of a run."""
     return f"{platform.node()} {uuid.getnode()}"
 
 
 # ---- when each rank computed ----
 
-# How many parts of passes a rank remembers at least.
+# The number of spans that a rank keeps, or more.
 MOST_SPANS = 4096
-# The characters of a drawing, and how many of the latest passes it shows.
+# The width of a drawing in characters, and the number of the latest passes that it shows.
 WIDTH, LATEST = 96, 12
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 IDLE = "."
@@ -311,7 +314,7 @@ IDLE = "."
 class Span(NamedTuple):
     """A rank's part of a pass: the number of the pass, its tokens, and when it began and ended, in seconds.
 
-    The clock is that of the rank's machine: between machines, a drawing is as exact as their clocks agree.
+    The times are those of the rank's own clock, so a drawing of several machines is as exact as their clocks agree.
     """
 
     number: int

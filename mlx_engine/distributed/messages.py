@@ -1,9 +1,9 @@
-"""Rank 0 decides, the others follow: pools of keys and values, copies of pages, and forward passes, as messages.
+"""Messages of rank 0 to the other ranks: KV pools, copies of pages, and forward passes.
 
-Rank 0 runs the scheduler, which holds sequences and page tables in a `KVPool` whose stores are numbers (`RemotePool`).
-Each rank, rank 0 too, has the stores of its own layers under these numbers (`StagePools`). A message has the page
-tables of the sequences of a pass, so the other ranks keep none, and a pass that is rolled back needs no message. A
-message is JSON, because data from a network is not unpickled.
+Rank 0 runs the scheduler, with sequences and page tables in a `KVPool`. The stores of this pool are only numbers
+(`RemotePool`). Each rank, including rank 0, allocates the stores of its own layers under these numbers (`StagePools`).
+A message has the page tables of the sequences of a pass, so the other ranks keep none, and rolling back a pass needs no
+message. Messages are JSON, because unpickling data from a network is unsafe.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVGroup, KVSpan, Stores
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool
+from mlx_engine.cache.pool import ITEM_NBYTES, kv_layers
 from mlx_engine.cache.states import BYTES_PER_FLOAT
 from mlx_engine.distributed.group import Group
 
@@ -43,7 +44,7 @@ def receive_message(group: Group, rank: int) -> Message:
 
 @dataclass(frozen=True, eq=False)
 class RemoteStore:
-    """The number of a store of a pool, of which each rank has a part or nothing; the bytes are those of all ranks."""
+    """The number of a store of a pool, and its bytes on all ranks. Each rank has a part of the store, or nothing."""
 
     number: int
     n_slots: int
@@ -51,21 +52,21 @@ class RemoteStore:
 
 
 class RemotePool:
-    """What a `KVPool` on rank 0 has in place of a backend: it numbers the stores, and makes messages of changes."""
+    """Takes the place of the backend in a `KVPool` on rank 0: numbers the stores, and turns changes into messages."""
 
-    def __init__(self, pool: int, changes: deque[list[Any]]) -> None:
-        self._pool, self._changes, self._n = pool, changes, 0
+    def __init__(self, pool: int, changes: deque[list[Any]], item_nbytes: int) -> None:
+        self._pool, self._changes, self._item_nbytes, self._n = pool, changes, item_nbytes, 0
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> RemoteStore:
         """Return an entry for a store of keys and values."""
-        return self._entry(n_slots, 2 * n_kv_heads * head_dim)
+        return self._entry(n_slots, 2 * n_kv_heads * head_dim * self._item_nbytes)
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
         """Return an entry for a store of states."""
-        return self._entry(n_slots, math.prod(shape))
+        return self._entry(n_slots, math.prod(shape) * BYTES_PER_FLOAT)
 
     def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
-        """Have the slots copied by the rank that has the store."""
+        """Record that the rank with the store has to copy the slots."""
         self._changes.append(["copy", self._pool, store.number, source, target, n])
         return store
 
@@ -79,11 +80,11 @@ class RemotePool:
 
     def _entry(self, n_slots: int, width: int) -> RemoteStore:
         self._n += 1
-        return RemoteStore(self._n - 1, n_slots, BYTES_PER_FLOAT * n_slots * width)
+        return RemoteStore(self._n - 1, n_slots, n_slots * width)
 
 
 class BatchMessages:
-    """Rank 0's pools, and the messages that tell the other ranks of them."""
+    """Rank 0's pools, and the messages about them to the other ranks."""
 
     def __init__(self) -> None:
         self._changes: deque[list[Any]] = deque()
@@ -91,10 +92,12 @@ class BatchMessages:
         self._n_pools = 0
 
     def pool(self, layers: Sequence[CacheLayer], n_tokens: int, **options: Any) -> KVPool:
-        """Return a pool for all layers of the model, whose memory the ranks have; the options are those of `KVPool`."""
+        """Return a pool for all layers of the model. Its memory is on the ranks; the options are those of `KVPool`."""
         number = self._n_pools
         self._n_pools += 1
-        pool = KVPool(cast(Backend, RemotePool(number, self._changes)), layers, n_tokens, **options)
+        item_nbytes = max((ITEM_NBYTES[layer.type] for layer in kv_layers(layers)), default=BYTES_PER_FLOAT)
+        remote = RemotePool(number, self._changes, item_nbytes)
+        pool = KVPool(cast(Backend, remote), layers, n_tokens, **options)
         stores, states = pool.stores, pool.states
         of_layers = [
             [group, [] if kv is None else [kv.number, kv.n_slots], [[s.number, s.n_slots] for s in cast(Any, state)]]
@@ -108,7 +111,7 @@ class BatchMessages:
     def message(self, batch: Batch) -> Message:
         """Return the message of a forward pass, with all changes since the last one."""
         page, ends = batch.stores.page, [kv.length for kv in batch.groups[0].spans] if batch.groups else []
-        if not ends:  # a model of states alone has no page tables
+        if not ends:  # a model that has only states has no page tables
             last = np.cumsum(batch.lengths) - 1
             ends = [batch.positions[i] + 1 for i in last.tolist()]
         changes = [self._changes.popleft() for _ in range(len(self._changes))]
@@ -139,8 +142,8 @@ class StagePools:
 
     Args:
         backend: allocates the stores.
-        layers: what this rank's layers keep of a sequence.
-        first: the index of the first of them in the model.
+        layers: the cache of each of this rank's layers.
+        first: the index of the first of these layers in the model.
     """
 
     def __init__(self, backend: Backend, layers: Sequence[CacheLayer], first: int = 0) -> None:
@@ -148,7 +151,7 @@ class StagePools:
         self._pools: dict[int, StagePool] = {}
 
     def apply(self, message: Message) -> Batch:
-        """Make the changes of a message, and return the batch of its pass with this rank's stores."""
+        """Apply the changes in a message, and return the batch of its pass with this rank's stores."""
         for kind, pool, *of in message["changes"]:
             if kind == "pool":
                 self._pools[pool] = self._made(*of)

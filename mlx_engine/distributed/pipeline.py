@@ -1,9 +1,9 @@
-"""Pipeline: each rank runs some layers of every forward pass, and hidden states travel from rank to rank.
+"""Pipeline: each rank runs some layers of every forward pass, and sends the hidden states to the next rank.
 
-Rank 0 embeds the tokens and begins each pass. The last rank computes logits, which travel back to rank 0. While later
-ranks run a pass, rank 0 begins others, of other sequences or of the next tokens of a prompt. If top-k or greedy
+Rank 0 embeds the tokens and begins each pass. The last rank computes the logits and sends them to rank 0. While later
+ranks run a pass, rank 0 begins other passes, of other sequences or of the next tokens of a prompt. If top-k or greedy
 sampling suffices, only the largest logits are sent to rank 0. Every rank runs passes in the order in which rank 0
-begins them, so that the sums of each pass are those of one process.
+begins them, so that each pass has the same bits as in one process.
 
 The split (which layers each rank runs) follows the bytes of layers and the speed and memory of machines. The bytes of a
 layer are its weights, and the keys and values of one sequence: a rank holds both, and each pass reads both.
@@ -37,7 +37,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
 
-# What the end says if the ranks are to report when they computed.
+# The key of the last message if the ranks report when they computed.
 TIMELINE = "timeline"
 
 
@@ -52,7 +52,7 @@ class StageRunner:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._pools = StagePools(model.backend, model.kv_layers, model.stage.first)
         own = model.layers[0].input
-        # The width of hidden states, and of the inputs of this rank's layers and of all layers after them.
+        # The width of the hidden states and of the own inputs of this rank's layers and of all later layers.
         n_inputs = own.columns[1] - own.columns[0] if own is not None else 0
         stage = model.stage
         self._hidden, self._own = int(model.config.hidden_size), (stage.end - stage.first) * n_inputs
@@ -69,7 +69,9 @@ class StageRunner:
         if stage.is_first:
             x = be.note("embed", model.embed(batch.ids, batch.positions))
         else:
-            x = be.array(self._group.receive((len(batch.positions), self._width), np.float32, self._group.previous))
+            x = be.as_activations(
+                self._group.receive((len(batch.positions), self._width), np.float32, self._group.previous)
+            )
             began = time.time()
         rest = None
         if self._width > self._hidden + self._own:  # later layers have inputs of their own
@@ -96,7 +98,7 @@ class StageRunner:
         return logits
 
     def _note(self, batch: Batch, began: float) -> None:
-        """Keep the times of the latest parts."""
+        """Record when this rank computed its part of a pass."""
         number = self.spans[-1].number + 1 if self.spans else 0
         self.spans.append(Span(number, len(batch.positions), began, time.time()))
         if len(self.spans) >= 2 * MOST_SPANS:
@@ -130,7 +132,7 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
 
 
 class Pending:
-    """A pass that has begun, whose logits have perhaps not arrived.
+    """A pass in progress, whose logits may not have arrived.
 
     Attributes:
         n_rows: rows of logits.
@@ -144,7 +146,7 @@ class Pending:
 
 
 class Pipeline(SharedModel):
-    """A model whose later layers other ranks run: as many passes may be under way as there are ranks."""
+    """A model whose later layers run on other ranks. As many passes may be in progress as there are ranks."""
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
         super().__init__(model, group, wake)
@@ -174,7 +176,7 @@ class Pipeline(SharedModel):
         return lambda: self._logits(pending)
 
     def _best(self, batch: Batch) -> int | None:
-        """Return how many of the largest logits of a row travel; None for all, if they are fewer bytes."""
+        """Return how many of the largest logits of a row are sent; None for all logits, if they take fewer bytes."""
         return batch.best if packs(batch.best, int(self.config.vocab_size)) else None
 
     def _logits(self, pending: Pending) -> Array:
@@ -187,7 +189,7 @@ class Pipeline(SharedModel):
             self._receive()
 
     def _receive(self) -> None:
-        """Receive the logits of the oldest pass under way."""
+        """Receive the logits of the oldest pass in progress."""
         self._flight[0].found = self.backend.array(self._next_logits())
         self._flight.popleft()
 
@@ -210,20 +212,20 @@ class Pipeline(SharedModel):
 # ---- the split ----
 
 OPTION = "--split"
-# The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine. It is repeated for some
-# seconds, and a few times at least. The median counts: of ranks that share a machine, the last one to measure is alone
-# for some repetitions.
+# The speed of a machine is measured by the product of one row with a matrix of this size, 32 MiB in float32. The
+# product is repeated for some seconds, and at least a few times. The median is used, because ranks that share a machine
+# do not disturb each other in all repetitions.
 N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
-# Tokens in the cache for which ranks are balanced. A split for an empty cache is slower at depth, because the head has
-# no keys and values: those of 4,096 tokens of Qwen3 0.6B are twice the weights of a layer. With 1,024 tokens, two ranks
-# are 1.8 times as fast as one by their bytes, both with an empty cache and with 4,096 tokens in it.
+# The number of cached tokens for which ranks are balanced. A split for an empty cache is slower after many tokens: in
+# Qwen3 0.6B the keys and values of 4,096 tokens take twice the bytes of a layer's weights, and the head has none. With
+# 1,024 tokens, two ranks are 1.8 times as fast as one, by their bytes, with an empty cache and after 4,096 tokens.
 CONTEXT = 1024
 
 
 class Machine(NamedTuple):
-    """What a rank can do: bytes of weights that it multiplies in a second, and bytes of memory that are free."""
+    """The speed of a rank, in bytes of weights per second, and its free memory in bytes."""
 
     speed: float
     memory: int
@@ -244,10 +246,10 @@ def parsed(text: str) -> tuple[int, ...]:
 
 
 def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
-    """Return the stage of each rank, by the numbers of their layers.
+    """Return the stage of each rank, from the number of layers of each.
 
     Raises:
-        OptionError: there are more or fewer ranks or layers, or layers are cut from those whose keys they share.
+        OptionError: the number of ranks or layers is wrong, or a cut separates layers that share keys and values.
     """
     n_layers, text = int(config.n_layers), ",".join(map(str, counts))
     if len(counts) != size or sum(counts) != n_layers:
@@ -267,7 +269,7 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
 
 
 def latest_cut(config: Any) -> int:
-    """Return the last layer before which a model may be cut: later layers share keys and values of this one."""
+    """Return the last layer before which a model may be cut; later layers share keys and values with it."""
     n_layers, shares = int(config.n_layers), getattr(config, "shares", None)
     owners = [] if shares is None else [shares(i) for i in range(n_layers)]
     return min((owner for owner in owners if owner is not None), default=n_layers)
@@ -280,9 +282,10 @@ def layer_bytes(model: ModelParts, n_tokens: int) -> tuple[list[int], int]:
 
 
 def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cuts: Collection[int]) -> list[int]:
-    """Return the number of layers of each rank for which the slowest rank is fastest; of equal ones the most even.
+    """Return the numbers of layers with which the slowest rank is fastest; among equal splits, the most even one.
 
-    A rank takes the time of its layers' bytes; the last one also that of the head. Embedding tables stay in the file.
+    The time of a rank is proportional to the bytes of its layers, and of the head on the last rank. Embedding tables
+    stay in the file.
 
     Args:
         layers: bytes of each layer.
@@ -318,7 +321,7 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
 
 
 def machines_of(measured: Sequence[tuple[str, float, int]]) -> list[Machine]:
-    """Return what each rank can do, from the computer, the speed and the free memory that each rank has measured.
+    """Return the speed and memory of each rank, from the computer, speed and free memory that each rank has measured.
 
     Ranks on one computer get their mean speed, because they disturb each other's measurement, and an equal part of the
     memory.
@@ -335,7 +338,7 @@ def measured_speed(backend: Backend) -> float:
     weight = Weight.pack("speed", np.ones((N_OUTPUTS, N_INPUTS), dtype=np.float32), F32)
     ends = list[float]()
     with backend.session():
-        linear, x = Linear("speed", backend.prepare(weight)), backend.array(np.ones((1, N_INPUTS), dtype=np.float32))
+        linear, x = Linear("speed", backend.prepare(weight)), backend.as_activations(np.ones((1, N_INPUTS), np.float32))
         began = time.perf_counter()
         while len(ends) < REPETITIONS or ends[-1] - began < SECONDS:
             backend.wait(backend.linear(x, linear))

@@ -1,4 +1,4 @@
-"""A run on several ranks, from start to end: join the group, agree, take a share of the model, lead or follow."""
+"""A run on several ranks: join the group, compare versions and files, load a part of the model, lead or follow."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from mlx_engine.weights.outline import outlined
 
 
 class Shard(ABC):
-    """How the ranks of a group share a model. Made by `join`.
+    """The way in which the ranks of a group share a model. Made by `join`.
 
     Attributes:
         kind: the value of `--shard`.
         group: the ranks.
         notes: lines for the user about the shares of the model.
-        timeline: after the end, a drawing of which rank computed which pass when.
+        timeline: after the run, a drawing of when each rank computed each pass.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Shard(ABC):
 
         Raises:
             DistributedError: a rank differs.
-            OptionError, NotEnoughMemoryError: the model cannot be shared so.
+            OptionError, NotEnoughMemoryError: the model cannot be shared in this way.
         """
         files = {"version": version(), "files": identity(path), "backend": backend.name}
         agree(self.group, {**files, "shard": self.kind, **settings})
@@ -94,7 +94,7 @@ class Shard(ABC):
         self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
-        """Have the other ranks end after the last pass, and make the time line if it is wanted. Called on rank 0.
+        """End the other ranks after the last pass, and make the time line if it is wanted. Called on rank 0.
 
         Return False if they cannot end so, because a pass was interrupted.
         """
@@ -105,7 +105,7 @@ class Shard(ABC):
         return True
 
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
-        """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line.
+        """End the run on all ranks with an exit code: after the last pass if the code is 0, else at once.
 
         Rank 0 prints the error of another rank.
         """
@@ -125,7 +125,7 @@ class PipelineShard(Shard):
     Args:
         group: the ranks.
         split: the number of layers of each rank; None to decide by measured speed and memory.
-        heartbeat: ends the process if a rank is gone.
+        heartbeat: ends the process if a rank dies.
     """
 
     kind = "pipeline"
@@ -172,7 +172,7 @@ class TensorShard(Shard):
         follow_tensor(model, self.group, sleep)
 
 
-# By the value of --shard: makes the share from the ranks, the split and the heartbeat.
+# By the value of --shard: a function of the ranks, the split and the heartbeat that makes the `Shard`.
 KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
     PipelineShard.kind: PipelineShard,
     TensorShard.kind: lambda group, split, heartbeat: TensorShard(group, heartbeat),
@@ -194,7 +194,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     if not launched():
         raise OptionError("--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ...", option="--shard")
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    importlib.import_module("mlx.core")  # it takes long, and the time to connect is short
+    importlib.import_module("mlx.core")  # imported first: the import takes long, and ranks have little time to connect
     heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
     heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
     group = heartbeat.connected(Ring)

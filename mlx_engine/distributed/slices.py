@@ -1,10 +1,10 @@
-"""Which rows or columns of which matrix each rank holds, when a model runs on several ranks by tensors.
+"""The rows or columns of each matrix that a rank holds with tensor parallelism.
 
 Projections to queries, keys, values, gate and up are cut by rows (outputs), the projections after them by columns
 (inputs), on borders of the blocks of the stored type. So each rank computes whole heads and whole columns of the FFN
 from whole hidden states, and its products of the output and down projections are parts of a sum over all ranks. The
-head is cut by rows. Each expert is cut as a dense FFN is, so that all ranks have the same work whichever experts a
-token chooses, and no code for absent experts is needed. Norms, routers and small projections are on every rank.
+head is cut by rows. Each expert is cut like a dense FFN, so that all ranks have the same work for every choice of
+experts, and no rank lacks an expert. Norms, routers and small projections are on every rank.
 
 A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary. All
 matrices of a layer that must agree share one partition.
@@ -26,12 +26,13 @@ from mlx_engine.weights.plan import Tensor
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
-# The largest share of a rank over an even share. Within it 35 blocks go to two ranks as 17 and 18; 3 blocks do not.
+# The largest share of a rank, relative to an even share: 35 blocks may be divided into 17 and 18, but 3 not into 1 and
+# 2.
 MOST_UNEVEN = 1.2
 
 
 class Partition(ABC):
-    """How an axis is divided among ranks. `str` gives the sizes, for messages."""
+    """The division of an axis among ranks. `str` gives the sizes, for messages."""
 
     @abstractmethod
     def fits(self, size: int) -> bool:
@@ -43,13 +44,13 @@ class Partition(ABC):
 
 
 def is_even(n: int, size: int) -> bool:
-    """Return whether n pieces can be divided among `size` ranks so that no rank has far more than the others."""
+    """Return whether n pieces can be divided almost evenly among `size` ranks."""
     return n >= size and -(-n // size) * size <= MOST_UNEVEN * n
 
 
 @dataclass(frozen=True)
 class Pieces(Partition):
-    """Sections end to end, each of n pieces; a rank gets the same run of pieces of every section.
+    """An axis of several sections with n pieces each; a rank gets the same range of pieces of every section.
 
     Attributes:
         n: pieces of each section.
@@ -79,14 +80,14 @@ class Pieces(Partition):
 class Heads:
     """The heads of attention. A rank has whole KV heads and all queries that read them.
 
-    If there are more ranks than KV heads, several ranks have a copy of one KV head, and share out its query heads.
+    If there are more ranks than KV heads, several ranks have a copy of one KV head, and divide its query heads.
 
     Attributes:
         n_heads: H.
         n_kv_heads: G, a divisor of H.
         head_dim: E.
         block: weights of a block of the output projection's type, whose columns are cut between blocks.
-        equal: whether all ranks must have as many heads, because a norm reads the heads of all.
+        equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
 
     n_heads: int
@@ -155,7 +156,7 @@ class OfHeads(Partition):
 
 @dataclass(frozen=True)
 class Vocabulary(Partition):
-    """The rows of the head: equal runs, of which the last may be shorter, so that logits are gathered in one piece."""
+    """The rows of the head, in equal ranges (the last one may be shorter), so that one gather collects the logits."""
 
     n: int
 
@@ -180,7 +181,7 @@ def by_blocks(width: int, block: int) -> Pieces:
 
 
 ROWS, COLUMNS = 0, 1
-# What is cut, by the name of the tensor without its layer and ending: the partition of its axis, and the axis.
+# The tensors that are cut, by the name without layer and ending: the partition of the axis, and the axis.
 CUT = {
     **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
     "attn_k": ("keys", ROWS),
@@ -201,18 +202,18 @@ CUT = {
     "ssm_out": ("delta values", COLUMNS),
     **dict.fromkeys(("output", "token_embd"), ("vocabulary", ROWS)),
 }
-# What every rank holds whole, in addition to norms.
+# The tensors of which every rank holds all, in addition to norms.
 WHOLE = {
     *("ffn_gate_inp", "ffn_gate_inp_shexp", "ffn_down_exps_scale", "layer_output_scale", "inp_gate", "proj"),
     *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
     *("per_layer_token_embd", "per_layer_model_proj"),
 }
-# The matrix whose columns are cut by blocks, by the partition.
+# By the kind of partition: the matrix whose columns are cut between blocks.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
 }  # fmt: skip
-# The largest number of ranks that a refusal proposes.
+# The largest number of ranks that an error proposes.
 MOST_RANKS = 64
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.\d+)?(?:\.(?:weight|bias))?")
 
@@ -233,7 +234,7 @@ class Name(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a tensor is cut: along which axis, by which partition. The tensor of COLUMNS gives parts of a sum."""
+    """The cut of a tensor: its axis and partition. A matrix that is cut by COLUMNS gives parts of a sum."""
 
     axis: int
     partition: Partition
@@ -241,11 +242,11 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Slices:
-    """How the tensors of a model are cut; a tensor that is not named is whole on every rank.
+    """The cuts of a model's tensors; every rank holds all of a tensor without a cut.
 
     Attributes:
         where: the file, for messages.
-        cuts: how each tensor is cut, by name.
+        cuts: the cuts by the name of the tensor.
     """
 
     where: str
@@ -256,7 +257,7 @@ class Slices:
         """Return how the tensors of a planned model are cut. No weight is read.
 
         Raises:
-            NotShardableError: it is not known how a tensor would be cut.
+            NotShardableError: there is no rule for a tensor.
         """
         where, found = planned.checkpoint.where, dict[str, Cut]()
         partitions = _Partitions(planned)
@@ -276,7 +277,7 @@ class Slices:
         """Check that the model can be cut for `size` ranks.
 
         Raises:
-            NotShardableError: a matrix cannot; the error names it, its sizes, and numbers of ranks that would do.
+            NotShardableError: a matrix cannot be cut; the error names it, its sizes, and possible numbers of ranks.
         """
         for name, cut in sorted(self.cuts.items(), key=lambda found: found[1].axis != COLUMNS):
             if cut.partition.fits(size):
@@ -299,7 +300,7 @@ class Slices:
         return CUT.get(Name.of(linear).part, ("", ROWS))[1] == COLUMNS
 
     def is_bias_of_sum(self, name: str) -> bool:
-        """Return whether a tensor is the bias of such a layer: one rank alone adds it."""
+        """Return whether a tensor is the bias of a layer whose products are parts of a sum; only one rank adds it."""
         return name.endswith(".bias") and self.is_partial(name)
 
 
@@ -310,7 +311,7 @@ class _Partitions:
         self._planned, self._config = planned, planned.config
         # Not `functools.cache` of a method, which would refer to itself and keep the file's metadata.
         self._made: dict[tuple[int | None, str], Partition] = {}
-        self._matrices: dict[Name, list[str]] = {}  # those of all experts of a layer have one key
+        self._matrices: dict[Name, list[str]] = {}  # all experts of a layer have one key
         for name in planned.tensors:
             if name.endswith(".weight"):
                 self._matrices.setdefault(Name.of(name), []).append(name)
@@ -347,7 +348,8 @@ class _Partitions:
     def _delta(self, layer: int, kind: str) -> Partition:
         """Return a partition by key heads: value head h reads key head h % n_key_heads, in section h // n_key_heads."""
         of = self._config
-        heads = _together(of.value_dim, self._block([f"blk.{layer}.ssm_out.weight"]))
+        block = self._block([f"blk.{layer}.ssm_out.weight"])
+        heads = block // math.gcd(block, of.value_dim)  # so many value heads fill whole blocks
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
         keys, values = heads * of.key_dim, (heads * of.value_dim,) * (of.n_value_heads // of.n_key_heads)
         widths = {
@@ -358,7 +360,7 @@ class _Partitions:
         return Pieces(n, widths[kind], f"{of.n_key_heads} key heads of the delta rule, {heads} in a block of columns")
 
     def _block(self, names: Iterable[str]) -> int:
-        """Return on which multiples of columns all of these matrices can be cut."""
+        """Return the number of columns at whose multiples all of these matrices can be cut."""
         return math.lcm(*{type_.block_size for name in names for type_ in self._types(name)})
 
     def _types(self, name: str) -> tuple[GGMLType, ...]:
@@ -366,11 +368,6 @@ class _Partitions:
         planned, tensor = self._planned, self._planned.tensors[name]
         stored = _stored_type(planned, tensor)
         return stored, planned.conversion.type_of(name.removesuffix(".weight"), tensor.shape, stored)[0]
-
-
-def _together(width: int, block: int) -> int:
-    """Return how many heads of this width fill whole blocks."""
-    return block // math.gcd(block, width)
 
 
 def _stored_type(planned: Planned, tensor: Tensor) -> GGMLType:

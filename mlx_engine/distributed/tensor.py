@@ -1,12 +1,12 @@
-"""Tensor parallelism: every rank runs all layers with its slices of the matrices, and the sums make results whole.
+"""Tensor parallelism: every rank runs all layers with its slices of the matrices; sums over ranks give whole results.
 
-All ranks run the same passes over the same batches. `models/layer.py` says where products of several ranks are
-added (`all_sum`) or put side by side (`all_columns`). A sum adds the ranks in their order, so that its bits depend on
+All ranks run the same passes over the same batches. `models/layer.py` defines where products of several ranks
+are added (`all_sum`) or concatenated (`all_columns`). A sum adds the ranks in their order, so that its bits depend on
 the number of ranks and not on the batch.
 
-Rank 0 tells the others of a pass by a message from rank to rank (`messages.py`). All ranks then make the same exchanges
-in the same order. Messages and exchanges share connections and have no names, so every rank ends a pass before the next
-message is sent, also on lazy backends.
+Rank 0 announces each pass by a message, which is forwarded from rank to rank (`messages.py`). All ranks then make the
+same exchanges in the same order. Messages and exchanges share connections and are told apart only by their order, so
+every rank ends a pass before the next message is sent, also on lazy backends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools
-from mlx_engine.distributed.slices import Ranges, Slices
+from mlx_engine.distributed.slices import Slices
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, SharedAttention, ShortConv
 from mlx_engine.quant.weight import Weight
@@ -28,7 +28,7 @@ from mlx_engine.weights.model import Planned
 
 
 def sliced(planned: Planned, rank: int, size: int) -> Planned:
-    """Return a planned model of which only the slices of one rank are loaded.
+    """Return a planned model that loads only the slices of one rank.
 
     The backend of the model needs the group of the ranks (`Backend.group`).
 
@@ -57,7 +57,7 @@ class RankSlices:
         shape, found = list(self.planned.tensors[name].shape), self.slices.ranges(name, self.rank, self.size)
         if found is not None:
             axis, ranges = found
-            shape[axis] = _length(ranges)
+            shape[axis] = sum(last - first for first, last in ranges)
         return tuple(shape)
 
     def is_partial(self, linear: str) -> bool:
@@ -73,7 +73,7 @@ class RankSlices:
         return replace(layer, mix=self._mixer(i, layer.mix))
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return which rows of a projection this rank uses: those that it has of `like`, which has the same heads."""
+        """Return the rows of a projection that this rank uses: those that it has of `like`, with the same heads."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]
@@ -98,10 +98,6 @@ class RankSlices:
         n_keys = n_values * rule.n_key_heads // rule.n_value_heads
         rule = replace(rule, n_key_heads=n_keys, n_value_heads=n_values)
         return DeltaNet(mixer.projections, mixer.conv, rule, mixer.norm, ((taps, channels), (n_values, *head)))
-
-
-def _length(ranges: Ranges) -> int:
-    return sum(last - first for first, last in ranges)
 
 
 def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
@@ -136,7 +132,7 @@ def _run(model: Decoder, pools: StagePools, message: Message) -> Array | None:
 
 
 class TensorParallel(SharedModel):
-    """A model whose tensors several ranks share. All ranks run each pass together, so one may be under way."""
+    """A model whose tensors several ranks share. All ranks run each pass together, so only one can be in progress."""
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
         super().__init__(model, group, wake)
@@ -144,7 +140,7 @@ class TensorParallel(SharedModel):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer keeps of a sequence on this rank."""
+        """The cache of each layer on this rank."""
         return self._model.kv_layers
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:

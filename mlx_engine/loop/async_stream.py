@@ -1,4 +1,4 @@
-"""A stream for asyncio: the forward passes run in a thread of their own, so that the event loop is never blocked."""
+"""A stream for asyncio. The forward passes run in a separate thread, so that the event loop is never blocked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class AsyncStream:
     """An asynchronous iterator over pieces of text: `async for piece in engine.astream(prompt)`.
 
     The run begins with the first piece, and each piece is computed when it is asked for. Cancelling the task,
-    `aclose()` and the end of `async with` end the run after the forward pass that is under way. Several streams may
+    `aclose()` and the end of `async with` end the run after the current forward pass. Several streams may
     run at once: their passes take turns. One task at a time reads a stream.
     """
 
@@ -73,7 +73,7 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """End the run soon; return what is done when it has ended, None if an earlier call did it."""
+        """Begin to end the run. Return a future that is done when it has ended; None if an earlier call began this."""
         if self._is_closed:
             return None
         self._is_closed = True

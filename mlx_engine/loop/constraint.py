@@ -75,6 +75,11 @@ class Grammars:
         return self._tokenizer.pieces()
 
     @cached_property
+    def end(self) -> int:
+        """The id of the end of a text in llguidance."""
+        return len(self.pieces)
+
+    @cached_property
     def free(self) -> Mask:
         """The mask (V,) of reasoning: every token that does not end the answer."""
         mask = np.ones(self.n_logits, dtype=np.bool_)
@@ -173,6 +178,22 @@ class Matcher:
             raise ConstraintError(f"constraint: no token of the vocabulary continues the text{why}; allow other texts")
         return mask
 
+    def allows(self, token: int) -> bool:
+        """Return whether a token may come next: one element of `mask`, in microseconds where a mask takes up to 1 ms.
+
+        Raises:
+            ConstraintError: the constraint has failed.
+        """
+        reasoning = self._reasoning
+        if self.is_complete:
+            return True
+        if reasoning is not None and self._part == "reasoning":
+            return bool(self._free_mask(reasoning.closing)[token])
+        if reasoning is not None and self._part == "opening":
+            is_opening = token == reasoning.opening[self._at]
+            return is_opening or (not self._at and self._continues(token))
+        return (self._part == "line feeds" and token in self._grammars.line_feeds) or self._continues(token)
+
     def advance(self, token: int) -> None:
         """Take the token that was chosen.
 
@@ -240,8 +261,17 @@ class Matcher:
 
     def _continues(self, token: int) -> bool:
         """Return whether the constraint allows a token as the next one of the text, or as its end."""
-        found = self._words()
-        return bool(found[token] or (found[-1] and token in self._grammars.end_ids))
+        return self._is_next(token) or (token in self._grammars.end_ids and self._is_next(self._grammars.end))
+
+    def _is_next(self, word: int) -> bool:
+        """Return one bit of `_words`, of a token or of the end, without the others if they have not been computed."""
+        if self._found is None:
+            with self._grammars.computing:
+                n_valid = self._compiled.validate_tokens([word])
+            if self._compiled.is_error():
+                raise ConstraintError(f"constraint: {_reason(self._compiled.get_error())}")
+            return bool(n_valid)
+        return bool(self._found[word])
 
     def _open(self, token: int, opening: Sequence[int]) -> None:
         """Take a token of the opening marker."""
@@ -260,11 +290,10 @@ class Matcher:
 
     def _write(self, token: int) -> None:
         """Take a token of the text, or its end."""
-        words = self._words()
-        if not self._has_ended and words[token] and self._compiled.consume_token(token):
+        if not self._has_ended and self._is_next(token) and self._compiled.consume_token(token):
             self._n_text += 1
             return
-        if token not in self._grammars.end_ids or not (self._has_ended or words[-1]):
+        if token not in self._grammars.end_ids or not (self._has_ended or self._is_next(self._grammars.end)):
             raise ConstraintError(f"constraint: the token {token} does not continue the text")
         self._has_ended = True
 

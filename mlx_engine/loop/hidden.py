@@ -1,8 +1,8 @@
-"""Hidden states: the named intermediate values of forward passes, with the bits that every other pass computes.
+"""Hidden states: the named intermediate values of forward passes, with the same bits as in every other pass.
 
-A value has the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or a name
-that models give it ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The layers run op by op, because fused blocks
-and compiled programs do not have all values.
+The name of a value is the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"),
+or a name in the code of models ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The layers run op by op, because
+fused blocks and compiled programs do not compute all values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mlx_engine.loop.forward import forward, wanted_logits
 from mlx_engine.weights.model import Model
 
 LOGITS = "logits"
-# The values that need the head: with a large vocabulary it takes as long as several layers.
+# The values that need the head. With a large vocabulary the head takes as long as several layers.
 OF_HEAD = frozenset({"output_norm", LOGITS})
 
-# What a value is, by its name without "blk.N.".
+# The meaning of each value, by its name without "blk.N.".
 MEANINGS = {
     "embed": "the input of the first layer: embeddings of the tokens",
     "per_layer_proj_norm": "the own inputs of all layers, after their norm",
@@ -87,7 +87,7 @@ class Tap(NamedTuple):
     Attributes:
         name: the name, such as "blk.0.attn_out".
         shape: the shape of the value of one token: (D,), or (H, E) for heads, or (C, N) for chosen experts.
-        meaning: what the value is.
+        meaning: a description of the value.
     """
 
     name: str
@@ -139,7 +139,7 @@ def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> d
     chunks: dict[str, list[np.ndarray]] = {}
 
     def keep(name: str, values: np.ndarray) -> None:
-        chunks.setdefault(name, []).append(values.copy())  # kernels may write to the memory again
+        chunks.setdefault(name, []).append(values.copy())  # copied, because kernels reuse the memory
 
     _run(model, ids, frozenset(names), keep)
     return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in chunks.items()}
@@ -173,5 +173,5 @@ def _run(
 
 
 def _no_head(x: Array, best: int | None = None) -> Array:
-    """Return the hidden states in place of logits, which nobody reads."""
+    """Return the hidden states in place of logits, which are not used."""
     return x

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens by the model alone, before any sampling option, exact to the float32.
+"""The model's log-probabilities of tokens, before any sampling option, correct to the last bit of float32.
 
 The sum is float64 in one fixed order (`sum_exp.py` of kernels), and the logarithm is computed here, because the C
 libraries of two systems may round it differently. So equal logits give equal bits on every processor.
@@ -29,8 +29,8 @@ class TokenLogprobs:
     Attributes:
         token_id: the token.
         logprob: the natural logarithm of its probability, a float32 value.
-        top: pairs (token id, log-probability), most likely first, and of equally likely tokens the lower id first.
-        rank: 1 for the most likely token, 1 more for each token that is more likely; None if it was not asked for.
+        top: pairs (token id, log-probability), most likely first; of equally likely tokens, the lower id first.
+        rank: 1 plus the number of tokens that are more likely; None if it was not asked for.
         allowed: the sum of the probabilities of the tokens that the constraint allowed; None without a constraint.
     """
 
@@ -53,7 +53,7 @@ def token_logprobs(
     """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,).
 
     With `ranked`, also return the rank of the token. With the mask (V,) of a constraint, also return the sum of the
-    probabilities that it left.
+    probabilities of the allowed tokens.
     """
     top = float(logits.max())
     log_sum = natural_log(backend.sum_exp(logits, top))
@@ -68,9 +68,10 @@ def token_logprobs(
 
 
 def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top: float, log_sum: float) -> float:
-    """Return the sum of the probabilities of the tokens of a mask: of the fewer ones, or 1 minus that of the others.
+    """Return the sum of the probabilities of the tokens of a mask.
 
-    The first is exact to the float64, the second to 1e-12. `log_sum` is the logarithm of the sum of exp(logits - top).
+    If most tokens are allowed, the result is 1 minus the sum of the others, with an error of at most 1e-12; else it is
+    exact to float64. `log_sum` is the logarithm of the sum of exp(logits - top).
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]

@@ -1,4 +1,4 @@
-"""How much memory a pool of keys and values may take, and how many bytes a forward pass reads from memory."""
+"""Estimates: the memory that a KV pool may take, and the bytes that a forward pass reads from memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.request import ScheduledChunk
 from mlx_engine.weights.model import Model
 
-# The part of the available memory that a pool takes if the user gives no size.
+# The share of the available memory that a pool takes if the user gives no size.
 SPARE_SHARE = 0.5
 
 
 def spare_bytes(model: Model) -> int:
-    """Return the bytes that the machine, or all machines that share the model, can spare for keys and values."""
+    """Return the bytes for a KV pool by default: a share of the free memory of all machines that share the model."""
     return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 
@@ -31,7 +31,7 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
     Args:
         model: the model.
         slots: the largest number of sequences.
-        kv_memory: bytes; None takes what the machine can spare.
+        kv_memory: bytes; None takes the memory that is available.
 
     Raises:
         OptionError: the memory is too small for one page for each sequence, or more than a rank has free.
@@ -72,8 +72,8 @@ class Traffic:
     Attributes:
         weights: bytes of the matrices of the layers and the head, without experts.
         kv: bytes of keys and values per token, by window; None for layers that attend to every token.
-        experts: bytes of experts, by the share of them that one token uses. For several tokens in a pass, the bytes
-            that are read are an expectation.
+        experts: bytes of experts, by the share of them that one token uses. For a pass of several tokens the bytes are
+            an expected value.
         state: bytes of a sequence's state, which a pass reads and writes.
     """
 
@@ -98,7 +98,7 @@ class Traffic:
         return cls(sum(map(nbytes_of, found.values())), kv, experts, pool.states.nbytes_each)
 
     def nbytes(self, parts: Iterable[ScheduledChunk]) -> float:
-        """Return the bytes of one pass, from its parts after it has been committed."""
+        """Return the bytes of one pass, from its chunks after the pass has been committed."""
         lengths = [(part.sequence.kv.length, part.n) for part in parts]
         n_tokens = sum(n for _, n in lengths)
         experts = sum(nbytes * share_read(share, n_tokens) for share, nbytes in self.experts.items())
@@ -114,7 +114,7 @@ class Traffic:
 
 
 def linears(value: Any) -> list[Linear]:
-    """Return all linear layers in an attribute of a model; those of experts only if each expert has its own matrix."""
+    """Return all linear layers in an attribute of a model; layers of experts only if each expert has its own matrix."""
     return parts_of(value, (Linear,))
 
 

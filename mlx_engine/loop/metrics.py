@@ -25,7 +25,7 @@ class Metrics:
 
     Attributes:
         passes: the time of each pass, in order.
-        shares: the run's part of each of these times; less than the whole time if other runs shared the pass.
+        shares: this run's part of each of these times, which is smaller if other runs shared the pass.
         sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
     """
@@ -114,17 +114,17 @@ class PassTimer:
         self._waited_for = 0.0
 
     def restart(self) -> None:
-        """Note that no pass is under way, so that the device waits for the host."""
+        """Record that no pass is in progress: the device waits for the host."""
         self._ended = None
 
     def interval(self, resumed: float, asked: float) -> float:
-        """Return the seconds of a pass that ends now, on a device that starts each pass when the pass before ends.
+        """Return the seconds of a pass that ends now, on a device that starts each pass when the previous pass ends.
 
-        The interval begins when the pass before ended. The caller's code ran until `resumed`, and the host asked for
-        the id at `asked`. If the host had to wait for the id, the device was busy all the time, and the pass took the
-        whole interval. If not, a slow caller may have left the device idle; then the pass is assumed to take as long as
-        the last pass that the host waited for, but at least the time since `resumed`. So a slow caller does not change
-        the decode rate.
+        The interval begins at the end of the previous pass. The caller's code ran until `resumed`, and the host asked
+        for the id at `asked`. If the host had to wait for the id, the device was busy all the time, and the pass took
+        the whole interval. If not, a slow caller may have left the device idle; then the pass is assumed to take as
+        long as the last pass that the host waited for, but at least the time since `resumed`. So a slow caller does not
+        change the decode rate.
         """
         now = self._clock()
         whole, inside = now - (resumed if self._ended is None else self._ended), now - resumed

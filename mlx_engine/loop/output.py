@@ -52,8 +52,8 @@ class NoText:
 class Output:
     """The tokens and the text of one answer.
 
-    An answer ends at an end-of-text or stop token, a stop string, the token limit, or where its constraint allows no
-    more text.
+    An answer ends at an end-of-text or stop token, at a stop string, at the token limit, or when its constraint allows
+    no more text.
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.

@@ -1,4 +1,4 @@
-"""Functions of the user that edit the logits of a sequence before each draw, or choose the token."""
+"""The user's functions: processors edit the logits of a sequence before each draw, a sampler chooses the token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_engine.options import Options, Processor, name_of
 
 
 class Processors:
-    """The processors of a run, in their order, and its own sampler.
+    """The processors of a run, in order, and the user's sampler.
 
     They are called once for each token of an answer, with the ids of all tokens before it and a copy of its logits.
     """
@@ -24,15 +24,15 @@ class Processors:
 
     @classmethod
     def of(cls, options: Options) -> Processors | None:
-        """Return those of a run; None if it has none."""
+        """Return the processors of a run; None if it has no processor and no sampler."""
         has_any = options.processors or options.sampler is not None
         return cls(options.processors, options.sampler) if has_any else None
 
     def __call__(self, ids: Sequence[int], logits: np.ndarray, mask: NDArray[np.bool_] | None = None) -> np.ndarray:
-        """Return the logits (V,) from which the token is drawn: those of the last processor.
+        """Return the logits (V,) from which the token is drawn: the result of the last processor.
 
-        After an own sampler, only its token has a finite logit. It reads logits under the mask (V,) of the sequence's
-        constraint. A processor must leave a token that the mask allows.
+        A sampler gets the logits under the mask (V,) of the sequence's constraint; then only the token that it chooses
+        has a finite logit. A processor must leave a finite logit for a token that the mask allows.
 
         Raises:
             ProcessorError: a function has failed, or has not returned logits or a token.
@@ -61,7 +61,7 @@ def _called(who: str, function: Callable[..., Any], ids: Sequence[int], logits: 
         return function(list(ids), logits)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        # Our own frame would keep the scheduler and its memory alive as long as the error.
+        # The traceback through this frame would keep the scheduler and its memory alive as long as the error.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         raise ProcessorError(f"{who} failed after {len(ids):,} tokens: {reason}") from error
 

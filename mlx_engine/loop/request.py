@@ -44,20 +44,20 @@ class Request:
 
     Attributes:
         prompt_ids: the tokens of the prompt.
-        prompt_array: the same (T,) int64.
+        prompt_array: the same tokens as an array (T,) int64.
         options: the options of the run.
         outputs: the output of each answer. The answers share one prefill.
         matcher: the constraint of the answers, at their start; None without one.
-        output: that of the first answer.
+        output: the output of the first answer.
         reader: reads rows of the prompt's logits or hidden states; None for a request that only generates.
         is_hidden: whether its passes return hidden states in place of logits: it generates nothing.
-        metrics: the times of the passes that computed tokens of the first answer.
+        metrics: the times of the passes of the first answer.
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
         n_steps: number of passes that computed tokens of this request.
-        n_rows: number of tokens in these passes, of all requests.
+        n_rows: number of tokens of all requests in these passes.
         n_bytes: bytes of weights, keys and values that these passes read, if the scheduler counts them.
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
@@ -119,7 +119,7 @@ class Sequence:
         parallel: the samplers of the other outputs of the request (parallel samples), until the prompt has been run
             and they become sequences of their own.
         seconds: the time of the passes since the last token.
-        share: this sequence's part of that time.
+        share: this sequence's part of `seconds`.
     """
 
     request: Request
@@ -158,12 +158,12 @@ class Sequence:
         return self.request.number, self.index
 
     def n_pages(self, n: int) -> int:
-        """Return how many pages the KV cache takes for n more tokens."""
+        """Return the number of pages that the KV cache needs for n more tokens."""
         page, length = self.kv.pool.page, self.kv.length + self.kv.pending
         return -(-(length + n) // page) - -(-length // page)
 
     def chunk(self, budget: int, most_rows: int | None = None) -> ScheduledChunk:
-        """Return the first unread tokens, at most `budget`, as a part of a pass.
+        """Return a chunk of the first unread tokens, at most `budget`, for a pass.
 
         `most_rows` bounds the number of logits that the request's reader gets; it does not bound the choice of a token.
         """

@@ -1,8 +1,8 @@
-"""What a request reads of its prompt: a row of logits, or of hidden states, for each of some tokens.
+"""Readers of a prompt: they get a row of logits, or of hidden states, for some tokens of the prompt.
 
 A pass computes the rows of one chunk of the prompt. A reader gets them one row at a time, in the order of positions, so
-that its sums do not depend on the chunks or on the batch. Prompts are never kept as rows: a prompt of 8,192 tokens with
-a vocabulary of 150,000 would take 5 GB.
+that its sums do not depend on the chunks or on the batch. The rows of a prompt are not kept: for 8,192 tokens
+and a vocabulary of 150,000 they would take 5 GB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
 
-# Logits of so many bytes are kept at most for readers in one pass.
+# The largest number of bytes of logits that one pass keeps for readers.
 MOST_BYTES = 1 << 26
 
 
@@ -37,12 +37,12 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return how many last rows it needs of a chunk of n tokens that begins at position `first`."""
+        """Return the number of last rows that the reader needs of a chunk of n tokens from position `first` on."""
         at = max(first, self.start)
         return first + n - at if at < min(self.end, first + n) else 0
 
     def read(self, backend: Backend, first: int, rows: np.ndarray) -> None:
-        """Read the rows (R, ...) of the tokens from position `first` on; those that have been read are skipped."""
+        """Read the rows (R, ...) of the tokens from position `first` on; skip rows that have been read before."""
         for position, row in enumerate(rows, start=first):
             if position == self.start < self.end:
                 self.read_row(backend, position, row)
@@ -57,7 +57,7 @@ class PromptLogprobs(RowReader):
     """The log-probability of each token of a prompt after the first, and the `n_top` most likely tokens at its place.
 
     Attributes:
-        tokens: those that have been read so far, from the second token of the prompt on.
+        tokens: the tokens that have been read so far, from the second token of the prompt on.
     """
 
     def __init__(self, prompt_ids: Sequence[int], n_top: int = 0) -> None:
@@ -106,7 +106,7 @@ class PooledHidden(RowReader):
         self._sum = added if self._sum is None else self._sum + added
 
     def vector(self, dimensions: int | None = None, *, normalized: bool) -> np.ndarray:
-        """Return the float32 vector (D,), or its first `dimensions`; `normalized` divides it by its length then.
+        """Return the float32 vector (D,), or its first `dimensions`; with `normalized`, divided by its length.
 
         Raises:
             ValueError: the prompt has not been run.

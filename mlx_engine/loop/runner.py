@@ -9,7 +9,8 @@ chosen when the pass is settled, so these passes run different sequences, or lat
 
 The mask of a constraint depends on the token before. So if a sequence in a pass has a constraint, and its last token is
 not settled, the pass is submitted without a choice, and its tokens are chosen when the pass before it is settled: the
-device runs the pass meanwhile. An eager backend computes masks in a thread, while the next pass runs.
+device runs the pass meanwhile. An eager backend computes masks in a thread, while the next pass runs; a greedy choice
+without log-probabilities is checked first, and needs a mask only if the constraint does not allow it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
-from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import ConstraintError, EngineError, ProcessorError
@@ -92,8 +93,7 @@ class ModelRunner:
     Attributes:
         overlaps: whether a pass is submitted before the tokens of the last one are on the host.
         depth: the largest number of passes that are submitted and not settled.
-        n_batches: how many passes with different sequences are under way: one for each machine, if several run the
-            model.
+        n_batches: the number of passes with different sequences that are in flight: one for each pipeline stage.
 
     Args:
         model: the model.
@@ -259,11 +259,17 @@ class ModelRunner:
         if not be.lazy and be.bad_rows(logits, sums):
             # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
-        draws = [_draw(chunk, sampler) for chunk, sampler in pairs]
+        draws: list[Draw] = []
+        for chunk, sampler in pairs:
+            try:
+                draws.append(sampler.draw())
+            except ConstraintError as error:  # the constraint allows no token: the chunk fails, whatever is chosen
+                chunk.error = error
+                draws.append(Draw(Sampling(), (), 0.0))
         edited = logits
         if any(sampler.processors is not None for _, sampler in pairs):
             edited = _edited(be, logits, pairs, draws)
-        tokens = be.choose(edited, draws)
+        tokens = _checked(be, edited, pairs, be.choose(edited, draws))
         (be.begin if self.overlaps else be.wait)([*tokens, sums])
         whole = submitted.batch.best is None
         for row, ((chunk, sampler), token) in enumerate(zip(pairs, tokens, strict=True)):
@@ -341,13 +347,21 @@ class ModelRunner:
             sampler.prepare(self._masks)
 
 
-def _draw(chunk: ScheduledChunk, sampler: Sampler) -> Draw:
-    """Return the inputs of a choice; if a constraint allows no token, those of any choice, and fail the chunk."""
-    try:
-        return sampler.draw()
-    except ConstraintError as error:
-        chunk.error = error
-        return Draw(Sampling(), (), 0.0)
+def _checked(
+    be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], tokens: list[Token]
+) -> list[Token]:
+    """Return the tokens chosen from logits (R, V), with another choice for each that its constraint does not allow.
+
+    If a constraint allows no token, its chunk fails.
+    """
+    for row, (chunk, sampler) in enumerate(pairs):
+        try:
+            draw = sampler.redraw(tokens[row])
+        except ConstraintError as error:
+            chunk.error, draw = error, None
+        if draw is not None:
+            (tokens[row],) = be.choose(be.take(logits, (row,)), [draw])
+    return tokens
 
 
 def _edited(

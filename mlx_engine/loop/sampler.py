@@ -53,6 +53,9 @@ class Sampler:
     Attributes:
         choice: the number of the sampler among those of its prompt.
         is_constrained: whether the next token depends on the ids of all tokens before it, by its mask.
+        is_checked: whether the token with the largest logit is chosen first, and compared with the constraint: most
+            are allowed, and then no mask is computed. Not on a lazy backend, which has the id only later; not with
+            log-probabilities, which say how much probability the mask left.
         processors: the functions of the user that edit logits; None if there are none.
     """
 
@@ -73,7 +76,9 @@ class Sampler:
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
         self.processors, self.is_constrained = processors, matcher is not None
-        # The mask of the next token, or the promise of a thread of this process.
+        is_free = logprobs or processors is not None or not sampling.is_argmax
+        self.is_checked = matcher is not None and not is_free and not backend.lazy
+        # The mask of the next token, or the future of a thread that computes it.
         self._matcher = matcher
         self._mask: Mask | None = None
         self._next: tuple[int, Future[Mask]] | None = None
@@ -108,10 +113,14 @@ class Sampler:
         draw = self.draw()
         edited = self.edited(self._backend.host(logits)[0], draw) if self.processors else None
         (token,) = self._backend.choose(logits if edited is None else self._backend.array(edited[None]), [draw])
+        if (again := self.redraw(token)) is not None:
+            (token,) = self._backend.choose(logits, [again])
         return self.settle(self.add(token, logits))
 
     def draw(self) -> Draw:
         """Return the inputs for choosing the next token. The choice before it need not be settled.
+
+        Without the mask if the choice is checked: see `redraw`.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -121,9 +130,19 @@ class Sampler:
             (process, promised), self._next = self._next, None
             # A fork leaves the thread in the parent.
             self._mask = promised.result() if process == os.getpid() else None
-        if self._mask is None and self._matcher is not None:
+        if self._mask is None and self._matcher is not None and not self.is_checked:
             self._mask = self._matcher.mask()
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
+
+    def redraw(self, token: Token) -> Draw | None:
+        """Return the inputs of another choice, with the mask, if the constraint does not allow a checked one; or None.
+
+        Raises:
+            ConstraintError: the constraint allows no token.
+        """
+        if self._matcher is None or not self.is_checked or self._matcher.allows(self._backend.token_id(token)):
+            return None
+        return Draw(self._sampling, self._recent, 0.0, self._n_prompt, self._matcher.mask())
 
     def edited(self, row: np.ndarray, draw: Draw) -> np.ndarray:
         """Return logits (V,) as the processors return them. All tokens before must be settled.
@@ -135,7 +154,7 @@ class Sampler:
 
     def prepare(self, executor: Executor) -> None:
         """Begin to compute the mask of the next token in a thread, when all tokens before it are settled."""
-        if self._matcher is not None:
+        if self._matcher is not None and not self.is_checked:
             self._next = os.getpid(), executor.submit(self._matcher.mask)
 
     @property
@@ -185,7 +204,7 @@ class Sampler:
 
 
 def best_of(samplers: Sequence[Sampler]) -> int | None:
-    """Return how many of the largest logits suffice for all of these samplers; None for all, or if there are none."""
+    """Return the number of largest logits that suffices for all samplers; None for all logits, or without samplers."""
     needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None

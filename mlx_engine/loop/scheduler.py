@@ -36,6 +36,7 @@ from mlx_engine.weights.model import Model
 # Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
 # more tokens compute prompts equally fast.
 BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
+_INTERRUPTED = "expected a scheduler whose steps have ended, found an interrupted one; make another"
 
 
 class StepOutput(NamedTuple):
@@ -90,7 +91,7 @@ class Scheduler:
                 passes (`kept=False`), each pass runs whole sequences again.
             slots: the largest number of sequences that run at the same time.
             prefix: where the keys and values of prompts and answers are kept for later requests; None keeps none.
-            budget: the largest number of prompt tokens in a pass while no answer is being generated.
+            budget: the largest number of prompt tokens in a pass during which no answer is generated.
             shared_budget: the same while an answer is being generated.
             overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
             traffic: counts the bytes that passes read; None counts none.
@@ -139,7 +140,8 @@ class Scheduler:
             ContextLengthError: the request could not be completed even if it had all pages for itself.
             ValueError: the request asks for more answers than there are slots, or for several without a KV cache.
         """
-        self._check_sound()
+        if self._is_broken:
+            raise RuntimeError(_INTERRUPTED)
         n = len(request.outputs)
         if n > self.slots:
             raise ValueError(f"expected at most {self.slots} answers to a request, one per slot, found {n}")
@@ -168,8 +170,8 @@ class Scheduler:
     def leave(self, request: Request) -> None:
         """Cancel a request at once or, within a step, before the next one. May be called by the garbage collector."""
         self._left.append(request)
-        if not self._is_stepping:
-            self._cancel_left()
+        while self._left and not self._is_stepping:
+            self.cancel(self._left.popleft())
 
     def step(self) -> StepOutput:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
@@ -182,17 +184,18 @@ class Scheduler:
         Raises:
             RuntimeError: an earlier step was interrupted.
         """
-        self._check_sound()
+        if self._is_broken:
+            raise RuntimeError(_INTERRUPTED)
         self._is_stepping = True
         try:
-            self._cancel_left()
             done = self._step()
         except BaseException:
             self._is_broken = True
             raise
         finally:
             self._is_stepping = False
-        self._cancel_left()
+        while self._left:
+            self.cancel(self._left.popleft())
         if not self.has_work:
             self._runner.idle()
         return done
@@ -219,14 +222,6 @@ class Scheduler:
         self._failed = []
         ended = [request for request in reached if request.has_ended]
         return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes)
-
-    def _check_sound(self) -> None:
-        if self._is_broken:
-            raise RuntimeError("expected a scheduler whose steps have ended, found an interrupted one; make another")
-
-    def _cancel_left(self) -> None:
-        while self._left:
-            self.cancel(self._left.popleft())
 
     # ---- the decision: which sequences run, and which tokens ----
 
@@ -272,15 +267,15 @@ class Scheduler:
     def _chunks(self) -> list[ScheduledChunk]:
         """Return one token of every sequence that is being generated, then chunks of prompts within the budget.
 
-        Passes return either logits or hidden states, in turns. If several machines run the model, a pass has its share
-        of the sequences and of the budget.
+        A pass returns either logits or hidden states; if both are wanted, the two kinds of passes alternate. If several
+        machines run the model, a pass has its share of the sequences and of the budget.
         """
         ready, n_batches = [one for one in self.running if self._is_ready(one)], self._runner.n_batches
         if any(one.request.is_hidden != ready[0].request.is_hidden for one in ready):
             ready = [one for one in ready if one.request.is_hidden != self._was_hidden]
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
-        # Answers wait for a pass of hidden states, which runs none of their tokens.
+        # A pass of hidden states runs no tokens of answers, so answers wait for it.
         is_hidden = bool(ready) and ready[0].request.is_hidden
         is_shared = bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
         left = -(-(self._shared_budget if is_shared else self._budget) // n_batches)
@@ -356,7 +351,7 @@ class Scheduler:
         if self.prefix is None:
             return
         ids, request = sequence.ids, sequence.request
-        # The rows that the request's reader has not got must be computed; rows are not cached.
+        # Rows are not cached, so the rows that the request's reader still needs must be computed.
         most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
         match = self.prefix.attach(sequence.kv, ids[:most])
         sequence.unread = list(ids[match.length :])

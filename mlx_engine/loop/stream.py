@@ -1,4 +1,4 @@
-"""A request as a stream of text: an iterator that runs as many steps as the next piece of text needs.
+"""A request as a stream of text: an iterator that runs scheduler steps until the next piece of text is complete.
 
 The timeout starts when the first piece is requested. It is checked after every step, so after every token and every
 prompt chunk. A pass is not interrupted.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-# The errors of one run of a batch, after which the others go on.
+# Errors of one run of a batch, which do not end the other runs.
 RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
 RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
@@ -46,12 +46,12 @@ class Generation:
             if the timeout came first, "error" if it failed; None while the run continues.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token, if they were asked for.
-        prompt_logprobs: those of each token of the prompt after the first, if they were asked for.
+        prompt_logprobs: the log-probabilities of each token of the prompt after the first, if they were asked for.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
         stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
-        processors: the names of the run's processors and of its own sampler. They are code: with them the tokens are a
-            function of the prompt, the options, the seed and these functions.
+        processors: the names of the run's processors and of its sampler function. The tokens then depend on the code of
+            these functions too, not only on prompt, options and seed.
     """
 
     text: str
@@ -110,7 +110,7 @@ class Stream:
         self._is_started, self._is_cancelled, self._n_reported = False, False, 0
         scheduler.submit(request)
         self._scheduler: Scheduler | None = scheduler
-        # A stream that is dropped leaves the scheduler, and frees its memory at once.
+        # When a stream is garbage-collected, its request is cancelled, which frees its memory at once.
         self._leave = weakref.finalize(self, scheduler.leave, request)
         self._leave.atexit = False
 
@@ -208,7 +208,7 @@ class Stream:
         request = self.request
         scheduler.step()
         if request.error is not None:
-            # The traceback refers to the scheduler: its memory is free when the caller has handled the error.
+            # The traceback keeps the scheduler alive: its memory is freed when the caller has handled the error.
             error, request.error = request.error, None
             try:
                 raise error

@@ -31,7 +31,7 @@ class Lock(Protocol):
 
 L = TypeVar("L", bound=Lock)
 
-# Each lock, and whether a thread that holds it acquires others of these.
+# Each lock, and whether a thread that holds it acquires further locks of this table.
 _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
 # Locks that a thread of the parent held for all of PATIENCE when this process was forked: they are never released here.
 abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Memory pages of a mapped file: read those that passes need ahead of them, and give back all others.
+"""Memory pages of mapped files: read the pages of weights ahead of the first pass, and release all others.
 
 A page fault on a mapped file also maps neighbouring pages from the page cache, up to 2 MiB on Linux. A rank that reads
 half of the rows of a matrix would have two thirds to three quarters of the matrix resident.
@@ -17,7 +17,7 @@ AROUND = 2 << 20
 
 
 def release(read: np.ndarray, prepared: object) -> None:
-    """Give back the pages of the mapped file that `read` is a view of, unless `prepared` is a view of them, too.
+    """Release the pages of the mapped file that `read` is a view of, unless `prepared` is a view of them, too.
 
     A converted weight is not read again. Its pages would count as this process's memory until the end of loading: for
     a bfloat16 file as much as half of the weights in float32.
@@ -34,7 +34,7 @@ def is_view(prepared: object, read: np.ndarray) -> bool:
 
 
 def map_small_pages(view: np.ndarray) -> None:
-    """Have the system map the file of a view in small pages.
+    """Let the system map the file of a view in small pages.
 
     It maps large ones (2 MiB) as a whole, and drops them as a whole, so that parts of matrices between parts that are
     not needed would be mapped again, with their neighbours, when a pass reads them.
@@ -46,7 +46,7 @@ def map_small_pages(view: np.ndarray) -> None:
 
 
 def read_ahead(views: Iterable[np.ndarray]) -> None:
-    """Read every page of these arrays, and give back all other pages of the mapped files that they are views of."""
+    """Read every page of these arrays, and release all other pages of the mapped files that they are views of."""
     ends: dict[mmap.mmap, int] = {}
     for view in sorted(views, key=lambda array: array.ctypes.data):
         view[:: mmap.PAGESIZE].max(initial=0)
@@ -61,7 +61,7 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Give back the pages around some rows of a matrix in a mapped file."""
+    """Release the pages around some rows of a matrix in a mapped file."""
     file = _file_of(matrix)
     if file is None:
         return

@@ -1,4 +1,4 @@
-"""The memory that this process may take: what the machine has free, and its container's limit."""
+"""The memory that this process may take: the free memory of the machine, within the limit of its container."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _FILES = {
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can take now, by the machine and by the limits of its control groups."""
+    """Return the bytes that this process can take now: the free memory, within the limits of its control groups."""
     import psutil  # imported here: it takes 10 ms
 
     return max(0, min([int(psutil.virtual_memory().available), *_left(root)]))
 
 
 def give_back_freed() -> None:
-    """Return freed memory that glibc still holds to the system."""
+    """Return memory to the system that glibc keeps after it was freed."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _left(root: Path) -> Iterator[int]:
-    """Yield for each control group with a limit the bytes that are left."""
+    """Yield the bytes that are left in each control group with a limit."""
     for group in groups_of(root, "memory"):
         left = _left_in(group)
         if left is not None:

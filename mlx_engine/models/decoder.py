@@ -65,7 +65,7 @@ class Decoder(Model):
         self.config = config
         self.output_norm = output_norm or parameters.rms_norm("output_norm", config.norm_eps)
         self.layers = tuple(w.counted_from(self.stage.first) for w in layers[self.stage.first : self.stage.end])
-        self.whole_kv_layers = _kv_layers(layers)
+        self.whole_kv_layers = _kv_layers(layers, backend.kv_type)
         self.logit_softcap = logit_softcap
         head = "output" if "output.weight" in parameters else "token_embd"
         # A tied head may be converted to another type than the embedding table: a stage prepares only the one that it
@@ -98,17 +98,15 @@ class Decoder(Model):
 
         The pass writes keys and values of all new tokens. The caller then commits the batch, or rolls it back.
         """
-        x = self._run_layers(batch)
+        x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
+        x = self.program.run(x, batch)
         return None if batch.want == "none" else self.head(x, batch.best)
 
     def forward_hidden(self, batch: Batch) -> Array | None:
         """Run a forward pass as `forward` does; return hidden states (R, D) after the last norm, without the head."""
-        x = self._run_layers(batch)
-        return None if batch.want == "none" else self.backend.norm(x, self.output_norm)
-
-    def _run_layers(self, batch: Batch) -> Array:
         x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
-        return self.program.run(x, batch)
+        x = self.program.run(x, batch)
+        return None if batch.want == "none" else self.backend.norm(x, self.output_norm)
 
     def head(self, x: Array, best: int | None = None) -> Array:
         """Return logits (R, V) of the hidden states (R, D) after the last layer; see `Batch.best`."""
@@ -130,7 +128,7 @@ class Decoder(Model):
         return KVPool(self.backend, self.kv_layers, n_tokens, **options)
 
 
-def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
+def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     """Return the cache of each layer of a model; layers that share the keys and values of another have none.
 
     These layers are the last ones, so that a layer and its store have the same index.
@@ -138,7 +136,7 @@ def _kv_layers(layers: Sequence[Layer]) -> list[CacheLayer]:
     kept: list[CacheLayer] = []
     for mixer in (w.mix for w in layers):
         if isinstance(mixer, Attention):
-            kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window))
+            kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window, type_))
         elif not isinstance(mixer, SharedAttention):
             kept.append(StateLayer(mixer.state))
     return kept

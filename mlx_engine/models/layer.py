@@ -376,7 +376,7 @@ class PerLayer:
     Attributes:
         hidden_size: D. The definition of the layers reads (T, D + L*I): the hidden states, and then the inputs of all
             layers.
-        columns: the first column of h, and the column after its last, in the inputs of all layers.
+        columns: [first, end) of the columns of h in the inputs of all layers.
         gate: (P, D).
         projection: (D, I).
         norm: the norm after the projection.

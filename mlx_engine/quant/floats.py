@@ -24,7 +24,7 @@ class F32:
 
 
 class F16:
-    """IEEE half precision, little-endian; larger magnitudes than 65,504 are written as infinity."""
+    """IEEE half precision, little-endian; magnitudes above 65,504 are written as infinity."""
 
     @staticmethod
     def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -60,7 +60,7 @@ class GroupWeight(Weight):
 
     @cached_property
     def data(self) -> NDArray[np.uint8]:
-        """The blocks, as a vector of bytes in memory of its own."""
+        """The blocks, as a vector of bytes in new memory."""
         return join(self.type, self.parts)
 
     def _blocks(self, first: int, last: int) -> NDArray[np.uint8]:

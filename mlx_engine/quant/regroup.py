@@ -36,7 +36,7 @@ _PIECE = 1 << 17
 
 
 def in_groups(weight: Weight) -> Weight:
-    """Return a weight in the group type of `EXACT`; return any other weight, or one with infinite scales, as it is."""
+    """Return a weight in the group type of `EXACT`; return others, and weights with infinite scales, unchanged."""
     if weight.type.name not in EXACT:
         return weight
     type_, stored = EXACT[weight.type.name], BY_NAME[weight.type.name]
@@ -66,7 +66,7 @@ def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def in_gguf_order(weight: Weight) -> Weight:
-    """Return a weight of MLX's type as one of GGUF's; any other weight, and one with an infinite scale, as it is."""
+    """Return a weight of MLX's type as one of GGUF's; return others, and weights with infinite scales, unchanged."""
     if weight.type != MLX:
         return weight
     parts = split(weight, MLX)
@@ -81,7 +81,7 @@ def in_gguf_order(weight: Weight) -> Weight:
 
 
 def in_mlx_order(weight: Weight) -> Weight:
-    """Return a weight of GGUF's type as one of MLX's; any other weight, and one with a scale unlike MLX's, as it is."""
+    """Return a weight of GGUF's type as one of MLX's; return others, and weights whose scales MLX lacks, unchanged."""
     if weight.type != GGUF:
         return weight
     blocks = weight.data.reshape(-1, GGUF.block_bytes)

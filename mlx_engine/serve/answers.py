@@ -1,4 +1,4 @@
-"""What the writers of /v1/responses and /v1/messages share: the parts of an answer, and the stream of their events."""
+"""Shared by the replies of /v1/responses and /v1/messages: the parts of an answer, and the stream of their events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Part:
     """A part of an answer.
 
     Attributes:
-        kind: what the text is: that of the reasoning, of the answer, or the arguments of a call as JSON.
+        kind: the meaning of the text: reasoning, the answer, or the arguments of a call as JSON.
         index: the number of the part in the answer.
         call_id: the id of a call.
         name: the name of the tool of a call.
-        texts: the text, as it came.
-        is_complete: whether the part has ended, and not been cut off.
+        texts: the pieces of the text, in order.
+        is_complete: whether the part has ended without being cut off.
     """
 
     kind: Literal["reasoning", "text", "call"]
@@ -78,7 +78,7 @@ class PartsReply(Reply):
         return stop if isinstance(stop, str) else None
 
     def news(self) -> bytes:
-        """Return the events with what is new since the last call."""
+        """Return the events since the last call."""
         output, progress = self._call.outputs[0]
         before, self._read = self._read, progress
         found = self._reader.add("".join(output.pieces[before.n_pieces : progress.n_pieces]), output.marks)
@@ -92,15 +92,15 @@ class PartsReply(Reply):
 
     @abstractmethod
     def opened(self, part: Part) -> bytes:
-        """Return the events with which a part begins."""
+        """Return the events for the beginning of a part."""
 
     @abstractmethod
     def added(self, part: Part, text: str) -> bytes:
-        """Return the event with new text of a part."""
+        """Return the event for new text of a part."""
 
     @abstractmethod
     def closed(self, part: Part) -> bytes:
-        """Return the events with which a part ends."""
+        """Return the events for the end of a part."""
 
     def _take(self, event: Event) -> bytes:
         if isinstance(event, CallBegin):

@@ -45,13 +45,13 @@ from mlx_engine.serve.sse import unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# Bytes of a text per token that /tokenize takes at most for as many tokens as /detokenize takes.
+# The limit of /tokenize in bytes, per token of the limit of /detokenize.
 BYTES_PER_TOKEN = 8
 
-# Bodies that are being read take at most so many times the largest one.
+# The memory for bodies that are being read, in multiples of the largest body.
 MOST_BODIES = 16
 
-# Reads a body and calls its second argument with the response.
+# A function that reads a body, and calls its second argument with the response.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
 
 
@@ -94,13 +94,13 @@ def create_app(service: Service) -> Starlette:
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
-    # A path with a slash too many is no path of this API: a redirect would go to wherever the header Host says.
+    # A path with an extra slash is an error. A redirect would lead to any host that the header Host names.
     app.router.redirect_slashes = False
     return app
 
 
 def refusal(service: Service, headers: Headers) -> Response | None:
-    """Return the response to a request without the API key; None for one that may pass."""
+    """Return the response to a request without the API key; None if the request may pass."""
     try:
         check_key(headers, service.api_key)
     except ApiError as error:
@@ -110,7 +110,7 @@ def refusal(service: Service, headers: Headers) -> Response | None:
 
 
 class Endpoint:
-    """An ASGI application that runs a handler until it has responded or the client has left.
+    """An ASGI application that runs a handler until the handler has responded or the client has disconnected.
 
     Args:
         service: the served model.
@@ -122,7 +122,7 @@ class Endpoint:
         self._service, self._handler, self._is_open = service, handler, is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. A client that has left is no error; its request is cancelled at once."""
+        """Handle a request. If the client disconnects, its request is cancelled at once; this is not an error."""
         started = False
 
         async def sent(message: Message) -> None:
@@ -170,10 +170,10 @@ class Endpoint:
 
 
 async def refuse(response: Response, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
-    """Send the response to a request that failed. If it closes the connection, first discard what follows, for a time.
+    """Send the response to a request that failed. If the response closes the connection, first discard incoming data.
 
-    To close a socket with unread data resets the connection: the client would lose the reply. `wait` is awaited
-    before each piece that is discarded.
+    Closing a socket with unread data resets the connection, and the client may lose the reply. Data is discarded for a
+    limited time; `wait` is awaited before each piece.
     """
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -221,7 +221,7 @@ async def metrics(service: Service, body: bytes, respond: Respond) -> None:
 async def converted(
     service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
-    """Respond with what `convert` makes of a body in a thread, when it is its turn."""
+    """Call `convert` with a body in a thread, when it is the request's turn, and respond with the result."""
     _ = service.engine  # refuse at once what cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))
@@ -259,7 +259,7 @@ def _text(service: Service, body: bytes) -> Response:
 
 
 async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> None:
-    """Describe the tokenizer as vLLM does: clients that tokenize by this server look here for its end-of-text token."""
+    """Describe the tokenizer as vLLM does. Clients that tokenize by this server read the end-of-text token from it."""
     tokenizer = service.engine.tokenizer
     names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     found: dict[str, object] = {name: None if i is None else tokenizer.token(i) or None for name, i in names.items()}

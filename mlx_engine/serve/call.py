@@ -13,7 +13,7 @@ from mlx_engine.loop.request import Request
 
 
 class Progress(NamedTuple):
-    """How far an output was after a step. The engine thread writes beyond it; up to it nothing changes any more."""
+    """The published lengths of an output after a step. The engine thread writes only beyond these lengths."""
 
     n_tokens: int = 0
     n_pieces: int = 0
@@ -21,7 +21,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, output: Output) -> Progress:
-        """Return how far an output is; called by the engine thread between two steps."""
+        """Return the lengths of an output; called by the engine thread between two steps."""
         return cls(len(output.token_ids), len(output.pieces), output.finish_reason)
 
 
@@ -30,10 +30,10 @@ class Call:
 
     Attributes:
         requests: the requests, in the order of the prompts.
-        accepted: done when the scheduler has taken the requests; it raises what the scheduler raised.
-        error: what ended a request, if one failed.
+        accepted: a future that is done when the scheduler has accepted the requests, or raises the scheduler's error.
+        error: the error that ended a request, or None.
         received: when the HTTP request arrived, in seconds of the server's clock.
-        tokenized: when its prompts had become tokens.
+        tokenized: when all prompts had been encoded.
         client_id: the id that the client gave the HTTP request, or None.
     """
 
@@ -49,13 +49,13 @@ class Call:
 
     @property
     def outputs(self) -> list[tuple[Output, Progress]]:
-        """All outputs, in the order of the reply's choices, and how far each is."""
+        """All outputs, in the order of the reply's choices, each with its progress."""
         reached = [progress for request in self.requests for progress in self._reached[request]]
         outputs = [output for request in self.requests for output in request.outputs]
         return list(zip(outputs, reached, strict=True))
 
     def reached(self, request: Request) -> list[Progress]:
-        """Return how far the outputs of a request are."""
+        """Return the progress of the outputs of a request."""
         return list(self._reached[request])
 
     @property
@@ -65,7 +65,7 @@ class Call:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the call has ended: no output will change."""
         return self.error is not None or not self.is_unfinished
 
     @property
@@ -75,7 +75,7 @@ class Call:
 
     @property
     def phase(self) -> str:
-        """What the engine does with the first request that has no token yet, for the comments of a stream."""
+        """The phase of the first request that has no token yet, for the comments of a stream."""
         for request in self.requests:
             if request.times.admitted is None:
                 return "queued"
@@ -84,13 +84,13 @@ class Call:
         return "decode"
 
     def update(self, reached: Mapping[Request, Sequence[Progress]], error: Exception | None = None) -> None:
-        """Note how far its requests are; wake the reader."""
+        """Publish the progress of the requests, and wake the reader."""
         self._reached.update({request: list(of) for request, of in reached.items() if request in self._reached})
         self.error = self.error or error
         self._changed.set()
 
     async def changed(self, seconds: float | None = None) -> bool:
-        """Wait for an update, at most so many seconds; return whether there was one."""
+        """Wait at most `seconds` for an update; return whether there was one."""
         # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with an update.
         with move_on_after(seconds):
             await self._changed.wait()
@@ -102,7 +102,7 @@ class Call:
         """Wait until all answers have ended.
 
         Raises:
-            Exception: what ended a request, if one failed.
+            Exception: the error that ended a request.
         """
         while not self.has_ended:
             await self.changed()

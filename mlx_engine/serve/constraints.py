@@ -15,7 +15,7 @@ from mlx_engine.serve.errors import ApiError
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON Schema with a name. Unless it is strict, keywords that are not supported are left out, and named."""
+    """A JSON Schema with a name. If it is not strict, unsupported keywords are dropped, and the reply names them."""
 
     name: str
     description: str | None = None
@@ -31,7 +31,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One constraint, as vLLM names them: a JSON Schema, any JSON object, an expression, texts, a grammar in Lark."""
+    """A constraint under vLLM's names: JSON Schema, any JSON object, regular expression, texts, or Lark grammar."""
 
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
@@ -45,8 +45,8 @@ class Asked(NamedTuple):
 
     Attributes:
         constraint: the constraint, or None.
-        param: the parameter that has it.
-        ignored: the paths of what was left out.
+        param: the parameter that has the constraint.
+        ignored: the paths of the keywords that were dropped.
     """
 
     constraint: Constraint | None = None
@@ -93,7 +93,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of a format of the answer that another API has under this name.
+    """Return the constraint of an answer's format in another API, in the parameter of this name.
 
     Raises:
         ApiError: it is invalid.
@@ -106,7 +106,7 @@ def asked_format(form: ResponseFormat, param: str) -> Asked:
 
 
 def _made(given: Parameters) -> Iterator[tuple[str, Callable[[], Constraint | Asked] | None]]:
-    """Yield the parameters, each with what makes its constraint; None for one that is not given."""
+    """Yield each parameter with a function that makes its constraint; None for a parameter that is not given."""
     form = given.response_format or ResponseFormat(type="text")
     is_made = form.type != "text" or form.json_schema is not None
     yield "response_format", partial(_format, form) if is_made else None
@@ -136,7 +136,7 @@ def _format(form: ResponseFormat, param: str = "response_format") -> Constraint 
 
 @contextmanager
 def named(param: str) -> Iterator[None]:
-    """Make an error about the constraint in this block an error of the parameter that has it."""
+    """Convert errors about the constraint in this block to errors of the parameter."""
     try:
         yield
     except OptionError as error:

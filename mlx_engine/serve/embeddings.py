@@ -1,6 +1,6 @@
 """The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
 
-Their requests run in the scheduler beside those that generate, as many at a time as the server has slots.
+Their requests run in the scheduler together with generating requests, as many at a time as the server has slots.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         """The texts, each a text or token ids.
 
         Raises:
-            ApiError: there are none or too many, or they are a mixture.
+            ApiError: there are no texts or too many, or texts and token ids are mixed.
         """
         if isinstance(self.input, str):
             return [self.input]
@@ -109,9 +109,9 @@ Read = Callable[[Service, bytes, Callable[[str], None]], tuple[Any, list[Request
 
 
 async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[Any, list[Request]]:
-    """Read a body in a thread, run its requests to their end, and return its parameters and the requests."""
+    """Parse a body in a thread, run its requests to their end, and return its parameters and the requests."""
     received = service.clock()
-    _ = service.engine  # refuse at once what cannot be answered now
+    _ = service.engine  # refuse a request at once if it cannot be answered now
     try:
         async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
             asked, requests = await turn.run(partial(read, service, body, partial(_check, service, turn)))
@@ -169,9 +169,10 @@ def _usage(requests: Sequence[Request]) -> dict[str, object]:
     return {"prompt_tokens": n, "total_tokens": n}
 
 
-def _digest(values: np.ndarray) -> dict[str, object]:
-    """Return the receipt: SHA-256 of little-endian float32 values."""
-    return {"digest": sha256(values.astype("<f4").tobytes()).hexdigest()}
+def _receipt(service: Service, values: np.ndarray) -> dict[str, object]:
+    """Return the receipt: SHA-256 of little-endian float32 values, and the type of activations."""
+    digest = sha256(values.astype("<f4").tobytes()).hexdigest()
+    return {"digest": digest, "activations": service.engine.backend.activations}
 
 
 def _embedded(service: Service, asked: EmbeddingRequest, requests: Sequence[Request]) -> dict[str, object]:
@@ -186,7 +187,7 @@ def _embedded(service: Service, asked: EmbeddingRequest, requests: Sequence[Requ
         for i, one in enumerate(vectors)
     ]
     head = {"object": "list", "data": data, "model": asked.model or service.model}
-    return {**head, "usage": _usage(requests), "mlx_engine": _digest(np.stack(vectors))}
+    return {**head, "usage": _usage(requests), "mlx_engine": _receipt(service, np.stack(vectors))}
 
 
 def _ranked(service: Service, asked: RerankRequest, requests: Sequence[Request]) -> dict[str, object]:
@@ -197,4 +198,4 @@ def _ranked(service: Service, asked: RerankRequest, requests: Sequence[Request])
         {"index": i, "relevance_score": scores[i], **({"document": {"text": texts[i]}} if shows else {})} for i in order
     ]
     head = {"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": asked.model or service.model}
-    return {**head, "results": results, "usage": _usage(requests), "mlx_engine": _digest(np.array(scores))}
+    return {**head, "results": results, "usage": _usage(requests), "mlx_engine": _receipt(service, np.array(scores))}

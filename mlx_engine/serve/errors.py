@@ -21,7 +21,7 @@ from mlx_engine.errors import (
     TokenizerError,
 )
 
-# The place of a value in an error about messages, such as `messages[0].content`.
+# The position of a value in an error about messages, such as `messages[0].content`.
 PLACE = re.compile(r"(messages\S*) to be ")
 
 # Clients recognise this error by words of its message: langchain-openai by "prompt is too long", litellm by "this
@@ -50,7 +50,7 @@ MOST_NAME, MOST_MESSAGE = 200, 1000
 
 
 def cut(text: str, most: int = MOST_NAME) -> str:
-    """Return a text of at most `most` characters, without those in its middle."""
+    """Shorten a text to at most `most` characters by removing its middle."""
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
@@ -114,9 +114,9 @@ class ClientGoneError(Exception):
 
 
 def forget(error: BaseException | None) -> None:
-    """Drop the local variables of all functions that an error has passed, which may hold a body of many megabytes.
+    """Clear the local variables of all frames in an error's traceback, which may hold a body of many megabytes.
 
-    An error and its traceback refer to each other, so that both wait for the garbage collector otherwise.
+    An error and its traceback refer to each other, so without this both stay until the next garbage collection.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:  # an error may be its own cause
@@ -150,7 +150,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")
-    if isinstance(error, ConstraintError):  # clients repeat a request that got 500, and this one would fail again
+    if isinstance(error, ConstraintError):  # not 500: clients would repeat the request, which would fail again
         return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")
@@ -160,6 +160,6 @@ def api_error(error: Exception, prompt: str) -> ApiError:
 
 
 def _without_folder(text: str) -> str:
-    """Return a message without the folder of its place: clients must not learn the server's paths."""
+    """Remove the folder from the path in a message, because clients must not learn the server's paths."""
     place, colon, rest = text.partition(": ")
     return f"{PurePath(place).name}{colon}{rest}" if PurePath(place).is_absolute() else text

@@ -38,7 +38,7 @@ Respond = Callable[[Response], Awaitable[None]]
 
 
 class Form(NamedTuple):
-    """What differs between the routes.
+    """The differences between the routes.
 
     Attributes:
         parse: parses and checks a body.
@@ -61,8 +61,10 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    Its answers count against the slots and the queue from the beginning: first as one, and as many as they are when the
-    body has been parsed. While the request waits for its turn, there are only the bytes of its body.
+    The answers count against the slots and the queue from the beginning: as one answer first, and with their real
+        number
+    when the body has been parsed. While the request waits for its turn to be parsed, it takes only the bytes of its
+    body.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # refuse at once what cannot be answered now
@@ -81,7 +83,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
         params.forget_prompt()
         del reading
-    # Nothing may be awaited here: the places are free until the call has them.
+    # Do not await here: the places in the queue are free until the call has taken them.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
@@ -108,8 +110,9 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
         "ignored": reading.ignored,
         "model": params.model or service.model,
         "fingerprint": service.fingerprint,
+        "activations": service.engine.backend.activations,
         "explains_cache": service.explains_cache,
-        "bandwidth": lambda: service.bandwidth,  # it may be measured before the reply is complete
+        "bandwidth": lambda: service.bandwidth,  # the bandwidth may be measured before the reply is complete
         "clock": service.clock,
     }
 
@@ -119,7 +122,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
-        ClientGoneError: no client waits for the answers any more.
+        ClientGoneError: the client has disconnected.
     """
     engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
     asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
@@ -162,11 +165,12 @@ def begun(
         tokenizer: the tokenizer of the prompt.
         ids: the prompt, at whose end the template has begun the turn of the assistant.
         reading: the request, which has the beginning of the answer.
-        is_free: whether the answer has no constraint: one would hold for the new tokens alone.
+        is_free: whether the answer has no constraint; a constraint would hold for the new tokens alone.
         check: called with the text before it is encoded.
 
     Raises:
-        ApiError: the answer has a constraint, or the template begins the turn with reasoning, which the text is not.
+        ApiError: the answer has a constraint; or the template begins the turn with reasoning, and the text is not
+            reasoning.
     """
     if not reading.begun:
         return ids
@@ -180,7 +184,7 @@ def begun(
 
 
 async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
-    """Respond with the number of tokens of a conversation, which /v1/messages would read."""
+    """Respond with the number of prompt tokens that /v1/messages would have for a conversation."""
     _ = service.engine  # refuse at once what cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         try:
@@ -192,7 +196,7 @@ async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
 
 def _count(service: Service, body: bytes, turn: Turn) -> int:
     params, engine = _parsed(service, body, COUNT), service.engine
-    # What generation would refuse is refused here, too.
+    # Refuse the requests that generation would refuse.
     Options.of(**params.options(service.sampling)).check_vocabulary(engine.config.vocab_size)
     reading, check = params.read(engine.tokenizer.chat_template), partial(_check, service, turn)
     ids = engine.prompts.chat_ids(reading.prompts[0], check=check)
@@ -200,7 +204,7 @@ def _count(service: Service, body: bytes, turn: Turn) -> int:
 
 
 def _check(service: Service, turn: Turn, text: str) -> None:
-    """Check, before a text is encoded, that its client waits and that it is not too long."""
+    """Check, before a text is encoded, that the client is connected and the text is not too long."""
     turn.check()
     service.check_length(text)
 
@@ -232,7 +236,7 @@ async def _answer(
 
 
 async def _events(service: Service, call: Call, reply: Reply, prompt: str) -> AsyncIterator[bytes]:
-    """Yield the events of a stream; heartbeats while nothing else is to be said."""
+    """Yield the events of a stream, and heartbeats while there are none."""
     yield reply.begin()
     now = asyncio.get_running_loop().time
     due = now() + service.keep_alive_seconds

@@ -1,8 +1,9 @@
-"""The journal: one line per request, with what is needed to run the request again, and what came out of it.
+"""The journal: one line per request, with all that is needed to run the request again, and with its answers.
 
-A thread appends the lines, so that a slow or full disk never holds up answers.
+A thread appends the lines, so that a slow or full disk never delays answers.
 
-This serves operators who are asked later why the server gave an answer: `replay` computes it again, bit for bit.
+With a journal, an operator can find out later why the server gave an answer: `replay` computes it again with the same
+bits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from mlx_engine.serve.replies import timings
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# Lines that wait for the disk; further ones are lost and counted.
+# The largest number of lines that wait for the disk; further lines are lost and counted.
 QUEUE = 1024
 
 
@@ -45,14 +46,14 @@ class Journal:
 
     Attributes:
         written: a counter of the lines in the file.
-        lost: a counter of the others, by reason: the queue was full, the disk, or an error in the server.
+        lost: a counter of lost lines, by reason: the queue was full, the disk failed, or the server had an error.
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:
         """Open a file, and start the thread.
 
         Args:
-            path: the file; it is made, for its owner alone, if it does not exist.
+            path: the file. If it does not exist, it is created so that only its owner can read it.
             warn: called once, with a text, when a line could not be written for the first time.
             queue: the number of lines that may wait for the disk.
 
@@ -76,7 +77,7 @@ class Journal:
         self._thread.start()
 
     def add(self, line: Callable[[], bytes]) -> None:
-        """Append a line: the thread calls `line`, which returns it without a line feed. Never wait, never raise."""
+        """Append the line that `line` returns, without a line feed. The thread calls it. Never waits, never raises."""
         try:
             self._queue.put_nowait(line)
         except Full:
@@ -84,7 +85,7 @@ class Journal:
             self._warn_once("the disk is too slow")
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what waits, for at most so many seconds."""
+        """Write the waiting lines, for at most `seconds`."""
         try:
             self._queue.put(None, timeout=seconds)
         except Full:
@@ -110,7 +111,7 @@ class Journal:
         os.close(self._file)
 
     def _write(self, line: bytes) -> None:
-        """Write a line. If a part of a line is in the file, end it first: a reader then loses that line alone."""
+        """Write a line. If the file ends with an incomplete line, end that line first: only that line is lost."""
         rest = b"\n" + line if self._is_torn else line
         while rest:
             rest = rest[os.write(self._file, rest) :]
@@ -124,7 +125,7 @@ class Journal:
 
 
 def _is_torn(path: Path) -> bool:
-    """Return whether a file ends inside a line, as a process that was killed leaves it."""
+    """Return whether a file ends with an incomplete line, as after a process was killed."""
     if not stat.S_ISREG(path.stat().st_mode):
         return False
     with path.open("rb") as file:
@@ -137,8 +138,8 @@ def _is_torn(path: Path) -> bool:
 # Options that change no token, and the one that is a struct of its own.
 LEFT_OUT = ("sampling", "logprobs", "timeout")
 
-# The options of `load` that a line may have: it is given to `load` as it is.
-LOAD_OPTIONS = ("allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
+# The options of `load` that a line may have; `replay` passes them to `load`.
+LOAD_OPTIONS = ("activations", "allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
 
 
 class ModelId(msgspec.Struct, frozen=True):
@@ -161,10 +162,10 @@ class Choice(msgspec.Struct, frozen=True):
     """An answer.
 
     Attributes:
-        token_ids: its tokens; of a request that was cancelled, those until then.
+        token_ids: its tokens; for a cancelled request, the tokens until then.
         logprobs: their log-probabilities: little-endian float32, as base64.
         digest: SHA-256 of both, see `loop/logprobs.py`.
-        finish_reason: why it ended; null if it was cancelled.
+        finish_reason: the reason why it ended; null if it was cancelled.
     """
 
     token_ids: list[int]
@@ -174,7 +175,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, output: Output, progress: Progress) -> Choice:
-        """Return the part of an answer that the progress covers."""
+        """Return the part of an answer up to its progress."""
         ids = output.token_ids[: progress.n_tokens]
         values = [token.logprob for token in (output.logprobs or [])[: progress.n_tokens]]
         packed = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
@@ -202,7 +203,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         slots: the largest number of answers that ran at the same time.
         model: the model.
         prompt_ids: the tokens of the prompt.
-        options: keyword arguments of `Options.of` that are not at their defaults; the seed is the one that was used.
+        options: keyword arguments of `Options.of` that are not at their defaults, and the seed that was used.
         choices: the answers.
         timings: the receipt, see `replies.timings`.
     """
@@ -228,7 +229,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options of a run that gives these answers; one that was cancelled ends where it was.
+        """Return the options of a run with these answers. The run of a cancelled request ends at the same token.
 
         Raises:
             OptionError, TypeError: an option is invalid.
@@ -293,7 +294,7 @@ class Recorder:
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 
     def record(self, call: Call, reply_id: str) -> None:
-        """Record a call that has ended or whose client has left; nothing of one that the scheduler has not taken."""
+        """Record a call that has ended or whose client has disconnected, if the scheduler had accepted it."""
         written, ended = self._clock(), "failed" if call.error is not None else "finished"
         about = {
             **self._about,

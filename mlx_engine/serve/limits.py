@@ -1,7 +1,7 @@
 """Bounds on reading requests: bodies arrive at a bounded rate, and are parsed and encoded in turns.
 
-The event loop, the engine thread and the threads that parse and encode share one interpreter, and the loop answers
-`/health`: what reads a request must leave most of the time to others.
+The event loop, the engine thread and the threads that parse and encode share one interpreter. Reading requests must
+leave most of its time to the others, so that `/health` is answered and tokens are generated.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MAX_BODY = 4 << 20
 # Seconds in which a client must have sent the whole body.
 BODY_SECONDS = 30.0
 
-# The id that a client gives to its request, in one of these headers, and how much of it is kept.
+# The headers with the id that a client gives to its request, and the number of characters that are kept.
 ID_HEADERS, MOST_ID = ("x-client-request-id", "x-request-id"), 512
 client_id: ContextVar[str | None] = ContextVar("client_id", default=None)
 
 
 def note_client_id(headers: Headers) -> None:
-    """Set `client_id` for the task that handles a request, and those that it starts."""
+    """Set `client_id` in the task that handles a request and in the tasks that it starts."""
     given = next((headers[name] for name in ID_HEADERS if name in headers), None)
     client_id.set(None if given is None else given[:MOST_ID])
 
 
 def check_key(headers: Headers, key: str | None) -> None:
-    """Check the API key of a request; without a key every request may pass.
+    """Check the API key of a request; every request passes if the server has no key.
 
     Raises:
         ApiError: the headers `Authorization: Bearer KEY` and `x-api-key: KEY` are missing or have another key.
@@ -46,7 +46,7 @@ def check_key(headers: Headers, key: str | None) -> None:
         return
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = [bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-    # The time of this comparison does not depend on how many characters are right.
+    # The time of this comparison does not depend on the number of right characters.
     if not any(hmac.compare_digest(one.strip().encode("latin-1"), key.encode()) for one in given):
         message = "wrong or missing API key; send the header 'Authorization: Bearer KEY' with this server's key"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
@@ -56,7 +56,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
     """Return the body of a request.
 
     Raises:
-        ApiError: the body is larger than `limit` bytes, or has not arrived after so many seconds.
+        ApiError: the body is larger than `limit` bytes, or has not arrived in time.
         ClientGoneError: the client has closed the connection.
     """
     announced = headers.get("content-length", "0")
@@ -85,7 +85,7 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-# Turns at the same time; of these, turns of large requests.
+# The largest number of turns at the same time, and of turns of large requests among them.
 TURNS, LARGE_TURNS = 2, 1
 
 # Bytes of a body above which a request is large.
@@ -141,7 +141,7 @@ class Bodies:
             self._n_bytes -= n_held
 
     async def wait(self) -> None:
-        """Wait until the next piece may be read, after those that others wait for."""
+        """Wait for the turn to read the next piece, in order of arrival."""
         async with self._line:
             await asyncio.sleep(SECONDS_PER_PIECE)
 
@@ -157,7 +157,7 @@ class Turn:
 
     Attributes:
         is_large: whether the request is large.
-        has_left: whether no client waits for the work any more.
+        has_left: whether the client has disconnected.
         begun: set when the turn begins.
     """
 
@@ -166,9 +166,9 @@ class Turn:
         self.running: asyncio.Future[Any] | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns. If the caller is cancelled, the thread goes on until it calls `check`."""
+        """Return the result of `work`. If the caller is cancelled, the thread continues until it calls `check`."""
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
-        # Who is cancelled when the work has just failed asks no more for its error, which asyncio would log.
+        # If the caller is cancelled just when the work has failed, asyncio would log the error as never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
@@ -177,7 +177,7 @@ class Turn:
             del future  # an exception of the work refers to this frame
 
     def check(self) -> None:
-        """Raise ClientGoneError if no client waits for the work any more. For the thread to call between two pieces."""
+        """Raise ClientGoneError if the client has disconnected. The thread calls this between two pieces of work."""
         if self.has_left:
             raise ClientGoneError
 
@@ -196,12 +196,12 @@ class Turns:
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests in the line."""
+        """Number of requests that wait for a turn."""
         return len(self._waiting)
 
     @asynccontextmanager
     async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
-        """Wait for a turn. It ends with the block, or with the work that a thread does for a client that has left.
+        """Wait for a turn. The turn ends with the block, or with the thread's work if the client has disconnected.
 
         Raises:
             ApiError: the request is large, or `is_bounded`, and MOST_WAITING others wait.

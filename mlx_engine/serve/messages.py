@@ -1,8 +1,8 @@
 """The API of /v1/messages: its requests, replies, streams and errors.
 
-A request becomes messages and tools of a chat, and the parts of an answer become blocks. What agents send by habit is
-accepted: beta fields without an effect here, tools that run on the API's own servers, and a limit of tokens above what
-fits. The reply names what was left out.
+A request becomes messages and tools of a chat, and the parts of an answer become blocks. Agents routinely send beta
+fields, tools that run only on the API's own servers, and a token limit that exceeds the context. These are accepted
+without an effect, and the reply names what was left out.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from mlx_engine.serve.reading import (
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# Signs the blocks of reasoning, for clients that do not send back what is unsigned. Nothing is checked.
+# The signature of blocks of reasoning: some clients send back only signed blocks. It is never checked.
 SIGNATURE = "mlx_engine"
 
 ROLES = ("user", "assistant", "system")
 
-# Parameters without an effect here, which the clients of the API send.
+# Parameters that clients of the API send and that have no effect here.
 IGNORED = (
     "betas",
     "container",
@@ -53,7 +53,7 @@ IGNORED = (
 
 
 class Choice(msgspec.Struct):
-    """Whether tools are called: `any` of them, or the one with a name."""
+    """The choice of tools: whether a call is required, of `any` tool or of the named one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -61,7 +61,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model thinks before it answers, where its template has a switch for that."""
+    """Whether the model thinks before it answers, if its template has a switch for thinking."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -74,7 +74,7 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """How long the model thinks, where its template has efforts, and the form of the answer."""
+    """The effort of thinking, if the template has efforts, and the form of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -94,7 +94,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     metadata: dict[str, Any] | None = None
-    cache_control: Any = None  # the cache needs no marks
+    cache_control: Any = None  # the prefix cache needs no marks
     betas: Any = None
     container: Any = None
     context_management: Any = None
@@ -208,7 +208,7 @@ def _read_message(chat: Chat, message: Json, at: str) -> None:
 
 
 def _read_user(chat: Chat, content: Any, at: str) -> None:
-    """Read a message of the user. Results of calls come before its text, because they must follow the calls."""
+    """Read a message of the user. Results of calls are put before its text, because they must follow the calls."""
     if not isinstance(content, list):
         chat.say("user", chat.text(content, at))
         return
@@ -274,7 +274,7 @@ class MessagesReply(PartsReply):
         }
 
     def begin(self) -> bytes:
-        """Return the event with the empty message; whether the cache has tokens of its prompt is not known yet."""
+        """Return the event with the empty message, before it is known how many tokens the cache has."""
         return named_event({"type": "message_start", "message": {**self._message([]), "usage": self._usage()}})
 
     def heartbeat(self) -> bytes:
@@ -282,7 +282,7 @@ class MessagesReply(PartsReply):
         return named_event({"type": "ping"})
 
     def end(self) -> bytes:
-        """Return the last blocks, why the answer has ended, and the counts of tokens."""
+        """Return the last events of the blocks, the reason why the answer ended, and the counts of tokens."""
         data = self.news()
         last = {"type": "message_delta", "delta": self._ending(), "usage": self._usage(), "mlx_engine": self.receipt()}
         return data + named_event(last) + named_event({"type": "message_stop"})
@@ -292,7 +292,7 @@ class MessagesReply(PartsReply):
         return self.news() + named_event(messages_error(error))
 
     def opened(self, part: Part) -> bytes:
-        """Return the event with which a block begins."""
+        """Return the event for the beginning of a block."""
         empty = {
             "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
             "text": {"type": "text", "text": "", "citations": None},
@@ -301,7 +301,7 @@ class MessagesReply(PartsReply):
         return named_event({"type": "content_block_start", "index": part.index, "content_block": empty})
 
     def added(self, part: Part, text: str) -> bytes:
-        """Return the event with new text of a block."""
+        """Return the event for new text of a block."""
         delta = {
             "reasoning": {"type": "thinking_delta", "thinking": text},
             "text": {"type": "text_delta", "text": text},
@@ -310,7 +310,7 @@ class MessagesReply(PartsReply):
         return self._delta(part, delta)
 
     def closed(self, part: Part) -> bytes:
-        """Return the events with which a block ends; reasoning is signed."""
+        """Return the events for the end of a block; reasoning is signed."""
         is_signed = part.kind == "reasoning"
         signature = self._delta(part, {"type": "signature_delta", "signature": SIGNATURE}) if is_signed else b""
         return signature + named_event({"type": "content_block_stop", "index": part.index})
@@ -344,7 +344,7 @@ class MessagesReply(PartsReply):
         return {"stop_reason": "tool_use" if self.has_calls else "end_turn", "stop_sequence": None}
 
     def _usage(self) -> Json:
-        """Return the counts of tokens: the API counts those of the cache apart from the others of the prompt."""
+        """Return the counts of tokens. The API counts cached and other tokens of the prompt separately."""
         return {
             "input_tokens": self.n_prompt - self.n_cached,
             "cache_creation_input_tokens": 0,
@@ -354,7 +354,7 @@ class MessagesReply(PartsReply):
 
 
 def _object(text: str) -> Json:
-    """Return arguments as an object: empty if the token limit has cut them off, because no other form is allowed."""
+    """Return arguments as an object, because the API needs one: empty if the token limit has cut them off."""
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

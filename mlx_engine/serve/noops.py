@@ -1,4 +1,4 @@
-"""Parameters of OpenAI's API that this server does not implement, and the values of them that change nothing.
+"""Parameters of OpenAI's API that are not implemented, and the values of them that would change nothing.
 
 A value that changes nothing is accepted. Any other value is refused, so that no client believes that it has an effect.
 """
@@ -20,7 +20,7 @@ def _one_of(*values: object) -> Schema:
     return {"enum": [*values, None]}
 
 
-# Labels, and hints for services that have several users or machines: they mean nothing to the computation.
+# Labels, and hints for services with several users or machines, which do not affect the computation.
 LABELS = {
     "user": ANY,
     "metadata": ANY,

@@ -1,4 +1,4 @@
-"""What the readers of /v1/responses and /v1/messages share: both write the messages and tools of a chat."""
+"""Shared by the readers of /v1/responses and /v1/messages: requests become messages and tools of a chat."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Chat:
 
     Attributes:
         messages: the messages, as `ChatPrompt` takes them.
-        ignored: what the request had and the server leaves out, each once.
+        ignored: the names of what the server ignores in the request, each once.
     """
 
     def __init__(self) -> None:
         self.messages: list[Json] = []
         self.ignored: list[str] = []
-        self._is_open = False  # whether the last message is an assistant's turn that may go on
+        self._is_open = False  # whether the last message is an assistant's turn that may be continued
 
     def say(self, role: str, text: str) -> None:
         """Add a message of the system, the developer or the user."""
@@ -48,16 +48,16 @@ class Chat:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def think(self, text: str) -> None:
-        """Add reasoning to the assistant's turn; after text, to a new one."""
+        """Add reasoning to the assistant's turn; if the turn has text, begin a new turn."""
         turn = self._turn()
         if turn["content"] and "tool_calls" not in turn:
             turn = self._turn(is_new=True)
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def answer(self, text: str, *, continues: bool = True) -> None:
-        """Add text to the assistant's turn. Without `continues`, a turn that has text alone is followed by a new one.
+        """Add text to the assistant's turn. Without `continues`, begin a new turn if the turn has only text.
 
-        Text after calls stays in their turn: the results of calls must follow it.
+        Text after calls stays in the turn of the calls, because the results of the calls must follow this turn.
         """
         turn = self._turn()
         if turn["content"] and "tool_calls" not in turn and not continues:
@@ -70,13 +70,13 @@ class Chat:
         self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def end_turn(self) -> None:
-        """Let the next part of the assistant begin a new turn."""
+        """End the assistant's turn: its next part begins a new turn."""
         self._is_open = False
 
     def begun_answer(self) -> str:
-        """Take the last turn away, and return its text; "" if it has reasoning or calls, or is not the assistant's.
+        """Remove the last turn and return its text, if it is an assistant's turn without reasoning and calls; else "".
 
-        A conversation without any other turn is left as it is.
+        If there is no other turn, the turn is not removed.
         """
         last = self.messages[-1]
         if len(self.messages) == 1 or last.keys() != {"role", "content"} or last["role"] != "assistant":
@@ -84,7 +84,7 @@ class Chat:
         return str(self.messages.pop()["content"])
 
     def ignore(self, what: str) -> None:
-        """Note that something is left out."""
+        """Note that something in the request is ignored."""
         if what not in self.ignored:
             self.ignored.append(what)
 
@@ -94,7 +94,7 @@ class Chat:
         Args:
             content: the content.
             at: its place in the request, for errors.
-            between: what stands between two parts.
+            between: the text between two parts.
 
         Raises:
             ApiError: the content has another form, or has an image, a document or sound.
@@ -121,7 +121,7 @@ class Chat:
 
 
 def objects(value: Any, at: str) -> Sequence[Json]:
-    """Return a list of JSON objects as it is; raise ApiError for anything else."""
+    """Check that a value is a list of JSON objects, and return it; raise ApiError if it is not."""
     if not isinstance(value, list):
         raise wrong(at, "must be a text or a list of objects", value)
     for i, item in enumerate(value):
@@ -131,7 +131,7 @@ def objects(value: Any, at: str) -> Sequence[Json]:
 
 
 def text_in(value: Mapping[str, Any], key: str, at: str) -> str:
-    """Return the text of a key; raise ApiError if it has none."""
+    """Return the text of a key; raise ApiError if the value is not text."""
     found = value.get(key)
     if not isinstance(found, str):
         raise wrong(f"{at}.{key}", "must be a text", found)

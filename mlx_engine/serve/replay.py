@@ -1,6 +1,6 @@
 """Run the requests of a journal again through a scheduler, and compare every token and log-probability.
 
-This serves operators who change the machine, the version or the options, and must know whether any answer changes.
+An operator who changes the machine, the version or the options can see whether any answer changes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from mlx_engine.serve.journal import Choice, Entry, parse_entry
 
 
 class Line(NamedTuple):
-    """A line of a journal: its number from 1, and its entry, or what is wrong with it."""
+    """A line of a journal: its number from 1, and its entry, or the error in the line."""
 
     number: int
     entry: Entry | FormatError
 
 
 class Result(NamedTuple):
-    """What came out of a line.
+    """The result of running a line again.
 
     Attributes:
         number: the number of the line.
         differences: for each answer that differs, a text.
-        error: why the request could not be run, or None.
+        error: the reason why the request could not be run, or None.
     """
 
     number: int
@@ -70,7 +70,8 @@ def read_journal(path: Path) -> Iterator[Line]:
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
     """Run requests, `slots` answers at the same time, and yield a result for each as it ends.
 
-    A request with more answers than that has as many slots as answers. Cancelled requests are run to where they were.
+    A request with more answers than `slots` gets one slot per answer. Cancelled requests are run up to the token at
+    which they were cancelled.
     """
     by_slots = defaultdict(list)
     for number, entry in entries:
@@ -82,7 +83,7 @@ def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> 
 def _replayed(engine: Engine, scheduler: Scheduler, entries: Sequence[tuple[int, Entry]]) -> Iterator[Result]:
     queue, running = deque(entries), dict[Request, tuple[int, Entry]]()
     while queue or running:
-        # As many wait as run, so that a slot that is free is filled in the next step.
+        # As many requests wait as run, so that a free slot is filled in the next step.
         while queue and len(running) < 2 * scheduler.slots:
             number, entry = queue.popleft()
             try:
@@ -97,12 +98,12 @@ def _replayed(engine: Engine, scheduler: Scheduler, entries: Sequence[tuple[int,
 
 
 def differences(engine: Engine, entry: Entry, request: Request) -> list[str]:
-    """Return a text for each answer that is not the one in the journal; none if the request failed."""
+    """Return a text for each answer that differs from the journal; an empty list if the request failed."""
     if request.error is not None:
         return []
     found = []
     for i, (choice, output) in enumerate(zip(entry.choices, request.outputs, strict=True)):
-        # Of a request that was cancelled, the shorter answers go on.
+        # Answers of a cancelled request end at different lengths; the run ends with the longest.
         n = None if choice.finish_reason is not None else len(choice.token_ids)
         difference = _difference(engine, choice, output, n)
         if difference is not None:
@@ -111,7 +112,7 @@ def differences(engine: Engine, entry: Entry, request: Request) -> list[str]:
 
 
 def _difference(engine: Engine, choice: Choice, output: Output, n: int | None) -> str | None:
-    """Return how the first n tokens of an output, or all, differ from an answer; None if they do not."""
+    """Describe the difference between the first n tokens of an output (or all) and an answer; None without one."""
     ids, values = output.token_ids[:n], [token.logprob for token in (output.logprobs or [])[:n]]
     for position, (expected, got) in enumerate(zip_longest(choice.token_ids, ids)):
         if expected != got:

@@ -1,7 +1,7 @@
-"""Replies and their streams, and under the key `mlx_engine` what is our own. Here are those of chat and completions.
+"""Replies of the chat and completions APIs and their streams, with a receipt under the key `mlx_engine`.
 
-The receipt (digests, seed, times) serves clients that compare the answers of two servers or of two days; the cause
-of a cache miss serves authors of prompts who want a longer common prefix.
+The receipt has digests, the seed and times, so that clients can compare the answers of two servers or of two days. It
+can have the cause of a cache miss, for authors of prompts who want a longer common prefix.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ Json = dict[str, object]
 
 
 class Reply(ABC):
-    """The reply to a call: whole, or as the events of a stream. `id` is its id.
+    """The reply to a call, as a whole or as the events of a stream. `id` is its id.
 
     Args:
         call: the call.
         tokenizer: the tokenizer of its ids.
         model: the name of the model.
-        fingerprint: names what computed the answer.
-        ignored: what the request had and the server left out.
-        explains_cache: whether the reply says where the prompts leave the prefix cache.
+        fingerprint: the version and backend that computed the answer.
+        activations: the type of activations that it was computed with.
+        ignored: the names of what the server ignores in the request.
+        explains_cache: whether the reply has the position at which the prompts differ from the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
         clock: the clock of the call's times.
     """
@@ -50,12 +51,13 @@ class Reply(ABC):
         *,
         model: str,
         fingerprint: str,
+        activations: str,
         ignored: Sequence[str] = (),
         explains_cache: bool = True,
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._call, self._tokenizer, self._ignored = call, tokenizer, ignored
+        self._call, self._tokenizer, self._ignored, self._activations = call, tokenizer, ignored, activations
         self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
         self._model, self._fingerprint, self._created = model, fingerprint, int(time.time())
         self.id = new_id(self.prefix)
@@ -70,7 +72,7 @@ class Reply(ABC):
 
     @abstractmethod
     def heartbeat(self) -> bytes:
-        """Return what keeps a stream alive while nothing else is to be said."""
+        """Return the data that keeps a stream alive while there is no new text."""
 
     @abstractmethod
     def news(self) -> bytes:
@@ -100,11 +102,11 @@ class Reply(ABC):
         return sum(progress.n_tokens for _, progress in self._call.outputs)
 
     def receipt(self) -> Json:
-        """Return what no other API has: digests of the answers, the seed that repeats them, the times, and the cache.
+        """Return the receipt: digests of answers, activations and seed that reproduce them, times, use of the cache.
 
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts. `ignored`
-        names what the request had and the server left out. `constraint` is there if the request has one.
+        names what the server ignores in the request. `constraint` is present if the request has a constraint.
         """
         digests = [
             digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
@@ -129,6 +131,7 @@ class Reply(ABC):
         return {
             "digest": digests[0],
             "digests": digests,
+            "activations": self._activations,
             "seed": seed,
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,
@@ -137,7 +140,7 @@ class Reply(ABC):
         }
 
     def _constraint(self) -> Json:
-        """Return the digest of the constraint, and the probability that it left at each token of each answer."""
+        """Return the digest of the constraint, and per token of each answer the probability of the allowed tokens."""
         constraint = self._call.requests[0].options.constraint
         if constraint is None:
             return {}
@@ -192,7 +195,7 @@ class Choices(Reply):
         return b"".join(map(event, self.chunks()))
 
     def end(self) -> bytes:
-        """Return the last chunks, of which the very last has the receipt, and the end of the stream."""
+        """Return the last chunks, the last of which has the receipt, and the end of the stream."""
         chunks = self.chunks()
         if self._includes_usage:
             chunks.append(self.usage_chunk())
@@ -251,7 +254,7 @@ class Choices(Reply):
         return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of the tokens between two points of progress, without an end token."""
+        """Return the log-probabilities of the tokens between two lengths of an output, without an end token."""
         if self._n_logprobs is None or output.logprobs is None:
             return None
         is_hidden = until.finish_reason == "stop" and output.has_end_token
@@ -273,7 +276,7 @@ class Choices(Reply):
 
     @abstractmethod
     def _opening(self, i: int) -> list[Json]:
-        """Return what begins the stream of a choice."""
+        """Return the first chunk of a choice."""
 
     @abstractmethod
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
@@ -281,7 +284,7 @@ class Choices(Reply):
 
     @abstractmethod
     def _closing(self, i: int, reason: str) -> list[Json]:
-        """Return what ends the stream of a choice."""
+        """Return the last chunk of a choice."""
 
 
 class ChatReply(Choices):
@@ -301,7 +304,7 @@ class ChatReply(Choices):
         self._readers = [self._reader(i) for i in range(len(call.outputs))]
 
     def heartbeat(self) -> bytes:
-        """Return a comment with the phase of the call, and a chunk that adds nothing: agents wait for events."""
+        """Return a comment with the phase, and a chunk without content, because some agents ignore comments."""
         return super().heartbeat() + event(self._chunk(self._with_delta(0, {})))
 
     def _reader(self, i: int) -> AnswerReader:
@@ -343,7 +346,7 @@ class ChatReply(Choices):
 
     def _ending(self, i: int, reason: str | None) -> Json:
         found, reader = super()._ending(i, reason), self._readers[i]
-        # A call that a stop of the request has cut off must not be run.
+        # A call that a stop string has cut off must not be run.
         n_calls = reader.n_calls if found["stop_reason"] is None else reader.n_ended
         return {**found, "finish_reason": "tool_calls"} if reason == "stop" and n_calls else found
 
@@ -387,7 +390,7 @@ class CompletionReply(Choices):
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities of tokens; after an echo with them, also that of an end-of-text token.
 
-        Clients that score prompts generate one token, and cut off the last entry, whatever that token was.
+        Clients that score prompts generate one token and always drop the last entry.
         """
         if self._is_scored:
             return (output.logprobs or [])[after.n_tokens : until.n_tokens]
@@ -461,10 +464,10 @@ def timings(
     The parts tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other, and add up to total_ms.
     Keys, in milliseconds unless they are counts or rates:
         tokenize_ms: parsing the request, rendering the chat template and encoding; of all prompts of the reply.
-        queue_ms: from then until the request had a slot.
-        prompt_ms: from then to the first token: prefill, shared with other requests.
+        queue_ms: from the encoded prompt until the request had a slot.
+        prompt_ms: from the slot to the first token: prefill, shared with other requests.
         predicted_ms: from the first token to the last.
-        write_ms: from then to this receipt: the client had taken all text before, if the reply is a stream.
+        write_ms: from the last token to this receipt. The client of a stream has then taken all text before it.
         total_ms: from the arrival of the HTTP request to this receipt.
         cache_n, prompt_n: tokens of the prompt that were taken from the prefix cache, and that were computed.
         prompt_per_second: prompt_n per second of prompt_ms.
@@ -476,7 +479,7 @@ def timings(
         bandwidth_share: bytes read per second of the passes after the first token, divided by the memory bandwidth
             that was measured when the server started; null if it is unknown. It is above 1 if the machine was
             busier then.
-        preemptions: how often an answer lost its pages and was computed again.
+        preemptions: the number of times that an answer lost its pages and was computed again.
 
     Args:
         request: the request.
@@ -523,22 +526,22 @@ def _rate(n: float, per: float | None) -> float | None:
 
 
 def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return what the prefix cache had of a prompt. It reveals the prompts of other clients.
+    """Return which part of a prompt the prefix cache had, and why not more. It reveals prompts of other clients.
 
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
         agreeing_tokens: tokens that the prompt has in common with an earlier prompt and answer.
-        cause: why not more of them are cached; null if the cache had no more to give.
+        cause: the reason why not more tokens were cached; null if all tokens that can be cached were.
             "disabled": the server has no prefix cache.
             "first_use": no earlier request began with the same token.
             "differs": the cache continues with another token: the history was edited, or the template differs.
             "retokenized": the cache continues with the same text in other tokens.
-            "evicted": the next token was cached, and had to leave.
+            "evicted": the next token was cached, and was evicted.
             "window": the keys and values that sliding-window layers need were evicted.
-            "state": the model has a state, which is held at the end of a shorter prefix alone.
+            "state": the model has a state, which is cached only for a shorter prefix.
             "memory": no page was free for the last cached tokens.
         position: where the tokens differ, if they do.
-        found, expected: there, the prompt's and the cache's token id, and the text of at most 8 tokens.
+        found, expected: at this position, the prompt's and the cache's token id, and the text of at most 8 tokens.
 
     Args:
         request: a request that has been admitted.
@@ -554,7 +557,7 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     if match.end != "differs":
         return {**known, "cause": None if match.end in ("whole", "new") else match.end, **nothing}
     found = request.prompt_ids[match.agreeing : match.agreeing + SHOWN]
-    # Both texts are cut off somewhere.
+    # Either text may be cut off.
     a, b = _text_bytes(tokenizer, found), _text_bytes(tokenizer, match.expected)
     is_same = a.startswith(b) or b.startswith(a)
     return {
@@ -601,7 +604,7 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
     return {
         "tokens": texts,
         "token_logprobs": [token.logprob for token in tokens],
-        # Of tokens with the same text, which are parts of characters, the most likely is listed.
+        # Several parts of characters have the same text; the most likely token of each text is listed.
         "top_logprobs": [{_token_text(tokenizer, i): value for i, value in reversed(token.top)} for token in tokens],
         "text_offset": offsets,
     }

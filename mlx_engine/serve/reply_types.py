@@ -74,11 +74,16 @@ class ConstraintReceipt(Reply):
     allowed: list[list[float]]
 
 
+# The type of activations that the answers were computed with.
+Activations = Literal["f32", "i16", "f16", "bf16"]
+
+
 class Receipt(Reply):
-    """What no other API has: digests of the answers, the seed that repeats them, the times, and what was reused."""
+    """What no other API has: digests of the answers, what repeats them, the times, and what was reused."""
 
     digest: str
     digests: list[str]
+    activations: Activations
     seed: int
     timings: Timings | list[Timings]
     cache: Reuse | list[Reuse]
@@ -316,6 +321,7 @@ class VectorReceipt(Reply):
     """The digest of all float32 values of a reply: of the vectors, or of the scores in the order of the documents."""
 
     digest: str
+    activations: Activations
 
 
 class Embedding(Reply):

@@ -1,8 +1,8 @@
 """The API of /v1/responses, without a store: its requests, replies and streams.
 
-The items of a request become messages and tools of a chat, and the parts of an answer become items. What agents send by
-habit is accepted: items and tools of kinds that only run on the API's own servers, and a limit of tokens above what
-fits. The reply names what was left out.
+The items of a request become messages and tools of a chat, and the parts of an answer become items. Agents routinely
+send items and tools that run only on the API's own servers, and a token limit that exceeds the context. These are
+accepted without an effect, and the reply names what was left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENCRYPTED = "reasoning.encrypted_content"
 
 ROLES = ("user", "assistant", "system", "developer")
 
-# Parameters without an effect here, which the clients of the API send.
+# Parameters that clients of the API send and that have no effect here.
 IGNORED = ("context_management", "max_tool_calls", "moderation", "prompt_cache_options", "prompt_cache_retention")
 # Parameters that need a store of earlier responses, or other servers.
 REFUSED = {
@@ -74,7 +74,7 @@ class TextOptions(msgspec.Struct):
 
 
 class Reasoning(msgspec.Struct):
-    """How long the model thinks, where its template has efforts. There are no summaries."""
+    """The effort of thinking, if the template has efforts. There are no summaries of reasoning."""
 
     effort: str | None = None
     summary: str | None = None
@@ -100,7 +100,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     truncation: str | None = None
     store: bool | None = None  # nothing is stored
-    stream_options: dict[str, Any] | None = None  # padding against observers of sizes, which is never added
+    stream_options: dict[str, Any] | None = None  # padding that hides the sizes of events; it is never added
     client_metadata: Any = None
     service_tier: str | None = None
     context_management: Any = None
@@ -199,7 +199,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return given
 
     def _echo(self, tools: Sequence[Json]) -> Json:
-        """Return what a reply repeats of its request."""
+        """Return the parameters of the request that the reply repeats."""
         labels = {name: getattr(self, name) for name in ("prompt_cache_key", "safety_identifier", "user")}
         reasoning, text = self.reasoning or Reasoning(), self.text or TextOptions()
         verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
@@ -224,12 +224,12 @@ def responses_request(body: bytes) -> ResponsesRequest:
 
 
 class Tools:
-    """The tools of a request. Those of a namespace get names of their own, because a chat has one list of names.
+    """The tools of a request. Tools of a namespace get new names, because a chat has one list of names.
 
     Attributes:
         of_chat: the tools in the form of chat.
         names: the namespace and the name there, by the name in the chat.
-        shown: the tools as a reply repeats them.
+        shown: the tools in the form in which a reply repeats them.
     """
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Tools:
         self._flat: dict[tuple[str | None, str], str] = {}
 
     def read(self, chat: Chat, tools: Sequence[Json]) -> None:
-        """Read the tools; those of other kinds are left out.
+        """Read the tools; tools of other kinds are ignored.
 
         Raises:
             ApiError: a tool has another form.
@@ -257,7 +257,7 @@ class Tools:
                 chat.ignore(f"tool {kind:.80}")
 
     def flat_name(self, namespace: str | None, name: str) -> str:
-        """Return the name in the chat of a tool, also of one that the request does not have any more."""
+        """Return the name of a tool in the chat, even if the request no longer has the tool."""
         return self._flat.get((namespace, name)) or _flat(namespace, name)
 
     def _read_namespace(self, chat: Chat, namespace: Json, at: str) -> None:
@@ -268,7 +268,7 @@ class Tools:
             if kind != "function":
                 chat.ignore(f"tool {kind:.80} of {name:.80}")
                 continue
-            # The first tool has the description of all of them.
+            # The first tool gets the description of the namespace.
             self._add(tool, f"{at}.tools[{i}]", name, "" if i or not about else f"{name}: {about}\n\n")
         self.shown.append(namespace)
 
@@ -337,8 +337,8 @@ class ResponsesReply(PartsReply):
 
     Args:
         names: the namespace and the name there of each tool, by its name in the chat.
-        echo: what the reply repeats of its request.
-        encrypts: whether reasoning is also given as `encrypted_content`, which some clients send back alone.
+        echo: the parameters of the request that the reply repeats.
+        encrypts: whether reasoning is also in `encrypted_content`, because some clients send only that back.
     """
 
     prefix = "resp_"
@@ -368,7 +368,7 @@ class ResponsesReply(PartsReply):
         return self._event("response.created", response=self._running()) + self.heartbeat()
 
     def heartbeat(self) -> bytes:
-        """Return the event that the response is in progress. Clients do not count comments as a sign of life."""
+        """Return the event that the response is in progress, because clients do not count comments as activity."""
         return self._event("response.in_progress", response=self._running())
 
     def end(self) -> bytes:
@@ -385,7 +385,7 @@ class ResponsesReply(PartsReply):
         return data + self._event("response.failed", response=failed)
 
     def opened(self, part: Part) -> bytes:
-        """Return the events with which an item begins."""
+        """Return the events for the beginning of an item."""
         prefix = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}[part.kind]
         self._ids.append(new_id(prefix))
         item = {**self._item(part), "status": "in_progress"}
@@ -396,7 +396,7 @@ class ResponsesReply(PartsReply):
         return data + self._event("response.content_part.added", **self._at(part), part=self._content(part))
 
     def added(self, part: Part, text: str) -> bytes:
-        """Return the event with new text of an item."""
+        """Return the event for new text of an item."""
         if part.kind == "call":
             at = {"item_id": self._ids[part.index], "output_index": part.index}
             return self._event("response.function_call_arguments.delta", **at, delta=text)
@@ -405,7 +405,7 @@ class ResponsesReply(PartsReply):
         return self._event("response.output_text.delta", **self._at(part), delta=text, logprobs=[])
 
     def closed(self, part: Part) -> bytes:
-        """Return the events with which an item ends, which have its whole text."""
+        """Return the events for the end of an item, with its whole text."""
         item = self._item(part)
         if part.kind == "call":
             at = {"item_id": self._ids[part.index], "output_index": part.index}

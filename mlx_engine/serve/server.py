@@ -1,7 +1,7 @@
 """The uvicorn server and its connections: it listens while the model is loaded, and stops when answers have ended.
 
-uvicorn waits without an end for the head of a request, and for a client that does not read its reply. Each such client
-would keep a file descriptor. uvicorn also accepts connections until there are no descriptors, and then none at all.
+uvicorn waits without a limit for the head of a request, and for a client that does not read its reply. Each such client
+would keep a file descriptor. uvicorn also accepts connections until no file descriptor is left, and then fails.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from mlx_engine.errors import AddressInUseError, OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.worker import Worker
 
-# h11 compares an incomplete head with its bound, 16 KiB, after each piece of data. The size of the pieces is fixed
-# here, so that it does not depend on the network whether a head is refused.
+# h11 compares an incomplete head with its limit, 16 KiB, after each piece of data. Pieces have a fixed size, so that
+# the network does not decide whether a head is refused.
 PIECE = 1 << 14
 
 # Bytes that are read at once: PIECE of a new request, so that many connections together take little time, and this of
 # a body. After each read the loop waits for Python's global lock, so that many small ones take longer.
 LARGE_READ = 1 << 18
 
-# Seconds that a refused client has to read why: data that is unread when a socket is closed discards the reply.
+# Seconds that a refused client has to read the error: closing a socket with unread data would discard the reply.
 LINGER_SECONDS = 2.0
 
 CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The most connections, also where descriptors are many: each takes 6 KB, and is checked ten times a second.
+# The largest number of connections, even with more descriptors: each takes 6 KB, and is checked ten times a second.
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before any callback runs.
 ACCEPTED_AT_ONCE = 16
-# Descriptors that are left for files, pipes, and connections that are accepted or closed at the moment.
+# Descriptors that are reserved for files, pipes, and connections that are just being accepted or closed.
 SPARE_DESCRIPTORS = 128
-# macOS allows no more than this where it says that it allows any number.
+# The limit of macOS if it reports that there is none.
 OPEN_MAX = 10240
 # Seconds between two lines of the log about closed connections.
 LOG_SECONDS = 60.0
@@ -73,7 +73,7 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections() -> int:
-    """Return how many connections may be open, so that descriptors are left; at least 1."""
+    """Return the largest number of connections that leaves enough descriptors; at least 1."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
@@ -82,11 +82,11 @@ def most_connections() -> int:
 
 
 class Patience(NamedTuple):
-    """How many seconds the server waits for a client.
+    """The number of seconds that the server waits for a client.
 
     Attributes:
         head: for all headers of a request, after the connection was made or the last reply was sent.
-        read: for a client that reads nothing of what has been written.
+        read: for a client that does not read its reply.
     """
 
     head: float = 60.0
@@ -110,7 +110,7 @@ class ConnectionLimit:
         self._n_closed, self._logged_at = 0, -LOG_SECONDS
 
     def add(self, connection: Connection, n_open: int) -> None:
-        """Note that a connection is idle. If there are too many connections, close the oldest of the idle ones."""
+        """Record that a connection is idle. If there are too many connections, close the one that is idle longest."""
         self._idle[connection] = None
         if n_open <= self._most:
             return
@@ -126,7 +126,7 @@ class ConnectionLimit:
             self._n_closed, self._logged_at = 0, self._clock()
 
     def remove(self, connection: Connection) -> None:
-        """Note that a connection is not idle any more, or is closed."""
+        """Record that a connection is no longer idle, or is closed."""
         self._idle.pop(connection, None)
 
 
@@ -160,18 +160,18 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Parse data in pieces of fixed size; discard what follows a refused request."""
+        """Parse data in pieces of fixed size; discard data after a refused request."""
         for start in range(0, len(data), PIECE):
             if self._refused_at is None:
                 super().data_received(data[start : start + PIECE])
         cycle = self.cycle
         if cycle is not None and cycle.body and cycle.more_body and not cycle.response_complete:
-            # What follows is read when the body is asked for, see `Bodies`.
+            # The rest is read when the body is requested, see `Bodies`.
             self.flow.pause_reading()
             self.transport.max_size = LARGE_READ  # type: ignore[attr-defined]
 
     def handle_events(self) -> None:
-        """Parse what has arrived; a request may begin."""
+        """Parse the data that has arrived; a request may begin."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             self._limit.remove(self)
@@ -196,10 +196,10 @@ class Connection(H11Protocol):
         return self._refused_at is None and (self.cycle is None or self.cycle.response_complete)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what h11 cannot parse; called while its error is handled."""
+        """Refuse a request that h11 cannot parse; called while h11's error is handled."""
         error = sys.exc_info()[1]
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        what = str(error).partition(":")[0]  # without the bytes of the request
+        what = str(error).partition(":")[0]  # the message without the bytes of the request
         self._refuse(status, f"not HTTP/1.1 with a short head ({what})")
 
     def _refuse(self, status: int, why: str) -> None:
@@ -225,7 +225,7 @@ class Connection(H11Protocol):
             self.transport.write_eof()
 
 
-# Connections that the system keeps until they are accepted.
+# The number of connections that the system queues until they are accepted.
 BACKLOG = 1024
 
 
@@ -288,7 +288,7 @@ class Server(uvicorn.Server):
             # Clients drop idle connections too, some of them after 5 seconds, uvicorn's default: their next request
             # would meet the end of the connection.
             timeout_keep_alive=math.ceil(patience.head),
-            # What is left after the grace is cancelled.
+            # Requests that have not ended after `grace` are cancelled.
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
@@ -296,7 +296,7 @@ class Server(uvicorn.Server):
         self._deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and let the system keep more connections than are accepted at once."""
+        """Start, and let the system queue more connections than are accepted at once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

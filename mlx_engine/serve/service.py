@@ -1,4 +1,4 @@
-"""What the routes share: the worker, the served model, and the settings of the server."""
+"""The objects that all routes share: the worker, the served model, and the settings of the server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import mlx_engine
+from mlx_engine.backends import EXACT
 from mlx_engine.engine import Engine
 from mlx_engine.errors import ContextLengthError
 from mlx_engine.serve.errors import ApiError, cut
@@ -26,15 +27,15 @@ class Service:
         worker: the engine thread.
         model: the name of the model in requests and replies.
         aliases: other names by which requests may name the model.
-        any_model: whether requests may name the model as they like.
+        any_model: whether requests may name any model.
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
-        keep_alive_seconds: a stream without new text gets a comment so often.
+        keep_alive_seconds: the time without new text after which a stream gets a comment.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
-        explains_cache: whether a reply says where a prompt leaves the prefix cache, which shows a client how far the
-            prompt of another agrees.
+        explains_cache: whether a reply has the position at which a prompt differs from the prefix cache. This shows a
+            client how far its prompt agrees with another client's.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
         recorder: writes the journal; None for none.
@@ -67,13 +68,15 @@ class Service:
 
     @property
     def engine(self) -> Engine:
-        """The engine; raise ApiError (503) if it does not take requests."""
+        """The engine; raise ApiError (503) if it does not accept requests."""
         return self.worker.check_open()
 
     @property
     def fingerprint(self) -> str:
-        """What computes the answers: version and backend."""
-        return f"mlx_engine-{mlx_engine.__version__}-{self.engine.backend.name}"
+        """The version and backend that compute the answers, and the type of activations if they are rounded."""
+        be = self.engine.backend
+        rounded = "" if be.activations == EXACT else f"-{be.activations}"
+        return f"mlx_engine-{mlx_engine.__version__}-{be.name}{rounded}"
 
     @property
     def models(self) -> list[str]:
@@ -85,16 +88,17 @@ class Service:
         made = datetime.fromtimestamp(self.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         openai = {"object": "model", "created": self.created, "owned_by": "mlx_engine"}
         anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
-        # vLLM's name of the context, which clients read.
-        length = {"max_model_len": self.context} if self.worker.state == "ok" else {}
-        return {"id": name, **openai, **anthropic, **length}
+        loaded: dict[str, object] = {}
+        if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
+            loaded = {"max_model_len": self.context, "activations": self.engine.backend.activations}
+        return {"id": name, **openai, **anthropic, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
-        """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.
+        """Return the largest number of new tokens in each of n answers, by the context and the memory; at least 1.
 
-        Nothing is cut off: the engine refuses a prompt that leaves no token.
+        The engine refuses a prompt that leaves no room for a token.
         """
-        by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
+        by_memory = self.worker.capacity // n + 1  # the keys and values of the last token are never needed
         return max(1, min(self.context, by_memory) - len(ids))
 
     @property
@@ -105,9 +109,9 @@ class Service:
 
     @property
     def most_ids(self) -> int:
-        """The largest number of ids that /detokenize takes: a whole context, or the usual one of large models.
+        """The largest number of ids that /detokenize accepts: a whole context, or the usual context of large models.
 
-        It bounds the time of one request to about a tenth of a second.
+        This limits the time of one request to about a tenth of a second.
         """
         context: int = self.engine.config.context_length
         return max(context, 1 << 17)
@@ -123,10 +127,10 @@ class Service:
             raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_length(self, text: str) -> None:
-        """Check that a text is not too long for the context, whatever its tokens are; this takes no time.
+        """Check that a text is not too long for the context, by the largest bytes of a token, without encoding it.
 
         Raises:
-            ContextLengthError: it is.
+            ContextLengthError: the text is too long.
         """
         most = self.engine.tokenizer.most_bytes
         n = len(text.encode(errors="surrogatepass")) if most is not None else 0

@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, a response that writes them as they come, and clients that leave meanwhile."""
+"""Server-sent events: their bytes, a response that streams them, and clients that disconnect meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event(value: object) -> bytes:
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
-    """Return an event that has the name of its data's `type`."""
+    """Return an event whose name is the `type` of its data."""
     name: str = value["type"]
     return f"event: {name}\n".encode() + event(value)
 
@@ -33,16 +33,16 @@ def comment(text: str) -> bytes:
 
 
 class EventStream(Response):
-    """A response of events, each written as soon as it is there.
+    """A response of events, each written as soon as it is available.
 
-    The bytes that wait for a slow reader are bounded by the socket's buffers. See `Connection` for how long they wait.
+    The socket's buffers limit the bytes that wait for a slow reader; `Connection` limits the time.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         self.status_code, self.background, self._events = 200, None, events
-        # nginx buffers responses unless it is told otherwise.
+        # nginx buffers responses without this header.
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +60,7 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     prefill, would keep its slot after it has left.
 
     Raises:
-        ClientGoneError: the client left first.
+        ClientGoneError: the client disconnected first.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:

@@ -1,4 +1,4 @@
-"""What a scheduler does now, as plain data: slots, queue, pages by owner, the prefix tree and the last steps.
+"""The state of a scheduler as plain data: slots, queue, pages by owner, the prefix tree and the last steps.
 
 `Monitor` reads it on the thread that runs the steps. A `Status` is immutable and contains no time of day, so that two
 readings of an idle scheduler are equal.
@@ -32,12 +32,12 @@ class AnswerStatus(msgspec.Struct, frozen=True):
         number: the number of its request.
         index: which answer to the request it is.
         phase: "waiting" for a slot; "prefill" while the prompt is read; "decode"; "recompute" while tokens are read
-            again whose pages were taken.
+            again because their pages were taken.
         n_prompt: tokens of the prompt.
-        n_read: those that are in the KV cache.
-        n_cached: those of them that were taken from the prefix cache.
+        n_read: tokens of the prompt that are in the KV cache.
+        n_cached: tokens of the prompt that were taken from the prefix cache.
         n_written: tokens of the answer.
-        max_tokens: the largest number of them.
+        max_tokens: the largest number of tokens of the answer.
         n_pages: pages that the answer holds, alone or with others, over all groups of layers.
         n_preemptions: how often the request lost pages to an older one.
     """
@@ -81,7 +81,7 @@ class PrefixNode(msgspec.Struct, frozen=True):
         n_tokens: number of its tokens.
         text: the text of its first tokens, with an ellipsis if others follow, or None if texts are not shown.
         n_pages: its pages, over all groups.
-        in_use: those of them that answers hold too.
+        in_use: the pages that answers hold too.
         references: the most references to one of its pages.
         last_use: the cache's count of uses at its last use.
     """
@@ -97,9 +97,10 @@ class PrefixNode(msgspec.Struct, frozen=True):
 
 
 class PrefixStatus(msgspec.Struct, frozen=True):
-    """The prefix cache: the nodes that were used last, each after its parent, and what the cache has done so far.
+    """The prefix cache: the most recently used nodes, each after its parent, and counters.
 
-    The nodes and their numbers are None for a cache of whole pages: they say which tokens prompts have in common.
+    The nodes and their numbers are None for a cache of whole pages, because they show which tokens prompts have in
+    common.
     """
 
     nodes: tuple[PrefixNode, ...] | None
@@ -125,7 +126,7 @@ class StepStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What a scheduler does.
+    """The state of a scheduler.
 
     Attributes:
         slots: the largest number of answers that run at the same time.

@@ -1,7 +1,7 @@
 """The engine thread: it owns the model and the scheduler, and runs the scheduler's steps while there is work.
 
 The event loop sends commands through an inbox, which the thread reads between two steps. After each step the thread
-sends everything that is new to the loop in one call. A fault that is not one request's ends the thread.
+sends all updates to the loop in one call. An error that does not belong to one request ends the thread.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.errors import ApiError
 
-# Seconds without a sign of life, while there is work, after which the engine counts as stalled.
+# Seconds without a step, while there is work, after which the engine counts as stalled.
 STALLED_SECONDS = 60.0
 
 Command = tuple[str, Call]
 
 
 class Load(NamedTuple):
-    """How much of the engine is in use after a step.
+    """The use of the engine after a step.
 
     Attributes:
         running: answers with a slot.
-        waiting: answers without one.
+        waiting: answers without a slot.
         kv_usage: the share of the pages of keys and values that are held, 0 to 1.
         pages: pages that answers hold; those of the prefix cache alone are not counted.
     """
@@ -55,7 +55,7 @@ class Load(NamedTuple):
 
 
 class StepUpdate(NamedTuple):
-    """What a step has changed."""
+    """The changes of a step."""
 
     report: StepOutput
     reached: Mapping[Request, Sequence[Progress]]
@@ -64,7 +64,7 @@ class StepUpdate(NamedTuple):
 
 
 class Worker:
-    """Runs requests in a thread of its own, which it starts with `start`.
+    """Runs requests in the engine thread, which `start` starts.
 
     All methods are called in the event loop, except those whose names begin with `_run`.
 
@@ -74,7 +74,7 @@ class Worker:
         capacity: the number of tokens whose keys and values fit into the memory.
         queue: the largest number of answers that wait for a slot.
         load: the use of the engine after the last step.
-        fault: what ended the thread, if it died.
+        fault: the error that ended the thread, or None.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -96,10 +96,10 @@ class Worker:
             queue: the largest number of answers that wait for a slot.
             on_update: called in the event loop after each step.
             on_ready: called in the event loop when the model has been loaded.
-            measure: called in the thread after that, once: a request that arrives meanwhile waits for it.
-            snapshot: called in the thread after each step; what it returns reaches the readers of `snapshots`, unless
-                it is None.
-            clock: read for the sign of life and for rates.
+            measure: called once in the thread, after `on_ready`; requests that arrive meanwhile wait for it.
+            snapshot: called in the thread after each step; a result that is not None goes to the readers of
+                `snapshots`.
+            clock: read for the time of the last step and for rates.
         """
         self.queue, self.slots, self.capacity, self.load = queue, 0, 0, Load()
         self.engine: Engine | None = None
@@ -129,7 +129,7 @@ class Worker:
         self._updated.set()
 
     async def stop(self, seconds: float = 10.0) -> None:
-        """End the thread after its step, and wait for it at most so many seconds."""
+        """End the thread after its step, and wait for it at most `seconds`."""
         self.close()
         with self._wake:
             self._is_stopping = True
@@ -140,12 +140,12 @@ class Worker:
 
     @property
     def n_open(self) -> int:
-        """Number of answers that have been asked for and whose replies have not been read to their end."""
+        """Number of requested answers whose replies have not been read to their end."""
         return sum(len(request.outputs) for request in self._calls)
 
     @property
     def n_unfinished(self) -> int:
-        """Number of answers that have been asked for and have not been generated to their end."""
+        """Number of requested answers that have not been generated to their end."""
         calls = {call for call in self._calls.values() if call.error is None}
         return sum(progress.finish_reason is None for call in calls for _, progress in call.outputs)
 
@@ -176,13 +176,13 @@ class Worker:
         """Check that n more answers fit into the slots and the queue.
 
         Raises:
-            ApiError: they never will, or there are too many others now.
+            ApiError: the slots and the queue are too small for n answers, or too full now.
         """
         most = self.slots + self.queue
         if n > most:
             message = f"{n} answers are too many: slots and queue hold {most}; send fewer at once"
             raise ApiError(400, message, param="prompt", code="invalid_value")
-        # A client that reads slowly takes no place of the queue.
+        # An answer that waits only for a slow reader takes no place in the queue.
         others = self.n_unfinished + self._n_reserved
         if others + n > most:
             message = f"the queue is full: {others} of {most} places are taken, {n} more do not fit; see Retry-After"
@@ -191,12 +191,12 @@ class Worker:
 
     @contextmanager
     def reserved(self) -> Iterator[Callable[[int], None]]:
-        """Hold a place in the slots and the queue for a request that is not read yet, until the block ends.
+        """Reserve a place in the slots and the queue for a request that is not parsed yet, until the block ends.
 
-        The block gets a function to call with the number of answers, when that is known.
+        The block gets a function, which it calls with the number of answers when the number is known.
 
         Raises:
-            ApiError: the queue is full, also from this function.
+            ApiError: the queue is full. The function in the block raises it, too.
         """
         held = 0
 
@@ -240,7 +240,7 @@ class Worker:
             call.update({}, error)
 
     async def snapshots(self) -> AsyncIterator[Any]:
-        """Yield the latest snapshot, and then each newer one; a slow reader misses those between."""
+        """Yield the latest snapshot, and then each newer one; a slow reader misses some."""
         while not self.is_closing:
             update = self._updated
             if self._latest is not None:
@@ -253,7 +253,7 @@ class Worker:
             self._wake.notify()
 
     def _receive(self, update: StepUpdate) -> None:
-        """Hand out the update of a step."""
+        """Pass the update of a step to its calls and readers."""
         self.load = update.load
         for request, reached in update.reached.items():
             call = self._calls.get(request)
@@ -264,12 +264,12 @@ class Worker:
         self.on_update(update)
         if update.snapshot is not None:
             self._latest = update.snapshot
-            # Readers that wait for this event take a new one afterwards.
+            # Readers that were waiting for this event wait for a new event next.
             self._updated.set()
             self._updated = asyncio.Event()
 
     def _accept(self, call: Call, error: Exception | None) -> None:
-        if call.accepted.done():  # its client has left
+        if call.accepted.done():  # its client has disconnected
             return
         if error is None:
             call.accepted.set_result(None)
@@ -282,7 +282,7 @@ class Worker:
         self.on_ready()
 
     def _die(self, fault: BaseException) -> None:
-        """Note what ended the thread, and end all calls."""
+        """Record the error that ended the thread, and end all calls."""
         self.fault = fault
         message = "the engine thread has died; restart the server"
         self.end_calls(ApiError(503, message, code="dead"))
@@ -330,7 +330,7 @@ class Worker:
             self._run_post(scheduler, StepOutput())
 
     def _run_submit(self, scheduler: Scheduler, call: Call) -> Exception | None:
-        """Submit all requests of a call, or none; return what the scheduler raised."""
+        """Submit all requests of a call, or none; return the error of the scheduler, or None."""
         try:
             for request in call.requests:
                 scheduler.submit(request)
@@ -346,7 +346,7 @@ class Worker:
         self._run_post(scheduler, report)
 
     def _run_post(self, scheduler: Scheduler, report: StepOutput) -> None:
-        """Send what a step has changed to the event loop, in one call."""
+        """Send the changes of a step to the event loop, in one call."""
         reached = {request: [Progress.of(output) for output in request.outputs] for request in report.requests}
         load = Load.of(scheduler)
         snapshot = None if self._snapshot is None else self._snapshot(scheduler, report)
@@ -365,7 +365,7 @@ class Rates:
         self._ends: deque[float] = deque(maxlen=ENDS)
 
     def add_end(self, n: int = 1) -> None:
-        """Note that n answers end now."""
+        """Record that n answers end now."""
         self._ends.extend([self._clock()] * n)
 
     def seconds_for(self, n: int) -> int:

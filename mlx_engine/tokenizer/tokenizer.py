@@ -259,8 +259,7 @@ class Tokenizer:
         Raises:
             TokenizerError: the vocabulary has no such id.
         """
-        self._vocabulary.check(token_id)
-        return self._vocabulary.tokens[token_id]
+        return self._vocabulary.token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token, which are often not valid UTF-8 on their own.
@@ -268,7 +267,6 @@ class Tokenizer:
         Raises:
             TokenizerError: the vocabulary has no such id.
         """
-        self._vocabulary.check(token_id)
         return self._vocabulary.piece(token_id)
 
     def pieces(self) -> list[bytes]:

@@ -108,14 +108,15 @@ class Vocabulary:
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
 
-    def check(self, token_id: int) -> None:
-        """Raise TokenizerError for an id outside the vocabulary."""
+    def token(self, token_id: int) -> str:
+        """Return a token as the file spells it; raise TokenizerError for an id outside the vocabulary."""
         n_tokens = len(self.tokens)
         if not 0 <= token_id < n_tokens:
             raise TokenizerError(
                 f"{self.where}: expected a token id from 0 to {n_tokens - 1:,} (a vocabulary of {n_tokens:,}), "
                 f"found {token_id:,}; the ids come from another model or tokenizer"
             )
+        return self.tokens[token_id]
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
@@ -133,8 +134,12 @@ class Vocabulary:
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which are often not valid UTF-8 on their own."""
-        text = self.tokens[token_id]
+        """Return the bytes of a token, which are often not valid UTF-8 on their own.
+
+        Raises:
+            TokenizerError: there is no such id.
+        """
+        text = self.token(token_id)
         if token_id in self.silent_ids:
             return b""
         if token_id in self.literal_ids:
@@ -144,7 +149,7 @@ class Vocabulary:
         if self.kind == "SPM":
             return text.replace(SPACE_MARK, " ").encode()
         try:
-            return bytes(BYTE_OF_CHARACTER[character] for character in text)
+            return bytes(map(BYTE_OF_CHARACTER.__getitem__, text))
         except KeyError:
             return text.encode()
 
@@ -185,7 +190,6 @@ class StreamDecoder:
             TokenizerError: the vocabulary has no such id.
         """
         vocabulary = self._vocabulary
-        vocabulary.check(token_id)
         piece = vocabulary.piece(token_id)
         if token_id in vocabulary.literal_ids:
             skipped = self._skip_special and token_id in vocabulary.control_ids

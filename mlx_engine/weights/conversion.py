@@ -1,4 +1,4 @@
-"""Quantising on load: which linear layers are converted and to which types, and the report of what was done."""
+"""Quantising on load: which linear layers are converted to which types, and a report of the conversion."""
 
 from __future__ import annotations
 

@@ -129,7 +129,8 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     made = list(plan.tensors)
     for i in range(cfg.n_layers):
         blocks = names.blocks(i)
-        router = _existing(checkpoint, [f"{block}.{names.router}.weight" for block in blocks])
+        routers = [f"{block}.{names.router}.weight" for block in blocks]
+        router = next((name for name in routers if name in checkpoint.shapes), routers[0])
         made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
         for part in range(len(PARTS)):
             made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
@@ -210,10 +211,6 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
             for e in range(n)
         ]  # fmt: skip
     return made
-
-
-def _existing(checkpoint: Checkpoint, names: Sequence[str]) -> str:
-    return next((name for name in names if name in checkpoint.shapes), names[0])
 
 
 def with_shared_expert(plan: Plan, names: Names, size: int) -> Plan:

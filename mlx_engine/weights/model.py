@@ -53,7 +53,7 @@ class _FoundError(Exception):
 
 
 class ModelConfig(Protocol):
-    """What the configs of all architectures have; each has more, see its model file.
+    """The settings that all architectures have; each model file adds its own.
 
     Attributes:
         n_layers: number of layers.
@@ -94,7 +94,7 @@ class Model(Protocol):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer keeps of a sequence: KV heads, head dim and window, or a state."""
+        """The cache of each layer: KV heads, head dim and window, or a state's shapes."""
 
     def forward(self, batch: Batch) -> Array | None:
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
@@ -183,7 +183,7 @@ def model_file(checkpoint: Checkpoint) -> ModelFile:
     architecture, supported = checkpoint.architecture, list[str]()
     if checkpoint.naming == "gguf" and architecture == "llama" and checkpoint.settings.get("expert_count"):
         architecture = "mixtral"
-    # Try the file with the architecture's name first: most files are named so, and no other has to be imported.
+    # Try the file with the architecture's name first, so that usually no other file is imported.
     models = importlib.import_module("mlx_engine.models")
     for name in sorted((file.name for file in iter_modules(models.__path__)), key=lambda name: name != architecture):
         module: Any = importlib.import_module(f"mlx_engine.models.{name}")
@@ -208,11 +208,11 @@ def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
 
 
 class Planned(NamedTuple):
-    """What a model is built from, known before any weight is read: its config and tensors, and their conversion.
+    """The config and tensors of a model and their conversion, known before any weight is read.
 
     Attributes:
         stage: the layers that this process runs, if others run the rest; None for all.
-        slices: what of the tensors this process holds, if others hold the rest; None for all.
+        slices: the parts of the tensors that this process holds, if others hold the rest; None for all.
     """
 
     checkpoint: Checkpoint
@@ -237,7 +237,7 @@ class Planned(NamedTuple):
 
 
 def plan_model(checkpoint: Checkpoint, conversion: Conversion, context: int | None = None) -> Planned:
-    """Return what a checkpoint's model is built from, for sequences of `context` tokens. No weight is read.
+    """Return the plan of a checkpoint's model, for sequences of `context` tokens. No weight is read.
 
     Raises:
         OptionError: the conversion names a layer that the model does not have, or the context is too long.

@@ -24,7 +24,7 @@ class Need:
 
     Attributes:
         weights: the weights as the backend holds them.
-        mapped: those of them that stay in the mapped file: the system may drop and read them again.
+        mapped: the weights that stay in the mapped file, which the system may drop and read again.
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
         saved: bytes less if all matrices were Q8_0.
@@ -47,7 +47,7 @@ class Need:
         return self.total - self.mapped
 
     def check(self, where: str, available: int, *, allowed: bool = False) -> None:
-        """Compare with the available bytes; warn of a model that is larger and can run nevertheless.
+        """Compare with the available bytes; warn if the model is larger but can run.
 
         Raises:
             NotEnoughMemoryError: the model cannot run, and `allowed` is not set.
@@ -68,7 +68,7 @@ class Need:
 
 
 def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> Need:
-    """Return what a model needs for `n_tokens` tokens in the cache, or for `kv` bytes of cache."""
+    """Return the memory that a model needs with `n_tokens` tokens in the cache, or with `kv` bytes of cache."""
     sizes, model = outlined.sizes, outlined.model
     vocab_size = int(model.config.vocab_size)  # of the head's outputs a pass computes a few rows
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
@@ -86,6 +86,6 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
     for name, of in outlined.sizes.expanded.items():
         if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
             yield (
-                f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} in float32; "
+                f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} as floats; "
                 f"--quant {ALTERNATIVE.lower()} rounds them to {size(of.alternative)}, which is also faster"
             )

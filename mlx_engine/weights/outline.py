@@ -1,4 +1,4 @@
-"""A model without its weights: built as for a run, with the size of each array in its place."""
+"""A model without weights: built as for a run, with the size of each array in place of the array."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class LazyWeight:
-    """A weight of which only name, shape and type are known; the few values that a model needs are read.
+    """A weight with name, shape and type, whose values are read only if building the model needs them.
 
     Attributes:
         is_stored: whether it has the type and the bytes of the file.
@@ -80,11 +80,11 @@ class Expanded(NamedTuple):
 
 
 class OutlineBackend:
-    """A backend that prepares outlines. All else is done by the backend whose sizes it reports.
+    """A backend that prepares outlines. All other calls go to the backend whose sizes it reports.
 
     Attributes:
         nbytes: bytes of all weights that have been prepared.
-        n_mapped: those of them that stay in the mapped file.
+        n_mapped: bytes of the weights that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that all matrices take more than as Q8_0.
         expanded: the matrices that take more memory than in the file, by their type.
@@ -134,12 +134,12 @@ class OutlineBackend:
     def n_left(self) -> int:
         """Bytes of the embedding tables that stay in the file, of which a pass reads a few rows.
 
-        A table that is also the head counts among `nbytes` alone.
+        A table that is also the head is counted in `nbytes` only.
         """
         return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
-        """Return the outlines of several matrices, which may be stacked: their bytes stay the same."""
+        """Return the outlines of several matrices; stacking does not change their bytes."""
         return matrices
 
     def compile(self, layers: Layers, width: int) -> Program:
@@ -176,7 +176,7 @@ class OutlineParameters(Parameters):
 
 @dataclass(frozen=True)
 class Outlined:
-    """A model of outlines, which cannot be run; the attributes of `OutlineBackend` are those of all its weights."""
+    """A model of outlines, which cannot be run, and the sums over its weights: see `OutlineBackend`."""
 
     model: Model
     sizes: OutlineBackend

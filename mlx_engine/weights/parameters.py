@@ -44,7 +44,7 @@ class Parameters:
         stage: Stage | None = None,
         slices: OwnSlices | None = None,
     ) -> None:
-        """Prepare tensors of a checkpoint; with a stage or slices, only what it has of them."""
+        """Prepare tensors of a checkpoint: all of them, or only the parts that a stage or slices select."""
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
         self._conversion, self._progress = conversion or Conversion(), progress
         self.stage, self._slices = stage, slices
@@ -127,7 +127,7 @@ class Parameters:
         return RMSNorm(name, self._backend.prepare(weight), eps)
 
     def plain_norm(self, name: str, n: int, eps: float) -> RMSNorm:
-        """Return an RMS norm over n values without a weight: all its weights are 1."""
+        """Return an RMS norm over n values whose weights are all 1."""
         weight = Weight.pack(f"{name}.weight", np.ones(n, dtype=np.float32), F32)
         return RMSNorm(name, self._backend.prepare(weight), eps)
 
@@ -166,7 +166,7 @@ class Parameters:
         return self._tensors[name].weight(self._checkpoint)
 
     def _own(self, name: str) -> Weight:
-        """Return what this rank holds of a tensor."""
+        """Return the part of a tensor that this rank holds."""
         stored = self._stored(name)
         if self._slices is None:
             return stored
@@ -213,15 +213,14 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class TableInFile(Weight):
-    """A table whose rows are not kept in memory, so that it does not become resident in the course of many passes.
+    """An embedding table that stays in its memory-mapped file: a pass reads a few rows of a table of up to gigabytes.
 
-    Where the head is a part of the table, pages of the head are given back, too, and mapped again in the next pass.
-
-    An embedding table that stays in its mapped file: a pass reads a few rows of a table that may have a gigabyte.
+    The pages of these rows are released after each read; otherwise the table would become resident over many passes. If
+    the head uses some of the pages, they are mapped again in the next pass.
     """
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return what `Weight.rows` returns, and give back the pages of the file that were read for it."""
+        """Return `Weight.rows`, and release the memory-mapped pages that were read for it."""
         found = super().rows(ids)
         release_rows(self.data, map(int, ids), self.type.bytes_for(self.shape[1]))
         return found

@@ -1,4 +1,4 @@
-"""What one of several ranks has of a model: the layers of a pipeline's stage, or its slices of every tensor."""
+"""The part of a model that one of several ranks has: the layers of a pipeline stage, or slices of every tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# The weights outside of the layers. What is in neither list is small, and every rank reads it.
+# The weights outside of the layers. All others are small, and every rank reads them.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
 LAST = re.compile(r"(output_norm|output)\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -28,12 +28,12 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it embeds the tokens."""
+        """Whether the stage embeds the tokens."""
         return self.first == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the head."""
+        """Whether the stage has the head."""
         return self.end == self.n_layers
 
     def reads(self, name: str, *, is_tied: bool) -> bool:
@@ -50,7 +50,7 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class RemoteWeight:
-    """A weight that another rank has: name and shape are known, the values are zeros, and none is read."""
+    """A weight of another rank: it has the name and the shape, its values are zeros, and nothing is read."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,13 +72,13 @@ def is_elsewhere(value: Any) -> bool:
 
 
 class OwnSlices(Protocol):
-    """What of a model's tensors this rank holds."""
+    """The parts of a model's tensors that this rank holds."""
 
     def own(self, name: str, weight: Weight) -> Weight:
         """Return the part of a tensor that this rank holds, which may be all of it."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of what this rank holds of a tensor."""
+        """Return the shape of the part of a tensor that this rank holds."""
 
     def is_partial(self, linear: str) -> bool:
         """Return whether the products of a linear layer are parts of a sum over all ranks."""

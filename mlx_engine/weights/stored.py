@@ -1,4 +1,4 @@
-"""How a file stores a tensor of the model: under which name and in which form. Convert in both directions."""
+"""The name and the form in which a file stores a tensor of the model, and the conversion in both directions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlx_engine.quant.weight import Weight
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How a file stores a tensor: its name there, and how its values differ from the model's.
+    """The name and the form of a tensor in a file, where they differ from the model's.
 
     Attributes:
         name: the name in the file.
@@ -162,7 +162,7 @@ class TensorLayout:
         return part if data is part.data else Weight(part.name, part.shape, part.type, data)
 
     def _order(self, head_dim: int) -> NDArray[np.intp]:
-        """Return for each row of a head in the model its place in the file."""
+        """Return the row in the file for each row of a head in the model."""
         rows = np.arange(head_dim)
         if self.rotated is None:
             return rows.reshape(-1, 2).T.reshape(-1)

@@ -36,7 +36,7 @@ NOT_OPERATIONS = {
         "read_ahead",
     ),
     *("warm_up", "embeds_stored", "stack", "tap", "note", "compile", "kv_append", "sum_exp", "state_empty"),
-    *("state_nbytes", "discard"),
+    *("state_nbytes", "discard", "as_activations"),
 }
 
 

@@ -150,6 +150,27 @@ def test_an_answer_is_the_same_on_simd(jit: bool):
     assert all(map(allowed, asked))
 
 
+@pytest.mark.parametrize("name", ["parallel", "simd", "numpy"])
+def test_a_checked_choice_is_the_choice_under_the_mask(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Greedy answers without log-probabilities compute few masks, those with log-probabilities one for each token."""
+    of, masks = engine("simd" if name == "numpy" else name, jit=name != "numpy"), Matcher.mask
+    n_masks = {None: 0, 0: 0}
+    answers: dict[int | None, list[list[int]]] = {None: [], 0: []}
+    for logprobs, found_ids in answers.items():
+
+        def mask(self: Matcher, logprobs: int | None = logprobs) -> object:
+            n_masks[logprobs] += 1
+            return masks(self)
+
+        monkeypatch.setattr(Matcher, "mask", mask)
+        for constraint in (SCHEMA, DIGITS, CHOICE):
+            request = of.request(STORY, Options.of(40, constraint=constraint, logprobs=logprobs))
+            run(of.scheduler(slots=1, prefix_cache=False), [request])
+            found_ids.append(request.output.token_ids)
+    assert answers[None] == answers[0]
+    assert n_masks[None] < sum(map(len, answers[0])) <= n_masks[0]
+
+
 def test_on_mlx_a_pass_ahead_changes_nothing():
     of, which = engine("mlx"), [4, 5]
     answers = []

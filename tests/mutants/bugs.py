@@ -447,6 +447,13 @@ MUTANTS = [
         "return mx.argmax(logits.squeeze(0))",
         "return mx.array(mx.argmax(logits.squeeze(0)).item(), mx.uint32)",
     ),
+    Mutant("a product of rounded activations is float32", "GroupMatrix.multiply", "y.astype(x.dtype)", "y"),
+    Mutant(
+        "ranks do not compare the type of activations",
+        "CheckedCheckpoint.__post_init__",
+        'settings["activations"] = self.activations',
+        "pass",
+    ),
     # ---- The emulator ----
     Mutant("the default device of emulate is a CPU", "PretendedGPU.type", "mx.DeviceType.gpu", "mx.DeviceType.cpu"),
     Mutant(
@@ -530,6 +537,7 @@ MUTANTS = [
         "draw.sampling.is_argmax",
     ),
     Mutant("a dead end counts as the end of the text", "Matcher._words", "self._compiled.is_error()", "False"),
+    Mutant("a checked choice is taken unchecked", "Sampler.redraw", "not self.is_checked", "self.is_checked"),
     Mutant("answers share one matcher", "Sampler.fork", "self._matcher.copy()", "self._matcher"),
     Mutant(
         "a pass ahead is chosen with the mask of the token before",
@@ -538,6 +546,11 @@ MUTANTS = [
         "False",
     ),
     Mutant("one of several end tokens is allowed", "Matcher._text_mask", "grammars.end_ids", "grammars.end_ids[:1]"),
+    # ---- Benchmarks beside other processes ----
+    Mutant(
+        "the benchmark itself counts as another process", "OtherProcesses.share", "busy - own - TICKS", "busy - TICKS"
+    ),
+    Mutant("figures beside a busy process are usable", "others.fields", "share <= MOST", "True"),
     # ---- Tool calls ----
     Mutant(
         "text that may be a delimiter is given out",

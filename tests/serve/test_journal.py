@@ -17,6 +17,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import mlx_engine
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.commands import app
 from mlx_engine.errors import OptionError
@@ -122,6 +123,18 @@ def test_all_bits_are_the_same_at_other_batch_sizes(journal: Path):
     result = replay(journal)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [f"slots {n}: 12 of 12 requests agree" for n in (1, 4, 16)]
+
+
+def test_activations_in_fixed_point_have_the_same_bits_in_any_batch_and_others_than_float32(tmp_path: Path):
+    path = tmp_path / "fixed.jsonl"
+    about = ModelId("micro", str(MICRO), identity(MICRO), {"activations": "i16"})
+    recorder = Recorder(Journal(path, warn=print), about, backend="parallel", slots=4)
+    engine = mlx_engine.load(MICRO, "parallel", activations="i16")
+    with served(engine=engine, recorder=recorder, prefix_cache=True) as server:
+        mixed(server)
+    assert replay(path).stdout.splitlines() == [f"slots {n}: 12 of 12 requests agree" for n in (1, 4, 16)]
+    exact = edited(path, tmp_path, lambda number, entry: entry["model"].update(options={}))
+    assert "slots 1: 0 of 12 requests agree" in replay(exact, "--slots", "1").stdout
 
 
 def test_what_differs_is_named(journal: Path, tmp_path: Path):

@@ -1,6 +1,7 @@
 """What several files ask about: the micro checkpoint of Qwen3. A file with another `golden` or `engine` has its own."""
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.bench import cells
+from mlx_engine.bench.others import OtherProcesses
 from tests.unit.timed_model import Backend, Clock, Spy
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
@@ -23,6 +25,14 @@ def small_heap(request: pytest.FixtureRequest) -> None:
     if any(word in request.module.__name__ for word in ("bench", "bottlenecks", "report", "terminal")):
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def alone() -> Iterator[None]:
+    """Let benchmarks find no other process, though other tests run meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OtherProcesses, "share", lambda self: 0.0)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ def test_samples_are_in_the_order_in_which_they_were_taken(spy):
 def test_progress_counts_the_run_that_is_not_timed(spy):
     seen = []
     measured(spy(), 4, repetitions=2, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 # ---- the tokens ----

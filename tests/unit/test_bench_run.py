@@ -250,9 +250,9 @@ def test_the_options_reach_the_cell(monkeypatch):
     seen = []
     measure = run.measure
 
-    def spy(engine, test, *, kv, overlap, repetitions, budget, between):
+    def spy(engine, test, *, kv, overlap, repetitions, budget, **rest):
         seen.append((engine.backend.name, test, kv, overlap, repetitions, budget))
-        return measure(engine, test, kv=kv, overlap=overlap, repetitions=repetitions, budget=budget, between=between)
+        return measure(engine, test, kv=kv, overlap=overlap, repetitions=repetitions, budget=budget, **rest)
 
     monkeypatch.setattr(run, "measure", spy)
     rows(tests=[SHORT, ONE], kv=(False, True), budget=50.0, overlap=False)

@@ -106,13 +106,14 @@ def test_what_would_gain_most_is_first():
         ("slow", 5.0), (BETWEEN, 3.0), ("big", 1.0), ("small", 1.0),
     ]  # fmt: skip
     assert [row["share"] for row in rows] == pytest.approx([5 / 60, 3 / 60, 1 / 60, 1 / 60])
-    assert all(row["role"] != BETWEEN for row in analysis.ranked([], plain=1.0, between=0.0))
+    unsure = analysis.ranked(analysis.lines_of(ops, LIMITS, 0.0), plain=60.0, between=3.0, is_sure=False)
+    assert (unsure[-1]["role"], unsure[-1]["ms"], unsure[-1]["gain_ms"], unsure[-1]["share"]) == (BETWEEN, 3.0, 0, 0)
 
 
 def test_without_limits_what_takes_longest_is_first():
     ops = [operation("small", 1.0), operation("big", 50.0, kbytes=49000), operation("slow", 6.0)]
     rows = analysis.ranked(analysis.lines_of(ops, None, 0.0), plain=100.0, between=0.0)
-    assert [row["role"] for row in rows] == ["big", "slow", "small"]
+    assert [row["role"] for row in rows] == ["big", "slow", "small", BETWEEN]
     assert rows[0]["share"] == 0.5
     assert rows[0]["gain_ms"] is None
 
@@ -285,7 +286,7 @@ def test_rounds_end_with_the_budget(world):
     settings = Settings(str(MICRO), "simd", n_prompt=2, n_gen=1, repetitions=5, budget=0.0)
     told = []
     rounds = measured(engine, settings, world, lambda *args: told.append(args), world)
-    assert (len(rounds), told) == (1, [(1, 6, "measuring")])
+    assert (len(rounds), told) == (1, [(0, 6, "pp2+tg1 on simd"), (1, 6, "pp2+tg1 on simd")])
 
 
 def rounds_of(plain: list[float], apart: list[float]) -> Kind:
@@ -297,16 +298,22 @@ def test_what_may_be_chance_is_no_bottleneck():
     """The plain pass is longer by 2 ms in most rounds, and the machine is slower in some."""
     sure = phase(rounds_of([12.0, 32.0, 52.5, 13.0], [10.0, 30.0, 50.0, 10.5]), LIMITS, 0.0, {}, lazy=False)
     assert sure["between_by_round_ms"]["median"] == pytest.approx(2.25)
-    assert BETWEEN in {row["role"] for row in sure["ranking"]}
+    gains = {row["role"]: (row["ms"], row["gain_ms"], row["says"]) for row in sure["ranking"]}
+    assert gains[BETWEEN][0] == gains[BETWEEN][1] > 0
+    assert "noise" not in gains[BETWEEN][2]
     chance = phase(rounds_of([12.0, 32.0, 50.0, 10.0], [20.0, 30.0, 10.0, 10.5]), LIMITS, 0.0, {}, lazy=False)
     assert chance["between_ms"] == pytest.approx(22.0 - 15.25)
-    assert BETWEEN not in {row["role"] for row in chance["ranking"]}
+    (last,) = [row for row in chance["ranking"] if row["role"] == BETWEEN]
+    assert (last["ms"], last["gain_ms"]) == (pytest.approx(22.0 - 15.25), 0)
+    assert "may be noise" in last["says"]
+    assert BETWEEN in ranking(chance, "decode")
 
 
 def test_shares_never_add_up_to_more_than_all():
     longer = phase(rounds_of([5.0], [20.0]), None, 0.0, {}, lazy=False)
     assert longer["between_ms"] == pytest.approx(-15.0)
-    assert [row["share"] for row in longer["ranking"]] == [op["share"] for op in longer["operations"]] == [1.0]
+    assert [op["share"] for op in longer["operations"]] == [1.0]
+    assert [(row["role"], row["share"]) for row in longer["ranking"]] == [("head", 1.0), (BETWEEN, 0.0)]
     assert "of their sum" in ranking(longer, "prefill").splitlines()[0]
     even = phase(rounds_of([20.0], [20.0]), None, 0.0, {}, lazy=False)
     assert "of prefill" in ranking(even, "prefill").splitlines()[0]

@@ -262,7 +262,10 @@ def test_the_bar_knows_the_total_before_the_first_test_and_names_each(monkeypatc
     told = []
     monkeypatch.setattr("mlx_engine.commands.bench.still_bar", lambda: nullcontext(lambda *seen: told.append(seen)))
     assert bench("-p", 4, "-n", 2).code == 0
-    assert told == [(0, 2, "pp4 on simd"), (1, 2, "tg2 on simd"), (2, 2, "")]
+    assert told[0] == (0, 4, "pp4 on simd")
+    assert list(dict.fromkeys(told)) == [
+        *((done, 4, "pp4 on simd") for done in range(3)), *((done, 4, "tg2 on simd") for done in range(2, 5)),
+    ]  # fmt: skip
 
 
 def test_an_interrupted_benchmark_keeps_the_cells_that_are_finished(tmp_path, monkeypatch):

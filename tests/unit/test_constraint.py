@@ -39,6 +39,24 @@ def grammars() -> Grammars:
     return Grammars(Words(), UNUSED)  # type: ignore[arg-type]
 
 
+@pytest.fixture(autouse=True)
+def compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare every mask of the small vocabulary with a test of each token alone, before the mask is known."""
+    masks = Matcher.mask
+    if "grammars" not in request.fixturenames:
+        return
+
+    def mask(self: Matcher) -> np.ndarray:
+        alone = self.copy()
+        alone._found = None
+        each = [alone.allows(token) for token in range(alone._grammars.n_logits)]
+        found = masks(self)
+        assert np.array_equal(found, each)
+        return found
+
+    monkeypatch.setattr(Matcher, "mask", mask)
+
+
 def words(mask: np.ndarray) -> set[bytes | int]:
     """The tokens of a mask; special ones by id."""
     return {WORDS[i] if i < len(WORDS) else i for i in np.flatnonzero(mask).tolist()}

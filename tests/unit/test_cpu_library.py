@@ -151,11 +151,14 @@ def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: l
         for path in folder.rglob("*.py")
         if re.search(r"^@(entry|task)$", path.read_text(), re.MULTILINE)
     }
-    assert {name for part in library.BASE.values() for name in part} == exporting
+    assert {name for part in library.MODULES.values() for name in part} == exporting
     modules = {importlib.import_module(f"kernels.cpu.{name}").__name__ for name in exporting}
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
-    assert all(library.load().address(name) for name in exports)
+    library.load().panels("q8_0")
+    fixed = {name for name, (function, _) in exports.items() if function.__module__.endswith(".fixed")}
+    assert all(library.load().address(name) for name in exports.keys() - fixed)
+    assert all(library.load().fixed_task(name) for name in fixed)
     with pytest.raises(KeyError, match="expected a function 'nobody', found none"):
         library.load().address("nobody")
 

@@ -107,7 +107,7 @@ def test_what_is_expanded_is_said_with_the_option_that_helps(monkeypatch, halves
     monkeypatch.setattr(need, "WORTH_A_LINE", 1)
     (line,) = expansions(of(halves), "parallel")
     assert line.startswith("parallel has no kernel for BF16: ")
-    assert "in float32; --quant q8_0 rounds them to" in line
+    assert "as floats; --quant q8_0 rounds them to" in line
     assert not list(expansions(of(halves, quant="q8_0"), "parallel"))
     assert not list(expansions(of(Q8), "parallel"))
     # Python floats take more memory than any file, and no option helps.

@@ -100,7 +100,8 @@ def test_an_emulated_run_says_that_it_is_one(monkeypatch):
     command = ["generate", "Once", "--model", str(MICRO), "--backend", "metal", "--kv", "--strict", "-n", "2"]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["backend"] == {"requested": "metal", "used": "metal", "device": "emulated on cpu"}
+    expected = {"requested": "metal", "used": "metal", "device": "emulated on cpu", "activations": "f32"}
+    assert json.loads(result.stdout)["backend"] == expected
     assert "on backend metal (emulated on cpu)" in CliRunner().invoke(app, command).stderr
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.numpy.simd import SimdBackend
+from mlx_engine.backends.numpy.simd import FEW, SimdBackend
+from mlx_engine.backends.sampling import Draw, masked
 from mlx_engine.loop.logprobs import token_logprobs
 from mlx_engine.loop.sampler import Sampler, random_number
 from mlx_engine.options import Sampling
@@ -168,3 +169,17 @@ def test_a_temperature_of_nearly_nothing_is_greedy():
     assert Sampling(0.0).is_greedy
     assert Sampling(9e-8).is_greedy
     assert not Sampling(1e-7).is_greedy
+
+
+@pytest.mark.parametrize("n_allowed", [1, 20, FEW, 9999])
+def test_the_largest_allowed_logit_is_that_of_masked_logits(n_allowed: int):
+    """Of few allowed tokens by their ids, of many by one comparison, or by a masked copy if that one is forbidden."""
+    draws = np.random.default_rng(n_allowed)
+    row = draws.integers(0, 2000, 10_000).astype(np.float32)  # with equal logits
+    mask = np.zeros(10_000, dtype=np.bool_)
+    mask[draws.choice(10_000, n_allowed, replace=False)] = True
+    for of_top in (True, False):
+        mask[np.flatnonzero(row == row.max())] = of_top
+        if mask.any():
+            draw = Draw(Sampling(), (), 0.0, mask=mask)
+            assert SimdBackend().sample(row[None], draw) == int(np.argmax(masked(row, mask)))

@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from mlx_engine.bench import roofline
+from mlx_engine.bench.others import OtherProcesses
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
@@ -205,3 +206,12 @@ def test_a_sweep_draws_its_bars_on_a_terminal(terminal, tmp_path, monkeypatch):
     assert "decode, tg1: tokens per second (log scale)" in shown
     assert "█" in shown
     assert "█" not in (tmp_path / "sweep.md").read_text()
+
+
+def test_figures_that_are_not_usable_are_red(terminal, monkeypatch, tmp_path):
+    monkeypatch.setattr(roofline, "SECONDS", 1e-4)
+    monkeypatch.setattr(OtherProcesses, "share", lambda self: 0.43)
+    command = ["report", "-m", MODEL, "-b", "simd", "-p", 2, "-n", 1, "-r", 1, "--out", tmp_path, "--json"]
+    assert terminal(*command, plain=False).endswith("end them and measure again\x1b[0m\n")
+    assert "\n\x1b[31mnot usable: " in terminal(*command, plain=False)
+    assert "\x1b[31m" not in terminal(*command)

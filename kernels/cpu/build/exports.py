@@ -17,7 +17,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from . import jit
-from .library import BASE, PACKAGE, sealed
+from .library import FIXED_END, MODULES, PACKAGE, sealed
 
 
 class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
@@ -51,13 +51,15 @@ class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
 
 @global_compiler_lock
 def compiled(part: str) -> bytes:
-    """Return the object file of `part`, a key of `BASE` or the name of a format. Numba is unusable afterwards."""
+    """Return the object file of `part` (`library.code_file`). Numba is unusable afterwards."""
     jit.for_export()
-    names = {f"{PACKAGE}.{name}" for name in BASE.get(part, ())}
+    names = {f"{PACKAGE}.{name}" for name in MODULES.get(part, ())}
     for name in names:
         importlib.import_module(name)
-    if part not in BASE:
-        names.add(importlib.import_module(f"{PACKAGE}.formats.format").export_format(part))
+    if part not in MODULES:
+        formats = importlib.import_module(f"{PACKAGE}.formats.format")
+        is_fixed, name = part.endswith(FIXED_END), part.removesuffix(FIXED_END)
+        names.add(formats.export_panel(name) if is_fixed else formats.export_format(name))
     context = cpu_target.target_context
     context._internal_codegen = translator = _Translator("mlx_engine")
     exports, libraries, kept = context.create_module("exports"), [], set()

@@ -41,20 +41,24 @@ SCRATCH_BYTES = 4 << 20
 # norm of the input: none if NORM_WEIGHT is 0, an RMS norm if NORM_BIAS is 0, else a layer norm. N and K are those of
 # all matrices together. CHUNK_GEMV and CHUNK_GEMM are rows of a chunk; HAND_OUT is 0 if one thread runs a small batch
 # faster than several. MATRICES is the number of matrices. The POST_NORM words are a norm of the output. HAS_GEMV is 0
-# if the rows cannot be multiplied as they are stored. From TABLE on each matrix has WIDTH words: WEIGHTS, its address,
-# ROWS, BIAS, the address of its bias or 0, COLUMN, the first column of its products in the output, CHUNK, the number of
-# its first chunk in a job, and from FORMAT on the words of its format.
+# if rows cannot be multiplied as they are stored. FIXED is the number of matrices whose products are in fixed point,
+# by the tasks FIXED_GEMM and FIXED_PREPARE. From TABLE on each matrix has WIDTH words: WEIGHTS, its address, ROWS,
+# BIAS, the address of its bias or 0, COLUMN, the first column of its products in the output, CHUNK, the number of its
+# first chunk in a job, and from FORMAT on the words of its format.
 (
     TASK_GEMV, TASK_GEMM, TASK_PREPARE, NORM_WEIGHT, NORM_EPS, NORM_BIAS, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM,
     HAND_OUT, MATRICES, POST_NORM_WEIGHT, POST_NORM_EPS, POST_NORM_BIAS, HAS_GEMV,
-) = range(17)  # fmt: skip
+    FIXED, FIXED_GEMM, FIXED_PREPARE,
+) = range(20)  # fmt: skip
 # Words that each job sets itself.
-OWN, TABLE = 17, 32
+OWN, TABLE = 20, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
 # Words of a format (`format.py`): the addresses of its kernels, weights and bytes of a block, and the most vectors
-# that are multiplied with its rows as they are stored.
+# that are multiplied with its rows as they are stored. Then those of a matrix that is multiplied in fixed point: the
+# address of the kernel that expands rows to panels, 0 for other matrices, and the kind of the format (`panels.py`).
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
-WIDTH = FORMAT + FORMAT_WIDTH
+PANEL = FORMAT + FORMAT_WIDTH
+PANEL_KIND, WIDTH = PANEL + 1, PANEL + 2
 MOST_MATRICES = 8
 
 # Columns that a dot product sums before it adds their total to the totals before: part of the order of summation

@@ -40,6 +40,9 @@ BASE = {
         "states.delta_rule",
     ),
 }
+# What products in fixed point need besides, and what a format's name ends with in the part that has its panels.
+FIXED, FIXED_END = "fixed", ".fixed"
+MODULES = {**BASE, FIXED: ("products.fixed",)}
 # The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
 # as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
 FORMATS = (
@@ -135,7 +138,7 @@ def folder() -> Path:
 def code_file(part: str) -> Path:
     """Return the path of a part's machine code for this processor, this LLVM and Numba's variables.
 
-    A part is a key of `BASE` or a format. The file may not exist yet.
+    A part is a key of `MODULES`, a format, or a format with `FIXED_END`. The file may not exist yet.
     """
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
@@ -206,6 +209,18 @@ class Format(NamedTuple):
     most_stored: int
 
 
+class Panels(NamedTuple):
+    """The panels of a storage format, in the order of a matrix's words (`layout.py`).
+
+    Attributes:
+        expand: address of the kernel that expands rows.
+        kind: the kind of the format.
+    """
+
+    expand: int
+    kind: int
+
+
 class Library(Code):
     """The loaded kernels: entries as functions, tasks as addresses, formats on demand.
 
@@ -230,6 +245,8 @@ class Library(Code):
     def __init__(self, objects: Iterable[bytes]) -> None:
         super().__init__(objects)
         self._formats: dict[str, tuple[Code, Format]] = {}
+        self._panels: dict[str, tuple[Code, Panels]] = {}
+        self._fixed: Code | None = None
         for name, letters in ENTRIES.items():
             setattr(self, name, self.function(name, letters))
 
@@ -251,6 +268,29 @@ class Library(Code):
                 # Another thread may have loaded it in the meantime, and its kernels may be running.
                 self._formats.setdefault(one, (loaded, Format(*kernels, *sizes)))
         return self._formats[name][1]
+
+    def has_panels(self, name: str) -> bool:
+        """Return whether a format's panels, and all that products in fixed point need, are loaded."""
+        return name in self._panels and self._fixed is not None
+
+    def panels(self, name: str, *others: str) -> Panels:
+        """Return a quantised format's panels; compile what is missing, as `format` does."""
+        if not self.has_panels(name):
+            missing = [one for one in dict.fromkeys((name, *others)) if one not in self._panels]
+            found = codes([*(one + FIXED_END for one in missing), *([FIXED] if self._fixed is None else [])])
+            if FIXED in found:
+                self._fixed = self._fixed or Code([found[FIXED]])
+            for one in missing:
+                loaded, kind = Code([found[one + FIXED_END]]), ctypes.c_int64()
+                loaded.function(f"{one}_panel_kind", "i")(ctypes.addressof(kind))
+                self._panels.setdefault(one, (loaded, Panels(loaded.address(f"{one}_panel"), kind.value)))
+        return self._panels[name][1]
+
+    def fixed_task(self, name: str) -> int:
+        """Return the address of a task of products in fixed point; `panels` has loaded it."""
+        if self._fixed is None:
+            raise KeyError(f"the kernels' machine code: expected {name!r} after the panels of a format, found none")
+        return self._fixed.address(name)
 
 
 @cache

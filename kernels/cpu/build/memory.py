@@ -29,8 +29,8 @@ def _pointer_to(kind: Any) -> Any:
     return pointer
 
 
-_KINDS = (types.float32, types.float64, types.uint8, types.int64)
-_to_floats, _to_doubles, _to_bytes, _to_words = map(_pointer_to, _KINDS)
+_KINDS = (types.float32, types.float64, types.uint8, types.int64, types.int16, types.int32)
+_to_floats, _to_doubles, _to_bytes, _to_words, _to_shorts, _to_ints = map(_pointer_to, _KINDS)
 
 
 @jit
@@ -55,6 +55,18 @@ def raw(address: int) -> Any:
 def words(address: int) -> Any:
     """Return the int64 array at an address."""
     return carray(_to_words(address), _LENGTH)
+
+
+@jit
+def shorts(address: int) -> Any:
+    """Return the int16 array at an address."""
+    return carray(_to_shorts(address), _LENGTH)
+
+
+@jit
+def ints(address: int) -> Any:
+    """Return the int32 array at an address."""
+    return carray(_to_ints(address), _LENGTH)
 
 
 @intrinsic

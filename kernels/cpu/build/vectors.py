@@ -8,6 +8,7 @@ not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,47 @@ def has_multishift() -> bool:
     """Return whether that processor has AVX-512 VBMI: LLVM then permutes bytes with one instruction."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
     return "vpermb" in text
+
+
+_EVEN, _ODD = (", ".join(f"i32 {2 * i + odd}" for i in range(LANES)) for odd in range(2))
+_PROBE_OF_PAIRS = f"""define <16 x i32> @add_pairs(<16 x i32> %sum, <32 x i16> %a, <32 x i16> %b) {{
+  %x = sext <32 x i16> %a to <32 x i32>
+  %y = sext <32 x i16> %b to <32 x i32>
+  %products = mul <32 x i32> %x, %y
+  %even = shufflevector <32 x i32> %products, <32 x i32> undef, <16 x i32> <{_EVEN}>
+  %odd = shufflevector <32 x i32> %products, <32 x i32> undef, <16 x i32> <{_ODD}>
+  %pairs = add <16 x i32> %even, %odd
+  %added = add <16 x i32> %sum, %pairs
+  ret <16 x i32> %added
+}}"""
+_PROBE_OF_QUADS = """declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+define i32 @dot(<16 x i8> %a, <16 x i8> %b) {
+  %x = sext <16 x i8> %a to <16 x i32>
+  %y = sext <16 x i8> %b to <16 x i32>
+  %products = mul <16 x i32> %x, %y
+  %sum = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %products)
+  ret i32 %sum
+}"""
+_PAIR_DOT = re.compile(r"((?:{vex}\s+)?vpdpwssd|vpmaddwd)\s.*%([yz])mm")
+
+
+@cache
+def pair_dot() -> str:
+    """Return how an assembler writes that processor's sums of products of pairs of int16, in its widest registers.
+
+    It is vpdpwssd, which also adds to a sum, with the prefix that it needs, or vpmaddwd, which does not; or "".
+    """
+    text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_PAIRS))
+    found = _PAIR_DOT.search(text)
+    is_widest = found is not None and {"y": 8, "z": 16}[found[2]] == register_lanes()
+    return " ".join(found[1].split()) if found is not None and is_widest else ""
+
+
+@cache
+def has_quad_dot() -> bool:
+    """Return whether that processor has sdot, which adds products of four int8 to each sum."""
+    text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_QUADS))
+    return "sdot" in text
 
 
 # Of each 16 columns of a row that is expanded for tiles this many are contiguous (`tile.py`): with AVX2, one register

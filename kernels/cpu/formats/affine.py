@@ -29,6 +29,7 @@ from ..build.vectors import (
     vector,
 )
 from .format import ONE_PANEL, TWO_PANELS
+from .panels import BIASED, UNSIGNED, Panel, first, load_32, load_nibbles, narrowed, panel_of_groups
 from .quants import both, lanes, load_uint8, right
 from .rows import dequantize_pieces, four_rows_of_groups
 from .sums import WIDE
@@ -191,6 +192,7 @@ class Kernels(NamedTuple):
     MOST: int
     four_rows: Any
     dequantize: Any
+    panel: Panel
 
 
 def kernels(name: str) -> Kernels:
@@ -206,7 +208,38 @@ def kernels(name: str) -> Kernels:
     block_bytes, piece = 2 * SCALE_BYTES[scale] + group * bits // 8, min(_PIECE, group)
     four_rows = four_rows_of_groups(group, block_bytes, piece, weights_of(bits, scale, piece))
     dequantize = dequantize_pieces(group, block_bytes, weights_of(bits, scale, 32))
-    return Kernels(group, block_bytes, TWO_PANELS if bits == 8 else ONE_PANEL, four_rows, dequantize)
+    kind = BIASED | UNSIGNED if bits == 8 else BIASED
+    panel = panel_of_groups(group, block_bytes, _first_lanes(scale), _quants_32(bits, scale), kind)
+    return Kernels(group, block_bytes, TWO_PANELS if bits == 8 else ONE_PANEL, four_rows, dequantize, panel)
+
+
+def _first_lanes(scale: str) -> Any:
+    """Make the function that returns the scale and the bias of a block."""
+    scale_of = scale_and_bias(scale)
+
+    @jit
+    def scales(blocks: Any, at: int) -> Any:
+        scale, bias = scale_of(blocks, at)
+        return first(scale), first(bias)
+
+    return scales
+
+
+def _quants_32(bits: int, scale: str) -> Any:
+    """Make the function that returns quants 32 p to 32 p + 31 of a block as bytes."""
+    n_scales, load_pair = 2 * SCALE_BYTES[scale], pair_of(bits, clean=True)
+
+    @jit
+    def quants(blocks: Any, at: int, p: int) -> Any:
+        place = at + n_scales + 4 * bits * p
+        if bits == 4:
+            return load_nibbles(blocks, place)
+        if bits == 8:
+            return load_32(blocks, place)
+        low, high = load_pair(blocks, place)
+        return narrowed(low, high)
+
+    return quants
 
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:

@@ -1,6 +1,9 @@
-"""The NumPy references of the kernels that expand blocks: one function per format, which returns the exact weights."""
+"""The NumPy references of the kernels that expand blocks: the exact weights, and the quants that they are made of."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,107 +14,149 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
-def q8_0(blocks: Bytes) -> Floats:
+class Parts(NamedTuple):
+    """Weights as `scale * quant + offset`, in groups with one scale.
+
+    Attributes:
+        scales: (n, groups).
+        quants: (n, groups, columns of a group), integers.
+        offsets: (n, groups), or None.
+    """
+
+    scales: Floats
+    quants: Floats
+    offsets: Floats | None = None
+
+
+class Reference:
+    """A format: `parts(blocks)` returns the parts of its blocks' weights, a call the weights, (n, columns)."""
+
+    def __init__(self, parts: Callable[..., Parts]) -> None:
+        self.parts, self.__doc__ = parts, parts.__doc__
+
+    def __call__(self, blocks: Bytes, *of: int | str) -> Floats:
+        """Return the weights of blocks, (n, columns)."""
+        found = self.parts(blocks, *of)
+        products = found.scales[..., None] * found.quants
+        weights = products if found.offsets is None else products + found.offsets[..., None]
+        return np.asarray(weights.reshape(len(weights), -1), dtype=np.float32)
+
+
+@Reference
+def q8_0(blocks: Bytes) -> Parts:
     """`d * q`, (n, 32)."""
     found = blocks.view(layout.Q8_0)
-    return found["d"].astype(np.float32)[:, None] * found["qs"].astype(np.float32)
+    return Parts(found["d"].astype(np.float32)[:, None], found["qs"].astype(np.float32)[:, None])
 
 
-def q4_0(blocks: Bytes) -> Floats:
+@Reference
+def q4_0(blocks: Bytes) -> Parts:
     """`d * (q - 8)`, (n, 32)."""
     found = blocks.view(layout.Q4_0)
-    return found["d"].astype(np.float32)[:, None] * (_halves(found["qs"]) - np.float32(8))
+    return Parts(found["d"].astype(np.float32)[:, None], _halves(found["qs"])[:, None] - np.float32(8))
 
 
-def q4_1(blocks: Bytes) -> Floats:
+@Reference
+def q4_1(blocks: Bytes) -> Parts:
     """`d * q + m`, (n, 32)."""
     found = blocks.view(layout.Q4_1)
-    scales, minima = found["d"].astype(np.float32), found["m"].astype(np.float32)
-    return scales[:, None] * _halves(found["qs"]) + minima[:, None]
+    return Parts(
+        found["d"].astype(np.float32)[:, None], _halves(found["qs"])[:, None], found["m"].astype(np.float32)[:, None]
+    )
 
 
-def q4_k(blocks: Bytes) -> Floats:
+@Reference
+def q4_k(blocks: Bytes) -> Parts:
     """`(d * scale) * q - dmin * minimum`, (n, 256)."""
     found = blocks.view(layout.Q4_K)
     scales, minima = _scales_of_6(found)
     quants = _halves(found["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
-    return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
+    return Parts(scales, quants, -minima)
 
 
-def q6_k(blocks: Bytes) -> Floats:
+@Reference
+def q6_k(blocks: Bytes) -> Parts:
     """`(d * scale) * (q - 32)`, (n, 256)."""
     found = blocks.view(layout.Q6_K)
     low = _halves(found["ql"].reshape(-1, 64)).reshape(-1, 2, 4, 32)
     high = found["qh"].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3
     quants = low + np.float32(16) * high.astype(np.float32) - np.float32(32)
     scales = found["scales"].astype(np.float32) * found["d"].astype(np.float32)[:, None]
-    return (scales[..., None] * quants.reshape(-1, 16, 16)).reshape(-1, 256)
+    return Parts(scales, quants.reshape(-1, 16, 16))
 
 
-def q5_0(blocks: Bytes) -> Floats:
+@Reference
+def q5_0(blocks: Bytes) -> Parts:
     """`d * (q - 16)`, (n, 32)."""
     found = blocks.view(layout.Q5_0)
-    return found["d"].astype(np.float32)[:, None] * (_fifth(found) - np.float32(16))
+    return Parts(found["d"].astype(np.float32)[:, None], _fifth(found)[:, None] - np.float32(16))
 
 
-def q5_1(blocks: Bytes) -> Floats:
+@Reference
+def q5_1(blocks: Bytes) -> Parts:
     """`d * q + m`, (n, 32)."""
     found = blocks.view(layout.Q5_1)
-    return found["d"].astype(np.float32)[:, None] * _fifth(found) + found["m"].astype(np.float32)[:, None]
+    return Parts(found["d"].astype(np.float32)[:, None], _fifth(found)[:, None], found["m"].astype(np.float32)[:, None])
 
 
-def q5_k(blocks: Bytes) -> Floats:
+@Reference
+def q5_k(blocks: Bytes) -> Parts:
     """`(d * scale) * q - dmin * minimum`, (n, 256)."""
     found = blocks.view(layout.Q5_K)
     low = _halves(found["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
     fifth = found["qh"][:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     scales, minima = _scales_of_6(found)
-    return (scales[..., None] * (low + np.float32(16) * fifth) - minima[..., None]).reshape(-1, 256)
+    return Parts(scales, low + np.float32(16) * fifth, -minima)
 
 
-def q2_k(blocks: Bytes) -> Floats:
+@Reference
+def q2_k(blocks: Bytes) -> Parts:
     """`(d * scale) * q - dmin * minimum`, (n, 256)."""
     found = blocks.view(layout.Q2_K)
     scales = found["d"].astype(np.float32)[:, None] * (found["scales"] & 15).astype(np.float32)
     minima = found["dmin"].astype(np.float32)[:, None] * (found["scales"] >> 4).astype(np.float32)
-    return (scales[..., None] * _two_bits(found) - minima[..., None]).reshape(-1, 256)
+    return Parts(scales, _two_bits(found), -minima)
 
 
-def q3_k(blocks: Bytes) -> Floats:
+@Reference
+def q3_k(blocks: Bytes) -> Parts:
     """`(d * (scale - 32)) * (q - 4)`, (n, 256)."""
     found = blocks.view(layout.Q3_K)
     third = found["hmask"][:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     quants = _two_bits(found) + np.float32(4) * third.reshape(-1, 16, 16) - np.float32(4)
     low, high = _halves(found["scales"][:, :8]), found["scales"][:, None, 8:] >> np.arange(0, 8, 2)[:, None] & 3
     scales = found["d"].astype(np.float32)[:, None] * (low + 16 * high.reshape(-1, 16).astype(np.float32) - 32)
-    return (scales[..., None] * quants).reshape(-1, 256)
+    return Parts(scales, quants)
 
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 
 
-def iq4_nl(blocks: Bytes) -> Floats:
+@Reference
+def iq4_nl(blocks: Bytes) -> Parts:
     """`d * level`, (n, 32)."""
     found = blocks.view(layout.IQ4_NL)
-    return found["d"].astype(np.float32)[:, None] * _IQ4[_halves(found["qs"]).astype(np.int64)]
+    return Parts(found["d"].astype(np.float32)[:, None], _IQ4[_halves(found["qs"]).astype(np.int64)][:, None])
 
 
-def iq4_xs(blocks: Bytes) -> Floats:
+@Reference
+def iq4_xs(blocks: Bytes) -> Parts:
     """`(d * (scale - 32)) * level`, (n, 256)."""
     found = blocks.view(layout.IQ4_XS)
     low = np.stack([found["scales_l"] & 15, found["scales_l"] >> 4], axis=2).reshape(-1, 8)
     high = found["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = found["d"].astype(np.float32)[:, None] * (low.astype(np.float32) + 16 * high.astype(np.float32) - 32)
     levels = _IQ4[_halves(found["qs"].reshape(-1, 16)).astype(np.int64)].reshape(-1, 8, 32)
-    return (scales[..., None] * levels).reshape(-1, 256)
+    return Parts(scales, levels)
 
 
-def mxfp4(blocks: Bytes) -> Floats:
+@Reference
+def mxfp4(blocks: Bytes) -> Parts:
     """`2 ** (e - 128) * level`, (n, 32)."""
     found = blocks.view(layout.MXFP4)
     scales = np.ldexp(np.float32(1), found["e"].astype(np.int32) - 128)
-    return scales[:, None] * _E2M1[_halves(found["qs"]).astype(np.int64)]
+    return Parts(scales[:, None], _E2M1[_halves(found["qs"]).astype(np.int64)][:, None])
 
 
 def _fifth(found: NDArray[np.void]) -> Floats:
@@ -139,7 +184,8 @@ def _halves(packed: Bytes) -> Floats:
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
 
 
-def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Floats:
+@Reference
+def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Parts:
     """`scale * q + bias`, product and sum each rounded, (n, size); `scale` is the type of both, such as "bf16"."""
     found = blocks.view(layout.group(size, bits, scale.upper(), has_biases=True))
     if bits == 4:
@@ -148,7 +194,7 @@ def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Floats:
         single = np.unpackbits(found["qs"], axis=-1, bitorder="little").reshape(len(blocks), size, bits)
         quants = np.packbits(single, axis=-1, bitorder="little")[..., 0].astype(np.float32)
     scales, biases = (_widened(np.ascontiguousarray(found[field]).reshape(-1, 1)) for field in ("d", "m"))
-    return scales * quants + biases
+    return Parts(scales, quants[:, None], biases)
 
 
 def _widened(values: NDArray[np.generic]) -> Floats:

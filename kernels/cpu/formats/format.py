@@ -81,6 +81,21 @@ def export_format(name: str) -> str:
     return module
 
 
+def export_panel(name: str) -> str:
+    """Export what products in fixed point need of a quantised format, its `panel`; return the name of its module."""
+    module, (expand_rows, kind) = module_of(name), kernels_of(name).panel
+
+    def panel(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
+        expand_rows(weights, step, n_rows, n_columns, out, scratch)
+
+    def panel_kind(out: int) -> None:
+        words(out)[0] = kind
+
+    for function in (panel, panel_kind):
+        export(f"{name}_{function.__name__}", function, module)
+    return module
+
+
 @jit
 def row_bytes(job: Any, m: int, n_columns: int) -> Any:
     """Return the bytes of `n_columns` columns of matrix m, a multiple of the block size."""

@@ -11,6 +11,7 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import load_half_splat
 from .format import ONE_PANEL
+from .panels import half_scale, levels_of, load_nibbles, panel_of_groups
 from .quants import load_levels
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
@@ -19,6 +20,7 @@ BLOCK, BLOCK_BYTES, MOST = 32, 18, ONE_PANEL
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 load = load_levels(LEVELS)
+levels = levels_of(LEVELS)
 
 
 @jit
@@ -29,3 +31,12 @@ def weights(blocks: Any, at: int) -> Any:
 
 four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
 dequantize = dequantize_32(BLOCK_BYTES, weights)
+
+
+@jit
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return the 32 quants of the block at byte `at`."""
+    return levels(load_nibbles(blocks, at + 2))
+
+
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale, quants)

@@ -13,7 +13,8 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
 from .format import ONE_PANEL
-from .iq4_nl import load
+from .iq4_nl import levels, load
+from .panels import load_nibbles, panel_by_parts
 from .quants import Field, load_fields
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
@@ -49,3 +50,13 @@ def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
 
 four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
+
+
+@jit
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return quants 64 p to 64 p + 63 of the block at byte `at`, twice 32."""
+    low = at + QUANTS + 32 * p
+    return levels(load_nibbles(blocks, low)), levels(load_nibbles(blocks, low + 16))
+
+
+panel = panel_by_parts(BLOCK_BYTES, scales_of, quants, range(8))

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..build.jit import jit
 from .format import ONE_PANEL
+from .panels import first, levels_of, load_nibbles, panel_of_groups
 from .quants import load_half_power, load_levels
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
@@ -19,6 +22,7 @@ BLOCK, BLOCK_BYTES, MOST = 32, 17, ONE_PANEL
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 load = load_levels(LEVELS)
+levels = levels_of(LEVELS)
 
 
 @jit
@@ -29,3 +33,18 @@ def weights(blocks: Any, at: int) -> Any:
 
 four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
 dequantize = dequantize_32(BLOCK_BYTES, weights)
+
+
+@jit
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return the 32 quants of the block at byte `at`."""
+    return levels(load_nibbles(blocks, at + 1))
+
+
+@jit
+def power(blocks: Any, at: int) -> Any:
+    """Return the power of two of the block at byte `at`, without an offset."""
+    return first(load_half_power(blocks, at)), np.float32(0)
+
+
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, power, quants)

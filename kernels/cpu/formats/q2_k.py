@@ -13,6 +13,7 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import fms, load_half_splat, load_splat, mul
 from .format import ONE_PANEL
+from .panels import HALVES, in_halves, panel_by_parts
 from .quants import Field, both, floats_of_bytes, load_fields, load_words_of_4, right, second_right_2
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
@@ -33,19 +34,27 @@ def scales_of(blocks: Any, at: int) -> Any:
 
 
 @jit
-def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
     bits = at + QUANTS + 32 * (p // 2)
     quants = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
-    quants = both(right(quants, 4 * (p % 2)), 0x03030303)
+    return both(right(quants, 4 * (p % 2)), 0x03030303)
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    q = quants(blocks, at, p)
     i += 4 * p
     return (
-        fms(load_splat(scales, i), floats_of_bytes(quants, 0), load_splat(scales, i + 16)),
-        fms(load_splat(scales, i + 1), floats_of_bytes(quants, 1), load_splat(scales, i + 17)),
-        fms(load_splat(scales, i + 2), floats_of_bytes(quants, 2), load_splat(scales, i + 18)),
-        fms(load_splat(scales, i + 3), floats_of_bytes(quants, 3), load_splat(scales, i + 19)),
+        fms(load_splat(scales, i), floats_of_bytes(q, 0), load_splat(scales, i + 16)),
+        fms(load_splat(scales, i + 1), floats_of_bytes(q, 1), load_splat(scales, i + 17)),
+        fms(load_splat(scales, i + 2), floats_of_bytes(q, 2), load_splat(scales, i + 18)),
+        fms(load_splat(scales, i + 3), floats_of_bytes(q, 3), load_splat(scales, i + 19)),
     )
 
 
 four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part, 2)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part, 2)
+
+panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), range(16, 32), HALVES)

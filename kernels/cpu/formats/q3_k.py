@@ -12,6 +12,7 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
 from .format import ONE_PANEL
+from .panels import HALVES, in_halves, panel_by_parts
 from .quants import (
     Field,
     both,
@@ -47,23 +48,31 @@ def scales_of(blocks: Any, at: int) -> Any:
 
 
 @jit
-def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
     bits = at + LOW + 32 * (p // 2)
     low = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
     low = both(right(low, 4 * (p % 2)), 0x03030303)
     # The first 32 weights have bit 2 p of the third bits, the last 32 have the next one.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
-    quants = bytes_minus(either(low, third), 4)
+    return bytes_minus(either(low, third), 4)
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    q = quants(blocks, at, p)
     i += 4 * p
     return (
-        mul(load_splat(scales, i), floats_of_bytes(quants, 0)),
-        mul(load_splat(scales, i + 1), floats_of_bytes(quants, 1)),
-        mul(load_splat(scales, i + 2), floats_of_bytes(quants, 2)),
-        mul(load_splat(scales, i + 3), floats_of_bytes(quants, 3)),
+        mul(load_splat(scales, i), floats_of_bytes(q, 0)),
+        mul(load_splat(scales, i + 1), floats_of_bytes(q, 1)),
+        mul(load_splat(scales, i + 2), floats_of_bytes(q, 2)),
+        mul(load_splat(scales, i + 3), floats_of_bytes(q, 3)),
     )
 
 
 four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
+
+panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), kind=HALVES)

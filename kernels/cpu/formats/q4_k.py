@@ -12,13 +12,25 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import load_splat, mul
 from .format import ONE_PANEL
-from .quants import load_halves_of_4, load_scales_of_6, load_uint8, right, scale_4_bits
+from .panels import in_halves, panel_by_parts
+from .quants import (
+    both,
+    load_halves_of_4,
+    load_scales_of_6,
+    load_uint8,
+    load_words_of_4,
+    right,
+    scale_4_bits,
+    second_right,
+)
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 144, ONE_PANEL if WIDE else 4
 # Where the quants begin in a block.
 QUANTS = 16
+# Where the scale of each group of 32 weights is among the scales; its minimum is 4 later.
+PLACES = (0, 1, 2, 3, 8, 9, 10, 11)
 
 
 @jit
@@ -44,3 +56,13 @@ def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
 
 four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
+
+
+@jit
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
+    low = at + QUANTS + 32 * p
+    return both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)
+
+
+panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES])

@@ -11,6 +11,7 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import fma, load_half_splat
 from .format import ONE_PANEL
+from .panels import BIASED, half_scale_and_offset, load_bits, load_nibbles, panel_of_groups, union
 from .quants import load_5_bits
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
@@ -28,3 +29,12 @@ def weights(blocks: Any, at: int) -> Any:
 
 four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
 dequantize = dequantize_32(BLOCK_BYTES, weights)
+
+
+@jit
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return the 32 quants of the block at byte `at`."""
+    return union(load_nibbles(blocks, at + 8), load_bits(blocks, at + 4, 16))
+
+
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale_and_offset, quants, BIASED)

@@ -13,7 +13,8 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import fms, load_splat
 from .format import ONE_PANEL
-from .q4_k import scales_of
+from .panels import in_halves, panel_by_parts
+from .q4_k import PLACES, scales_of
 from .quants import both, either, floats_of_bytes, left, load_words_of_4, right, second_right
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
@@ -24,24 +25,32 @@ HIGH, LOW = 16, 48
 
 
 @jit
-def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
     bits, low = at + HIGH, at + LOW + 32 * p
     # The first 32 weights have the low halves of bytes, and bit 2 p of the fifth bits; the last 32 have the others.
     fifth = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 1)
     fifth = left(both(right(fifth, 2 * p), 0x01010101), 4)
     quants = both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)
-    quants = either(quants, fifth)
+    return either(quants, fifth)
+
+
+@jit
+def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    q = quants(blocks, at, p)
     i += 8 * (p // 2) + 2 * (p % 2)
     scale, minimum = load_splat(scales, i), load_splat(scales, i + 4)
     next_scale, next_minimum = load_splat(scales, i + 1), load_splat(scales, i + 5)
     return (
-        fms(scale, floats_of_bytes(quants, 0), minimum),
-        fms(scale, floats_of_bytes(quants, 1), minimum),
-        fms(next_scale, floats_of_bytes(quants, 2), next_minimum),
-        fms(next_scale, floats_of_bytes(quants, 3), next_minimum),
+        fms(scale, floats_of_bytes(q, 0), minimum),
+        fms(scale, floats_of_bytes(q, 1), minimum),
+        fms(next_scale, floats_of_bytes(q, 2), next_minimum),
+        fms(next_scale, floats_of_bytes(q, 3), next_minimum),
     )
 
 
 four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
+
+panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES])

@@ -11,6 +11,7 @@ from typing import Any
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_int8, mul
 from .format import TWO_PANELS
+from .panels import half_scale, load_32, panel_of_groups
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
 
@@ -26,3 +27,12 @@ def weights(blocks: Any, at: int) -> Any:
 
 four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
 dequantize = dequantize_32(BLOCK_BYTES, weights)
+
+
+@jit
+def quants(blocks: Any, at: int, p: int) -> Any:
+    """Return the 32 quants of the block at byte `at`."""
+    return load_32(blocks, at + 2)
+
+
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale, quants)

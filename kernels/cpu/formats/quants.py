@@ -322,7 +322,7 @@ def load_half_power(typing: Any, data: Any, at: Any) -> Any:
 _BYTES = ir.VectorType(_I8, LANES)
 
 
-def _look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
+def look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
     """Return the levels of 16 bytes below 16 as bytes."""
     table = ir.Constant(_BYTES, [level & 255 for level in levels])
     is_x86 = binding.get_process_triple().startswith("x86_64")
@@ -355,7 +355,7 @@ def load_levels(levels: Sequence[int]) -> Any:
             else:
                 low = builder.and_(loaded, ir.Constant(_BYTES, [15] * LANES))
                 high = builder.lshr(loaded, ir.Constant(_BYTES, [4] * LANES))
-                looked = [builder.sext(_look_up(builder, levels, half), _INTS) for half in (low, high)]
+                looked = [builder.sext(look_up(builder, levels, half), _INTS) for half in (low, high)]
                 found = [builder.fmul(scale, builder.sitofp(one, _VECTOR)) for one in looked]
             return context.make_tuple(builder, signature.return_type, found)
 

@@ -1,7 +1,7 @@
 """Linear layers: matrices that share an input are multiplied in one job, with the norms and additions around them.
 
 Small batches are multiplied with rows as they are stored (`gemv.py`), larger ones with expanded rows (`gemm.py`). Both
-give the same bits.
+give the same bits. Where activations are in fixed point, quantised matrices have kernels of their own (`fixed.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from ..build.jobs import run, run_alone, scratch_of
 from ..build.layout import (
     CHUNK_GEMM,
     CHUNK_GEMV,
+    FIXED,
+    FIXED_GEMM,
+    FIXED_PREPARE,
     GEMM_CHUNKS,
     GEMM_TOKENS,
     HAND_OUT,
@@ -26,9 +29,11 @@ from ..build.layout import (
     NORM_BIAS,
     NORM_EPS,
     NORM_WEIGHT,
+    PANEL,
     POST_NORM_BIAS,
     POST_NORM_EPS,
     POST_NORM_WEIGHT,
+    ROWS,
     SMALL_BATCH,
     STRETCH,
     TABLE,
@@ -43,6 +48,8 @@ from ..build.layout import (
 from ..build.memory import floats, number, words
 from ..build.vectors import PART, get, put
 from ..formats.format import expand, most_stored
+from ..formats.panels import ROWS as PANEL_ROWS
+from .fixed_tile import TOKENS
 from .gemm import PARTS, PREPARED
 from .gemv import pack_panels
 from .linear_job import (
@@ -61,6 +68,8 @@ from .linear_job import (
 )
 from .norms import norm
 
+# Input rows of a chunk in fixed point (measured).
+_FIXED_TOKENS = 256
 # Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
 _LINE = 4 * LANES
 
@@ -115,6 +124,33 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
 
 
 @jit
+def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
+    """Norm, quantise and pack groups of tokens, then multiply chunks of rows with spans of groups."""
+    job, alone = control[JOB:], n_tokens <= SMALL_BATCH and b[HAND_OUT] == 0
+    n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, _FIXED_TOKENS)
+    job[X], job[Y], job[SPAN] = x, scratch, ceil_div(n_groups, n_spans)
+    run(control, b[FIXED_PREPARE], n_groups)
+    n_spans = ceil_div(n_groups, job[SPAN])
+    job[X], job[Y], job[RESIDUAL], job[WAYS] = scratch, y, residual, 1
+    job[HEIGHT] = 2 * ceil_div(b[CHUNK_GEMM], PANEL_ROWS) * PANEL_ROWS
+    job[PIECES] = number_chunks(job)
+    while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > PANEL_ROWS:
+        job[HEIGHT] -= PANEL_ROWS
+        job[PIECES] = number_chunks(job)
+    if alone:
+        run_alone(control, b[FIXED_GEMM], job[PIECES] * n_spans)
+    else:
+        run(control, b[FIXED_GEMM], job[PIECES] * n_spans)
+
+
+@jit
+def _keep(job: Any, b: Any, is_fixed: bool) -> None:
+    """Keep in the job the rows of matrices that are multiplied in fixed point, or those of the others."""
+    for at in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
+        job[at + ROWS] = b[at + ROWS] if (b[at + PANEL] != 0) == is_fixed else 0
+
+
+@jit
 def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
     """`y = residual + norm(y)`, row by row; without a residual (0), `y = norm(y)`."""
     n, eps, out, added = b[N], np.float32(number(b[POST_NORM_EPS])), floats(y), floats(residual)
@@ -135,8 +171,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
         n_tokens: T.
         x: address of the input, (T, K).
         residual: address of the array that is added to the products, (T, N), or 0.
-        scratch: address of memory for (T, K rounded up to 16) floats, a multiple of 64. One token in gemv does not use
-            it.
+        scratch: address of memory for (T, K rounded up to 16) floats, a multiple of 64. One token in gemv without FIXED
+            does not use it.
         y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
     """
     control, b = words(address), words(block)
@@ -146,13 +182,18 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     job[T] = n_tokens
     # A norm needs whole rows, which exist only after the job: then the residual is added after the norm.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
-    stored = b[HAS_GEMV] != 0
-    for m in range(b[MATRICES]):
-        stored = stored and n_tokens <= most_stored(b, TABLE + m * WIDTH)
-    if stored:
-        _multiply_stored(control, b, n_tokens, x, added, scratch, y)
-    else:
-        _multiply_rows(control, b, n_tokens, x, added, scratch, y)
+    if b[FIXED] != 0:
+        _keep(job, b, True)
+        _multiply_fixed(control, b, n_tokens, x, added, scratch, y)
+    if b[FIXED] != b[MATRICES]:
+        _keep(job, b, False)
+        stored = b[HAS_GEMV] != 0
+        for m in range(b[MATRICES]):
+            stored = stored and n_tokens <= most_stored(b, TABLE + m * WIDTH)
+        if stored:
+            _multiply_stored(control, b, n_tokens, x, added, scratch, y)
+        else:
+            _multiply_rows(control, b, n_tokens, x, added, scratch, y)
     if b[POST_NORM_WEIGHT] != 0:
         _norm_add(b, n_tokens, y, residual)
 

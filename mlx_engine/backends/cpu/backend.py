@@ -15,6 +15,7 @@ import numpy as np
 
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.cpu.descriptors import (
+    FLOAT32,
     Block,
     ExpertBlock,
     Matrix,
@@ -59,15 +60,13 @@ from mlx_engine.quant.regroup import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_swiglu": layout.CLAMPED_SWIGLU}
-# The format of weights that are expanded when they are loaded.
-_EXPANDED = "float32"
 
 
 class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
-    def __init__(self, library: Library, name: str, threads: int) -> None:
-        self.name, self.threads = name, threads
+    def __init__(self, library: Library, name: str, threads: int, activations: str = "f32") -> None:
+        self.name, self.threads, self.activations = name, threads, activations
         super().__init__()
         self.library, self.pool = library, Pool(threads, library)
         self._tasks = {
@@ -111,14 +110,14 @@ class CompiledBackend(SimdBackend):
         if _is_multiplied_as_stored(weight):
             self._mapped.append(weight.data)
             return self._matrix(shape, weight.type.name.lower(), weight.data)
-        return self._matrix(shape, _EXPANDED, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
+        return self._matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def _matrix(self, shape: tuple[int, int], format_: str, data: np.ndarray) -> Matrix:
         self._formats.add(format_)
         return Matrix(shape, format_, data)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Leave tables of other types in the file: a pass reads a few rows of a table that may have a gigabyte."""
+        """Leave tables of other types in the file: a pass reads only a few rows of a table of up to gigabytes."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -222,7 +221,11 @@ class CompiledBackend(SimdBackend):
         n, x = len(x), contiguous(x)
         y = aligned(n, block.n_outputs)
         added = None if residual is None else contiguous(residual)
-        scratch = 0 if n == 1 and block.has_gemv else self.scratch_address(n * layout.whole_vectors(block.n_inputs))
+        scratch = (
+            0
+            if n == 1 and block.has_gemv and not block.n_fixed
+            else self.scratch_address(n * layout.whole_vectors(block.n_inputs))
+        )
         self.run_entry(
             self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,
             address(y),
@@ -235,8 +238,9 @@ class CompiledBackend(SimdBackend):
         key = (activation, norm, post, *linears)
         block = self._blocks.get(key)
         if block is None:
-            load_formats(self.library, self._formats)
-            block = self._blocks[key] = Block(linears, norm, activation, self.library, post)
+            fixed = self.activations == "i16"
+            load_formats(self.library, self._formats, fixed=fixed)
+            block = self._blocks[key] = Block(linears, norm, activation, self.library, post, fixed=fixed)
         return block
 
     def scratch_address(self, n: int) -> int:
@@ -371,10 +375,12 @@ class CompiledBackend(SimdBackend):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
-        """Return the kernel parameters of a mixture, with what is added to its sum or without; made once and kept."""
+        """Return the kernel parameters of a mixture, made once and kept; with `adds`, its kernel adds the residual."""
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
-            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds)
+            fixed = self.activations == "i16"
+            load_formats(self.library, self._formats, fixed=fixed)
+            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block
         return block
 

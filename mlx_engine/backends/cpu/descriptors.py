@@ -1,7 +1,7 @@
 """Descriptors of the compiled CPU kernels: int64 words with addresses, shapes and formats of their parameters.
 
-Matrices that are multiplied in one job, norms, experts, and the limits of the kernels. Descriptors only have addresses,
-so their maker keeps the arrays alive.
+There are descriptors of blocks of matrices, norms and experts. Descriptors have addresses only, so the code that makes
+one keeps the arrays alive. The functions `*_fits` are the limits of the kernels.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.parameters import Convolution, DeltaRule, LayerNorm, Linear, Norm, Scores
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
+
+# The format of matrices that are not quantised, and of those that are expanded when they are loaded.
+FLOAT32 = "float32"
 
 
 def address(array: np.ndarray) -> int:
@@ -68,12 +71,13 @@ class Block:
     """Linear layers with the same input, encoded for the compiled kernels. Their outputs are concatenated in one row.
 
     Two layers with an activation are gate and up, and the output is `activation(gate) * up`. `norm` is applied to the
-    input, `post` to the output.
+    input, `post` to the output. With `fixed`, the products of quantised matrices are in fixed point.
     """
 
     def __init__(
-        self, linears: Sequence[Linear], norm: Norm | None, activation: int, library: Library, post: Norm | None = None
-    ) -> None:
+        self, linears: Sequence[Linear], norm: Norm | None, activation: int, library: Library, post: Norm | None = None,
+        *, fixed: bool = False,
+    ) -> None:  # fmt: skip
         # Keep the arrays alive: the descriptor only has their addresses.
         self.linears, self.norm, self.post = tuple(linears), norm, post
         matrices: list[Matrix] = [linear.weight for linear in linears]
@@ -106,6 +110,21 @@ class Block:
             write_matrix(row, matrix, library)
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
+        self.n_fixed = 0
+        # A gate and its up matrix are multiplied in the same chunks, so both are quantised or neither is multiplied so.
+        if fixed and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
+            self._write_panels(matrices, library)
+
+    def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
+        """Write what products in fixed point need: the panels of quantised matrices, and the tasks."""
+        for matrix, row in zip(matrices, self._table(), strict=False):
+            if matrix.format != FLOAT32:
+                row[layout.PANEL : layout.PANEL_KIND + 1] = library.panels(matrix.format)
+                self.n_fixed += 1
+        if self.n_fixed:
+            self.descriptor[layout.FIXED] = self.n_fixed
+            self.descriptor[layout.FIXED_GEMM] = library.fixed_task("multiply_fixed")
+            self.descriptor[layout.FIXED_PREPARE] = library.fixed_task("prepare_fixed")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
         """Write the lengths of chunks. They depend on shapes only, so that results do not depend on threads."""
@@ -123,7 +142,7 @@ class Block:
 def write_matrix(descriptor: np.ndarray, matrix: Matrix, library: Library) -> None:
     """Write a matrix's int64 words: its address, its rows, and the kernels of its format."""
     descriptor[layout.WEIGHTS], descriptor[layout.ROWS] = address(matrix.data), matrix.shape[0]
-    descriptor[layout.FORMAT : layout.WIDTH] = library.format(matrix.format)
+    descriptor[layout.FORMAT : layout.PANEL] = library.format(matrix.format)
 
 
 def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
@@ -134,7 +153,7 @@ def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
 
 
 def norm_descriptor(norm: Norm) -> np.ndarray:
-    """Return the descriptor of a norm that is no part of a block."""
+    """Return the descriptor of a norm outside of blocks."""
     descriptor = np.zeros(3, dtype=np.int64)
     write_norm(descriptor, norm)
     return descriptor
@@ -157,19 +176,22 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
 class ExpertBlock:
     """A mixture of experts, encoded for the entry `run_experts`: with norm and residual after the sum, or without."""
 
-    def __init__(self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True) -> None:
+    def __init__(
+        self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True, fixed: bool = False
+    ) -> None:
+        def block(linears: tuple[Linear, ...], kind: int = 0) -> Block:
+            return Block(linears, None, kind, library, fixed=fixed)
+
         # Keep the arrays alive: the descriptor only has their addresses.
-        self.norm, self.router = norm, Block((experts.router,), None, 0, library)
+        self.norm, self.router = norm, block((experts.router,))
         pairs = zip(experts.gate.weights, experts.up.weights, experts.down.weights, strict=True)
-        self.blocks = [
-            (Block((gate, up), None, activation, library), Block((down,), None, 0, library)) for gate, up, down in pairs
-        ]
+        self.blocks = [(block((gate, up), activation), block((down,))) for gate, up, down in pairs]
         self.inner, self.width = experts.gate.shape
         shared, self.shared = experts.shared, list[Block]()
         if shared is not None:
             self.inner = max(self.inner, shared.gate.weight.shape[0])
             of = (((shared.gate, shared.up), layout.SILU), ((shared.down,), 0), ((shared.weight,), 0))
-            self.shared = [Block(linears, None, kind, library) for linears, kind in of]
+            self.shared = [block(linears, kind) for linears, kind in of]
         self.n_experts, self.n_used = experts.n_experts, experts.routing.n_used
         self.descriptor = descriptor = np.zeros(layout.EX_TABLE + 2 * self.n_experts, dtype=np.int64)
         self.address = address(descriptor)
@@ -190,7 +212,7 @@ class ExpertBlock:
         descriptor[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
 
     def floats(self, n_tokens: int) -> int:
-        """Return the floats of scratch memory for a pass of `n_tokens` tokens, with those that products need."""
+        """Return the floats of scratch memory for a pass of `n_tokens` tokens, including those of products."""
         own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
         return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
 

@@ -35,8 +35,10 @@ def load_kernels() -> Library | None:
         return None
 
 
-def load_formats(library: Library, formats: Collection[str]) -> None:
+def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
     """Load the kernels of these storage formats; those that have never been compiled are compiled at the same time.
+
+    With `fixed`, load those of products in fixed point, too. float32, which is a format here, has none.
 
     Raises:
         BackendUnavailableError: a format cannot be compiled.
@@ -44,15 +46,21 @@ def load_formats(library: Library, formats: Collection[str]) -> None:
     from mlx_engine.kernels.cpu.build import library as code
 
     missing = [name for name in sorted(formats) if not library.has_format(name)]
-    if not missing:
+    packed = [name for name in sorted(formats) if fixed and name != "float32" and not library.has_panels(name)]
+    if not missing and not packed:
         return
+    parts = [*missing, *(name + code.FIXED_END for name in packed), *([code.FIXED] if packed else [])]
+    what = f" of {', '.join(missing or packed)}"
     try:
-        with _announced([code.code_file(name) for name in missing], f" of {', '.join(missing)}"):
-            library.format(*missing)
+        with _announced([code.code_file(part) for part in parts], what):
+            if missing:
+                library.format(*missing)
+            if packed:
+                library.panels(*packed)
     except Exception as error:  # any compiler or loader error
         raise BackendUnavailableError(
             name="parallel",
-            reason=f"the kernels of {', '.join(missing)} cannot be compiled: {type(error).__name__}: {error}",
+            reason=f"the kernels{what} cannot be compiled: {type(error).__name__}: {error}",
             hint="--no-jit (jit=False) runs NumPy instead",
         ) from error
 

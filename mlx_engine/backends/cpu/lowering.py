@@ -282,7 +282,7 @@ class Lowering:
         return self._exchange(layout.ALL_COLUMNS, x, n)
 
     def _exchange(self, op: int, x: Place, width: int) -> Place:
-        """Add a step that the program makes between two calls of the kernels; its result is `width` wide."""
+        """Add an exchange between ranks, which runs between two calls of the kernels; its result is `width` wide."""
         source = self._whole(self._place(x))
         out = self._new(width, source.is_wanted, source.head_dim)
         step = self._emit(op, source.is_wanted, OUT=out.buffer, ROW_WIDTH=width)
@@ -435,7 +435,7 @@ class Lowering:
         return out
 
     def _begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
-        """Note that a layer has a state, or raise CannotCompileError if the kernels do not support its convolution."""
+        """Record that a layer has a state; raise CannotCompileError if the kernels do not support its convolution."""
         if batch is not self.batch or layer in self.kv or not convolution_fits(conv):
             raise CannotCompileError("a batch other than the pass's own, two states in one layer, or odd channels")
         self.kv[layer] = None

@@ -170,9 +170,9 @@ def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted
 
 
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
-    """Return how many partial results per head attention needs, one for each query and block of keys.
+    """Return the number of partial results per head of attention: one for each query and block of keys.
 
-    With more than FEW queries there are none: each block's result is merged at once.
+    With more than SMALL_BATCH queries there are none: each block's result is merged at once.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0

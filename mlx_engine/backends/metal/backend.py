@@ -1,5 +1,7 @@
 """`metal` and `cuda`: the `mlx` backend with our own kernels. Both run the same kernel source.
 
+Kernels compute in float32. With float16 or bfloat16 activations, `metal` and `cuda` are `MlxBackend` itself.
+
 A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
 attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
 two more launches, for the norms.
@@ -49,8 +51,8 @@ class MetalBackend(MlxBackend):
     """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
 
     def __init__(self, executor: ExecutorName) -> None:
-        self.name, self.executor = "cuda" if executor == "cuda" else "metal", executor
-        super().__init__()
+        self.executor = executor
+        super().__init__(name="cuda" if executor == "cuda" else "metal")
         if executor == "emulator":
             self.device = "emulated on cpu"
             self._real = mx.float64

@@ -3,6 +3,10 @@
 Evaluation is lazy from the embedding to the choice of a token: operations build a graph, which MLX evaluates when a
 result is needed. A chosen token is a zero-dimensional array, and `embed` takes it as an id. So the next pass can be
 built and submitted before the host knows the id of this one.
+
+With float16 or bfloat16 activations, arrays have the types that mlx-lm gives them: hidden states, weights, scales, keys
+and values are of that type, and so MLX's products run in it. Norms, softmax and rotation compute in float32 inside; the
+states of linear attention and all logits are float32.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from mlx_engine.backends.mlx import device as mlx_device
 from mlx_engine.backends.mlx import experts as mlx_experts
 from mlx_engine.backends.mlx import sampling as mlx_sampling
 from mlx_engine.backends.mlx.device import DeviceStream
-from mlx_engine.backends.mlx.weights import BlockMatrix, group_matrix, reinterpret
+from mlx_engine.backends.mlx.weights import BlockMatrix, affine_matrix, group_matrix, reinterpret
 from mlx_engine.backends.numpy.scalar import TINY
 from mlx_engine.backends.numpy.simd import hidden_keys, rope_table, split
 from mlx_engine.backends.parameters import (
@@ -31,6 +35,7 @@ from mlx_engine.backends.parameters import (
     DeltaRule,
     Linear,
     Native,
+    Norm,
     Rope,
     Scores,
 )
@@ -41,19 +46,24 @@ from mlx_engine.quant.regroup import in_mlx_order
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
+DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+
 
 class MlxBackend(Backend):
-    """Lazy float32 `mx.array`s. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head.
+    """Lazy `mx.array`s of the type of activations.
+
+    A KV store is one array (2, G, slots, E): keys, then values, contiguous per head.
 
     All work goes to one stream that several threads may use, one at a time: a graph that was built in one thread can
     be evaluated in another. MLX's default streams belong to the thread that created them.
     """
 
-    name = "mlx"
     lazy = True
 
-    def __init__(self) -> None:
+    def __init__(self, activations: str = "f32", name: str = "mlx") -> None:
+        self.name = name
         super().__init__()
+        self.activations, self._dtype = activations, DTYPES[activations]
         mlx_device.keep_weights_resident()
         self.device = mlx_device.description()
         self.guard = SessionGuard(self.name, survives_fork=False)
@@ -61,6 +71,10 @@ class MlxBackend(Backend):
         self._real = mx.float64 if mlx_device.kind() == "cpu" else mx.float32
         self._rotations: dict[Rope, tuple[mx.array, mx.array]] = {}
         self._exchanged: mx.array | None = None
+
+    @property
+    def kv_type(self) -> str:
+        return self.activations
 
     def _use(self, device: mx.Device) -> None:
         """Use a stream of a device."""
@@ -78,18 +92,29 @@ class MlxBackend(Backend):
             self._lent.close()
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep matrices of MLX's types, and Q8_0 and MXFP4 repacked with the same values; dequantise all others."""
+        """Keep matrices of MLX's types, and Q8_0 and MXFP4 repacked with the same values; dequantise all others.
+
+        With float16 or bfloat16 activations, keep Q4_0 and Q4_K too: dequantised, they would take most of the time.
+        Scales and all other weights are then rounded to the type of activations.
+        """
         weight = in_mlx_order(weight)
         if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
-            return group_matrix(weight, weight.type)
+            return group_matrix(weight, weight.type, self._dtype)
         if weight.type == Q8_0 and len(weight.shape) == 2:
-            matrix = reinterpret(weight)
+            matrix = reinterpret(weight, self._dtype)
             if matrix is not None:
                 return matrix
-        return mx.array(weight.dequantize())
+        elif self._dtype != mx.float32 and len(weight.shape) == 2:
+            matrix = affine_matrix(weight, self._dtype)
+            if matrix is not None:
+                return matrix
+        return mx.array(weight.dequantize(), dtype=self._dtype)
 
     def array(self, values: np.ndarray) -> Native:
         return mx.array(np.asarray(values, dtype=np.float32))
+
+    def as_activations(self, values: np.ndarray) -> Native:
+        return self.array(values).astype(self._dtype)
 
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and share its memory if the device has no memory of its own.
@@ -97,7 +122,7 @@ class MlxBackend(Backend):
         Log-probabilities are read outside of sessions. The guard keeps also these threads out of MLX at exit.
         """
         with self.guard.held():
-            return np.asarray(x)
+            return np.asarray(x if self._dtype == mx.float32 else _widened(x))
 
     def row_sums(self, logits: Native) -> Native:
         return logits.sum(axis=-1)
@@ -112,10 +137,10 @@ class MlxBackend(Backend):
         mx.eval(x)
 
     def all_sum(self, x: Native) -> Native:
-        """Leave the array on its device, and the sum to the evaluation of the graph."""
+        """Leave the array on its device, and the sum, which is rounded once, to the evaluation of the graph."""
         if self.group is None:
             return x
-        self._exchanged = self.group.sum(self._in_order(x))
+        self._exchanged = self.group.sum(self._in_order(x.astype(mx.float32))).astype(x.dtype)
         return self._exchanged
 
     def all_columns(self, x: Native, n: int) -> Native:
@@ -132,13 +157,13 @@ class MlxBackend(Backend):
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         """Return rows of the table; only these rows are dequantised. A table in the file waits for the ids."""
         if isinstance(table, Weight):
-            return mx.array(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
+            return self.as_activations(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
         known = [i for i in ids if not isinstance(i, mx.array)]
         if known and not 0 <= min(known) <= max(known) < table.shape[0]:
             n = table.shape[0]
             raise IndexError(f"token ids must be from 0 to {n - 1:,}, not from {min(known):,} to {max(known):,}")
         rows = mlx_sampling.id_array(ids)
-        return table[rows] if isinstance(table, mx.array) else table.rows(rows)
+        return table[rows] if isinstance(table, mx.array) else table.rows(rows).astype(self._dtype)
 
     def linear(self, x: Native, linear: Linear) -> Native:
         w: mx.array | BlockMatrix = linear.weight
@@ -160,7 +185,7 @@ class MlxBackend(Backend):
         here = indices(np.asarray(positions))
         halves = x.reshape(len(x), -1, 2, x.shape[-1] // 2)
         turned = halves * cos[here][:, None, None] + halves[:, :, ::-1] * sin[here][:, None]
-        return turned.reshape(x.shape)
+        return turned.reshape(x.shape).astype(x.dtype)
 
     def rotation(self, rope: Rope, length: int) -> tuple[mx.array, mx.array]:
         """Return cosines (L, E/2) and sines (L, 2, E/2), negative then positive, of the first L >= `length` positions.
@@ -187,11 +212,12 @@ class MlxBackend(Backend):
                 first = kv.first_visible(span, n)
                 slots = indices(span.slots(first, span.length, kv.page))
                 keys, values = (kv.store[i, None][:, :, slots] for i in (0, 1))
+                sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)
                 mask = _mask(n, span.length - first, kv.window)
                 queries = q[end - n : end].transpose(1, 0, 2)[None]
                 if scores.softcap is None:
                     y = mx.fast.scaled_dot_product_attention(
-                        queries, keys, values, scale=scores.scale, mask=mask, sinks=scores.sinks
+                        queries, keys, values, scale=scores.scale, mask=mask, sinks=sinks
                     )
                 else:
                     y = _capped_attention(queries, keys, values, scores, scores.softcap, kv.window)
@@ -217,7 +243,8 @@ class MlxBackend(Backend):
         return a * b
 
     def scale(self, x: Native, factor: float) -> Native:
-        return x * factor
+        """Multiply in float32: MLX would round the factor to the type of x."""
+        return (x.astype(mx.float32) * factor).astype(x.dtype)
 
     def soft_cap(self, x: Native, cap: float) -> Native:
         return cap * mx.tanh(x / cap)
@@ -238,7 +265,7 @@ class MlxBackend(Backend):
         return x[indices(np.asarray(rows))]
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        return mlx_experts.stacked(linears)
+        return mlx_experts.stacked(linears, self._dtype)
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
         return mlx_experts.route(logits, routing)
@@ -248,6 +275,11 @@ class MlxBackend(Backend):
 
     def combine(self, y: Native, weights: Native) -> Native:
         return mlx_experts.combine(y, weights)
+
+    def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
+        """Return float32 logits, for the choice of a token."""
+        logits: Any = super().norm_head(x, norm, head)
+        return logits.astype(mx.float32)
 
     def argmax(self, logits: Native) -> Native:
         """`mx.argmax` returns the first of equal values, as required."""
@@ -260,7 +292,7 @@ class MlxBackend(Backend):
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
         self.guard.check()  # in a forked process MLX may wait for ever for a lock of a thread of the parent
-        return mx.zeros((2, n_kv_heads, n_slots, head_dim), stream=self._stream)
+        return mx.zeros((2, n_kv_heads, n_slots, head_dim), dtype=self._dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
@@ -282,7 +314,8 @@ class MlxBackend(Backend):
 
     # ---- states: short convolutions and delta rules ----
     # A store is a list of arrays, one per slot: a slot is written by replacing its
-    # array, so nothing is copied. The operations run one token at a time.
+    # array, so nothing is copied. The operations run one token at a time. States are float32 for all types of
+    # activations, because a rounded state would be rounded again with every token.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         self.guard.check()  # as in `kv_empty`
@@ -301,10 +334,11 @@ class MlxBackend(Backend):
             outs.append(y)
             # A view would keep the inputs of the whole pass in memory.
             state.store[target] = mx.contiguous(rows[n:])
-        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+        return (outs[0] if len(outs) == 1 else mx.concatenate(outs)).astype(x.dtype)
 
     def delta_rule(self, x: Native, beta: Native, step: Native, rule: DeltaRule, state: StateView) -> Native:
-        q, k, v = split(x, rule)
+        q, k, v = split(x.astype(mx.float32), rule)
+        beta, step = beta.astype(mx.float32), step.astype(mx.float32)
         repeated = [1, rule.n_value_heads // rule.n_key_heads, 1]
         q, k = (mx.tile(_unit(of), repeated) for of in (q, k))
         q = q * rule.key_dim**-0.5
@@ -318,7 +352,7 @@ class MlxBackend(Backend):
                 matrix = matrix + key * (strength[t, :, None] * (v[t] - known))[:, None, :]
                 outs.append((matrix * q[t][:, :, None]).sum(axis=1))
             state.store[target] = matrix
-        return mx.stack(outs)
+        return mx.stack(outs).astype(x.dtype)
 
     def sigmoid(self, x: Native) -> Native:
         return mx.sigmoid(x)
@@ -335,14 +369,14 @@ def _capped_attention(
 ) -> mx.array:
     """Return attention (1, H, T, E) with a soft cap, from q (1, H, T, E) and keys and values (1, G, S, E)."""
     (_, H, T, E), (_, G, S, _) = q.shape, keys.shape
-    q = (q * (of.scale / cap)).reshape(G, H // G * T, E)
-    scores = (cap * mx.tanh(q @ keys[0].swapaxes(1, 2))).reshape(H, T, S)
+    q = (q.astype(mx.float32) * (of.scale / cap)).astype(q.dtype).reshape(G, H // G * T, E)
+    scores = (cap * mx.tanh((q @ keys[0].swapaxes(1, 2)).astype(mx.float32))).reshape(H, T, S)
     hidden = hidden_keys(T, S, window)
     if hidden is not None:
         scores = mx.where(mx.array(hidden), -mx.inf, scores)
     if of.sinks is not None:
         scores = mx.concatenate([scores, mx.broadcast_to(of.sinks[:, None, None], (H, T, 1))], axis=-1)
-    weights = mx.softmax(scores, axis=-1, precise=True)[:, :, :S]
+    weights = mx.softmax(scores, axis=-1, precise=True)[:, :, :S].astype(q.dtype)
     return (weights.reshape(G, H // G * T, S) @ values[0]).reshape(1, H, T, E)
 
 
@@ -354,6 +388,13 @@ def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | N
         return "causal"
     hidden = hidden_keys(n_queries, n_keys, window)
     return None if hidden is None else mx.array(~hidden)
+
+
+def _widened(x: Native) -> Native:
+    """Return x, or each of several results, with bfloat16 and float16 as float32: NumPy has no bfloat16."""
+    if isinstance(x, tuple | list):
+        return [_widened(part) for part in x]
+    return x.astype(mx.float32) if isinstance(x, mx.array) and mx.issubdtype(x.dtype, mx.floating) else x
 
 
 def _unit(x: Native) -> Native:

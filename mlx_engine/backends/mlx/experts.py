@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.backends.mlx.weights import GroupMatrix, summed_in_float32
 from mlx_engine.backends.parameters import Linear
 
 # From this many rows on they are sorted, as in mlx-lm's SwitchGLU.
@@ -32,13 +32,14 @@ class Stack(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FloatStack:
-    """Matrices (X, K, N), transposed, in float32."""
+    """Matrices (X, K, N), transposed, in the type of activations."""
 
     transposed: mx.array
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return what `Stack.multiply` defines."""
-        return mx.gather_mm(x, self.transposed, rhs_indices=ids, sorted_indices=are_sorted)
+        given, matrices, _ = summed_in_float32(x, self.transposed)  # `mx.gather_mm` has float32 alone on the CPU
+        return mx.gather_mm(given, matrices, rhs_indices=ids, sorted_indices=are_sorted).astype(x.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +55,12 @@ class GroupStack:
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return what `Stack.multiply` defines."""
-        return mx.gather_qmm(
-            x, self.wq, self.scales, self.biases, rhs_indices=ids, group_size=self.group, bits=self.bits,
+        given, scales, biases = summed_in_float32(x, self.scales, self.biases)
+        y = mx.gather_qmm(
+            given, self.wq, scales, biases, rhs_indices=ids, group_size=self.group, bits=self.bits,
             mode=self.mode, sorted_indices=are_sorted,
         )  # fmt: skip
+        return y.astype(x.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +75,12 @@ class BiasedStack:
         return self.matrices.multiply(x, ids, are_sorted=are_sorted) + self.biases[ids][..., None, :]
 
 
-def stacked(linears: Sequence[Linear]) -> Stack:
+def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
     """Return several linear layers, whose matrices are `GroupMatrix` or float arrays, as one stack.
 
-    The arrays are made at once, so that those of the single matrices can be freed.
+    `dtype` is the type of activations. The arrays are made at once, so that those of the single matrices can be freed.
     """
-    matrices = _stacked([linear.weight for linear in linears])
+    matrices = _stacked([linear.weight for linear in linears], dtype)
     if linears[0].bias is None:
         return matrices
     biases: mx.array = mx.stack([linear.bias for linear in linears])  # type: ignore[misc]
@@ -85,7 +88,7 @@ def stacked(linears: Sequence[Linear]) -> Stack:
     return BiasedStack(matrices, biases)
 
 
-def _stacked(matrices: Sequence[Any]) -> Stack:
+def _stacked(matrices: Sequence[Any], dtype: mx.Dtype) -> Stack:
     formats = {
         (matrix.group, matrix.bits, matrix.mode) if isinstance(matrix, GroupMatrix) else None for matrix in matrices
     }
@@ -94,7 +97,7 @@ def _stacked(matrices: Sequence[Any]) -> Stack:
         parts = [mx.stack([getattr(matrix, name) for matrix in matrices]) for name in names]
         mx.eval(parts)
         return GroupStack(parts[0], parts[1], parts[2] if len(parts) > 2 else None, *one)
-    floats = mx.stack([matrix if isinstance(matrix, mx.array) else _values(matrix) for matrix in matrices])
+    floats = mx.stack([m if isinstance(m, mx.array) else _values(m).astype(dtype) for m in matrices])
     mx.eval(floats)
     return FloatStack(floats.swapaxes(1, 2))
 
@@ -105,7 +108,7 @@ def _values(matrix: GroupMatrix) -> mx.array:
 
 def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
     """Return ids and weights as `Backend.route` defines them. `mx.argsort` promises no order of equal logits."""
-    n_experts, n_used = logits.shape[1], routing.n_used
+    n_experts, n_used, logits = logits.shape[1], routing.n_used, logits.astype(mx.float32)
     least = mx.sort(logits, axis=-1)[:, n_experts - n_used, None]
     above, equal = logits > least, (logits == least).astype(mx.int32)
     n_left = n_used - above.sum(axis=-1, keepdims=True)
@@ -133,5 +136,5 @@ def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> m
 
 
 def combine(y: mx.array, weights: mx.array) -> mx.array:
-    """Return (T, D), the weighted sums of the experts' results (T*C, D)."""
-    return (y.reshape(*weights.shape, -1) * weights[:, :, None]).sum(axis=1)
+    """Return (T, D), the weighted sums of the experts' results (T*C, D), summed in float32 if the weights are."""
+    return (y.reshape(*weights.shape, -1) * weights[:, :, None]).sum(axis=1).astype(y.dtype)

@@ -3,19 +3,21 @@
 In MLX's affine format `weight = scale * quant + bias`, with unsigned quants. A signed byte q with its sign bit flipped
 is `q + 128`, so `scale = d` and `bias = -128 d` give `d * q`. Scales and biases are float32: in float16 the bias of a
 scale above 511.75 would overflow, and MLX would cast scales of a type other than the activations' for every product,
-which moves 20 bytes per group where float32 scales and biases have 8.
+which moves 20 bytes per group where float32 scales and biases have 8. With float16 or bfloat16 activations, scales and
+biases are rounded to that type, as in mlx-lm.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.kernels.metal.formats import split_q8_0
+from mlx_engine.backends.mlx.device import kind
+from mlx_engine.kernels.metal.formats import split_q4_0, split_q4_k, split_q8_0
 from mlx_engine.kernels.metal.layout import unwritten
 from mlx_engine.quant.floats import BF16, F16
 from mlx_engine.quant.group_weight import split
@@ -23,6 +25,8 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
 
 GROUP, BITS = 32, 8
+# The types that are repacked for float16 and bfloat16 activations.
+AFFINE = {"Q4_0": split_q4_0, "Q4_K": split_q4_k}
 
 
 class BlockMatrix(Protocol):
@@ -37,7 +41,7 @@ class BlockMatrix(Protocol):
         """Bytes that a product reads."""
 
     def multiply(self, x: mx.array) -> mx.array:
-        """Return `x @ matrix.T`, (T, N) from float32 (T, K)."""
+        """Return `x @ matrix.T`, (T, N) from (T, K), of the type of x."""
 
     def rows(self, ids: mx.array) -> mx.array:
         """Return the rows `ids`, dequantised to float32 (T, K)."""
@@ -49,8 +53,8 @@ class GroupMatrix:
 
     Attributes:
         wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
-        scales: float32 (N, K / group); uint8 in the modes without biases.
-        biases: float32 (N, K / group), or None.
+        scales: (N, K / group) of the type of activations; uint8 in the modes without biases.
+        biases: (N, K / group) of the type of activations, or None.
         group, bits, mode: the arguments of `mx.quantized_matmul`.
     """
 
@@ -70,20 +74,36 @@ class GroupMatrix:
         return int(self.wq.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes))
 
     def multiply(self, x: mx.array) -> mx.array:
-        return mx.quantized_matmul(
-            x, self.wq, self.scales, self.biases, group_size=self.group, bits=self.bits, mode=self.mode
-        )
+        given, scales, biases = summed_in_float32(x, self.scales, self.biases)
+        y = mx.quantized_matmul(given, self.wq, scales, biases, group_size=self.group, bits=self.bits, mode=self.mode)
+        return y.astype(x.dtype)
 
     def rows(self, ids: mx.array) -> mx.array:
-        biases = None if self.biases is None else self.biases[ids]
+        scales, biases = widened(self.scales[ids]), None if self.biases is None else widened(self.biases[ids])
         return mx.dequantize(
-            self.wq[ids], self.scales[ids], biases, group_size=self.group, bits=self.bits, mode=self.mode,
-            dtype=mx.float32,
-        )  # fmt: skip
+            self.wq[ids], scales, biases, group_size=self.group, bits=self.bits, mode=self.mode, dtype=mx.float32
+        )
 
 
-def reinterpret(weight: Weight) -> GroupMatrix | None:
-    """Return a Q8_0 matrix in MLX's format; None if a scale is infinite or NaN, where repacking is not exact."""
+def widened(x: mx.array) -> mx.array:
+    """Return floats as float32; the uint8 scales of the modes without biases stay."""
+    return x if x.dtype == mx.uint8 else x.astype(mx.float32)
+
+
+def summed_in_float32(
+    x: mx.array, scales: mx.array, biases: mx.array | None = None
+) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Return the arguments of a quantised product such that MLX sums it in float32, as its GPU kernels always do.
+
+    MLX's kernels for the CPU sum in the type of x, with an error of 2e-2 for bfloat16. There, all are float32.
+    """
+    if x.dtype == mx.float32 or kind() != "cpu":
+        return x, scales, biases
+    return widened(x), widened(scales), None if biases is None else widened(biases)
+
+
+def reinterpret(weight: Weight, dtype: mx.Dtype = mx.float32) -> GroupMatrix | None:
+    """Return a Q8_0 matrix in MLX's format; None if a scale or bias is not finite, where repacking is not exact."""
     split = split_q8_0(weight.data, (weight.shape[0], weight.shape[1]))
     scales, biases = (unwritten(split.ws.shape, np.float32) for _ in range(2))
     values = np.asarray(scales)
@@ -91,15 +111,38 @@ def reinterpret(weight: Weight) -> GroupMatrix | None:
     if not np.isfinite(values).all():
         return None
     np.multiply(np.float32(-128), values, out=np.asarray(biases))
-    return GroupMatrix(split.wq, scales, biases)
+    return _rounded(GroupMatrix(split.wq, scales, biases), dtype)
 
 
-def group_matrix(weight: Weight, type_: GroupType) -> GroupMatrix:
-    """Return a matrix of one of MLX's types, with scales and biases widened to float32."""
+def affine_matrix(weight: Weight, dtype: mx.Dtype) -> GroupMatrix | None:
+    """Return a matrix of a type in `AFFINE` in MLX's format, with scales and biases rounded to `dtype`.
+
+    None for other types, and if a scale or bias is not finite.
+    """
+    split = AFFINE.get(weight.type.name)
+    if split is None:
+        return None
+    matrix = split(weight.data, (weight.shape[0], weight.shape[1]))
+    scales, biases = matrix.scales_and_biases()
+    return _rounded(GroupMatrix(matrix.wq, scales, biases, GROUP, matrix.layout.bits), dtype)
+
+
+def _rounded(matrix: GroupMatrix, dtype: mx.Dtype) -> GroupMatrix | None:
+    """Return a matrix with float32 scales and biases in another type; None if one of them is then not finite."""
+    if dtype == mx.float32:
+        return matrix
+    scales, biases = (part.astype(dtype) for part in (matrix.scales, cast(mx.array, matrix.biases)))
+    if not bool((mx.isfinite(scales).all() & mx.isfinite(biases).all()).item()):
+        return None
+    return replace(matrix, scales=scales, biases=biases)
+
+
+def group_matrix(weight: Weight, type_: GroupType, dtype: mx.Dtype = mx.float32) -> GroupMatrix:
+    """Return a matrix of one of MLX's types, with scales and biases in the type of activations."""
     parts, n = split(weight, type_), weight.shape[0]
     wq = mx.array(np.ascontiguousarray(parts.quants).reshape(n, -1).view(np.uint32))
-    scales = mx.array(_scales(parts.scales, type_).reshape(n, -1))
-    biases = None if parts.biases is None else mx.array(_scales(parts.biases, type_).reshape(n, -1))
+    scales = mx.array(_scales(parts.scales, type_).reshape(n, -1), dtype=dtype if type_.has_biases else mx.uint8)
+    biases = None if parts.biases is None else mx.array(_scales(parts.biases, type_).reshape(n, -1), dtype=dtype)
     return GroupMatrix(wq, scales, biases, type_.block_size, type_.bits, type_.mode)
 
 

@@ -33,6 +33,9 @@ from mlx_engine.backends.sampling import Draw
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.quant.weight import Weight
 
+# Allowed tokens among which the largest logit is found by their ids: up to 4 times as fast as among 152,000 logits.
+FEW = 4096
+
 # The limit of BLAS to one thread is process-wide: how many sessions hold it, and what restores the old one.
 _lock = kept_over_forks(threading.Lock())
 _held = 0
@@ -183,7 +186,8 @@ class SimdBackend(Backend):
         return np.concatenate((a, b), axis=1)
 
     def take(self, x: Native, rows: Sequence[int]) -> Native:
-        return x[list(rows)]
+        """One row is a view: a copy of 152,000 logits takes 30 us, more than their largest is found in."""
+        return x[rows[0] : rows[0] + 1] if len(rows) == 1 else x[list(rows)]
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
         """A stable sort keeps experts with equal logits in ascending order."""
@@ -214,8 +218,8 @@ class SimdBackend(Backend):
         return int(np.argmax(logits))
 
     def sample(self, logits: Native, draw: Draw) -> Native:
-        if draw.mask is not None and draw.sampling.is_argmax and draw.mask[top := int(np.argmax(logits[0]))]:
-            return top  # the model's own choice, which most masks allow
+        if draw.mask is not None and draw.sampling.is_argmax:
+            return _largest_allowed(logits[0], draw.mask)
         row = definition.adjust(logits[0], draw)
         if draw.sampling.is_greedy:
             return int(np.argmax(row))
@@ -324,6 +328,15 @@ def split(x: Native, rule: DeltaRule) -> tuple[Native, Native, Native]:
     n, keys = len(x), rule.n_key_heads * rule.key_dim
     q, k = (x[:, at : at + keys].reshape(n, rule.n_key_heads, rule.key_dim) for at in (0, keys))
     return q, k, x[:, 2 * keys :].reshape(n, rule.n_value_heads, rule.value_dim)
+
+
+def _largest_allowed(row: Native, mask: np.ndarray) -> int:
+    """Return the argmax of logits (V,) under a mask (V,), as of `masked` logits, without a copy in most cases."""
+    if np.count_nonzero(mask) < FEW:
+        allowed = np.flatnonzero(mask)
+        return int(allowed[np.argmax(row[allowed])])
+    top = int(np.argmax(row))
+    return top if mask[top] else int(np.argmax(definition.masked(row, mask)))
 
 
 def _unit(x: Native) -> Native:

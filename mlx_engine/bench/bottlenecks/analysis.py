@@ -220,13 +220,19 @@ def _usual(beyond: Sequence[tuple[float, float]]) -> float:
     return 0.0
 
 
-def ranked(found: Sequence[Line], plain: float, between: float) -> list[dict[str, float | str | None]]:
-    """Rank operations and the time between them by gain, or by time if the limits are unknown."""
+def ranked(
+    found: Sequence[Line], plain: float, between: float, *, is_sure: bool = True
+) -> list[dict[str, float | str | None]]:
+    """Rank operations and the time between them by gain, or by time if the limits are unknown.
+
+    Time between operations that may be noise, unless it `is_sure`, is no gain.
+    """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
     ]
-    if between > 0:
-        rows.append({"role": BETWEEN, "ms": between, "limit_ms": 0.0, "gain_ms": between})
+    is_limited = all(line.floor is not None for line in found)
+    limit, gain = (0.0, between if is_sure else 0.0) if is_limited else (None, None)
+    rows.append({"role": BETWEEN, "ms": between, "limit_ms": limit, "gain_ms": gain})
     for row in rows:
         row["share"] = gain_of(row) / plain
     return sorted(rows, key=gain_of, reverse=True)
@@ -247,10 +253,14 @@ FOUR_BITS = 4.5
 
 
 def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
-    """Return the advice for the time between operations. `by_round` is its spread over the rounds, in ms."""
+    """Return the advice for the time between operations. `by_round` is its spread over the rounds, in ms.
+
+    It may be noise if the lower quartile is not positive.
+    """
     what = "building the graph, submitting it to the device and waiting" if lazy else "interpreter and dispatch"
     sure = f"{by_round['q1']:.3g} to {by_round['q3']:.3g} ms from round to round"
-    return f"Time outside of operations: {what} of {n_calls:,.0f} calls, {sure}. Fewer and larger calls reduce it."
+    end = "Fewer and larger calls reduce it." if by_round["q1"] > 0 else "It may be noise."
+    return f"Time outside of operations: {what} of {n_calls:,.0f} calls, {sure}. {end}"
 
 
 def advice(line: Line, bits: float | None) -> str:
@@ -334,11 +344,10 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
     rest = spread([ms + taken_off for ms in kind.beyond()])
     says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
     says[BETWEEN] = between(n_calls, rest, lazy=lazy)
-    # Time that may be noise is not a bottleneck.
     left = kind.whole - sum(line.ms for line in lines)
     # Shares are of the longer one of plain pass and sum, so that they never exceed 100%.
     longer = max(kind.whole, kind.whole - left)
-    ranking = ranked(lines, longer, left if rest["q1"] > 0 else 0.0)
+    ranking = ranked(lines, longer, max(0.0, left), is_sure=rest["q1"] > 0)
     return {
         "plain_ms": spread([ms for passes in kind.plain for ms in passes]),
         "watched_ms": spread([taken.seconds * 1e3 for taken in passes]),

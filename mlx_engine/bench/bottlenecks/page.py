@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN
+from mlx_engine.bench.others import disturbed
 from mlx_engine.bench.tables import aligned, printable
 from mlx_engine.weights.conversion import Conversion
 
@@ -24,6 +25,7 @@ def _parts(report: Report, rounds: str | None) -> Iterator[str | None]:
     model, found = report["model"], report["phases"]
     yield f"# Bottlenecks: {printable(model['name'])} on {report['backend']['name']}"
     yield origin(report)
+    yield disturbed([report])
     yield from finding(report)
     for name, phase in found.items():
         yield f"## Remaining bottlenecks of {TITLE[name]}, ranked"
@@ -50,6 +52,7 @@ def origin(report: Report) -> str:
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
+    rounded = "" if be.get("activations", "f32") == "f32" else f", activations {be['activations']}"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     limits, weights = report["limits"], Conversion(at["quant"], at["quant_min_dim"], at["quant_layers"])
     reached = (
@@ -60,7 +63,7 @@ def origin(report: Report) -> str:
     lines = [
         f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
-        f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}; weights: {weights}",
+        f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}{rounded}; weights: {weights}",
         f"{at['n_prompt']} prompt tokens at depth {at['depth']}, {at['n_gen']} decode steps; {report['rounds']} rounds",
         f"machine limits, median (quartiles): {reached}",
     ]
@@ -72,7 +75,7 @@ def origin(report: Report) -> str:
 def finding(report: Report) -> Iterator[str]:
     """Yield a summary sentence for each kind of pass."""
     for name, phase in report["phases"].items():
-        whole, first = phase["plain_ms"]["median"], phase["ranking"][:3]
+        whole, first = phase["plain_ms"]["median"], [row for row in phase["ranking"][:3] if row["share"] > 0]
         tokens = report["settings"]["n_prompt"] if name == "prefill" else 1
         of = "; shares are of the sum of all operations" if is_longer_apart(phase) else ""
         text = f"**{TITLE[name].capitalize()}** takes {ms(whole)} ms ({1e3 * tokens / whole:,.1f} tokens/s)"
@@ -248,16 +251,16 @@ def is_longer_apart(phase: Report) -> bool:
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Split rows into those shown one by one and those combined into one line."""
-    small = [row for row in rows if row["share"] < SMALL]
-    return ([row for row in rows if row["share"] >= SMALL], small) if len(small) > 1 else (rows, [])
+    """Split rows into those shown one by one and those combined into one line; the time between operations is shown."""
+    small = [row for row in rows if row["share"] < SMALL and row["role"] != BETWEEN]
+    return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 
 
 # The command-line option of each setting.
 OPTIONS = {
     "model": "--model", "backend": "--backend", "quant": "--quant", "quant_min_dim": "--quant-min-dim",
-    "threads": "--threads", "n_prompt": "-p", "n_gen": "-n", "depth": "--depth", "repetitions": "-r",
-    "budget": "--budget",
+    "threads": "--threads", "activations": "--activations", "n_prompt": "-p", "n_gen": "-n", "depth": "--depth",
+    "repetitions": "-r", "budget": "--budget",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from mlx_engine.backends import EXACT
 from mlx_engine.backends.costs import nbytes_of, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.profiled import role_of
@@ -22,6 +23,7 @@ from mlx_engine.bench.bottlenecks.page import command
 from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import check
 from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.others import OtherProcesses, fields
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.samples import Test
@@ -102,6 +104,7 @@ class Settings:
     quant: str = KEEP
     quant_min_dim: int | str = AUTO
     quant_layers: Mapping[str, str] = field(default_factory=dict)
+    activations: str = EXACT
     allow_settings: Sequence[str] = field(default_factory=list)
 
     @property
@@ -139,7 +142,12 @@ def report(
     """
     path = resolve(settings.model)
     progress(0, 1, "loading")
-    how = {"threads": settings.threads, "allow_settings": settings.allow_settings, **settings.conversion.options()}
+    how: dict[str, Any] = {
+        "threads": settings.threads,
+        "allow_settings": settings.allow_settings,
+        **settings.conversion.options(),
+    }
+    how["activations"] = settings.activations
     check(settings.test, open_source(path, settings.backend, **how))
     engine, phases = loaded(lambda: load(path, settings.backend, **how))
     checkpoint = open_model(path, settings.allow_settings)
@@ -149,8 +157,10 @@ def report(
     # Limits are measured on the processor, so they do not apply to other devices.
     on_cpu = engine.backend.device == "cpu"
     limits = Limits(matrices(engine, checkpoint), threads_of(engine.backend) or 1) if on_cpu else None
+    others = OtherProcesses()
     try:
         rounds = measured(engine, settings, limits, progress)
+        known |= fields(others.share())
     finally:
         if limits is not None:
             limits.close()
@@ -172,10 +182,11 @@ def measured(
     engine: Engine, settings: Settings, limits: Machine | None, progress: Progress, clock: Clock = time.perf_counter
 ) -> list[Round]:
     """Run the rounds, with a sample of the machine's limits between all runs."""
+    title = f"{settings.test.name} on {engine.backend.name}"
     return measure(
         engine, settings.test, settings.repetitions, budget=settings.budget, clock=clock,
         between=limits.sample if limits is not None else lambda: None,
-        progress=lambda done, of: progress(done, of, "measuring"),
+        progress=lambda done, of: progress(done, of, title),
     )  # fmt: skip
 
 
@@ -184,7 +195,13 @@ def described(engine: Engine, checkpoint: Checkpoint, digest: str) -> Report:
     be = engine.backend
     return {
         "model": about(engine, checkpoint, digest),
-        "backend": {"name": be.name, "device": be.device, "threads": threads_of(be), "lazy": be.lazy},
+        "backend": {
+            "name": be.name,
+            "device": be.device,
+            "threads": threads_of(be),
+            "lazy": be.lazy,
+            "activations": be.activations,
+        },
         "watched": be.profiler is not None,
         "notes": list(checkpoint.notes),
     }

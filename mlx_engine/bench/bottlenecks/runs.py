@@ -56,6 +56,7 @@ def measure(
     """
     ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
     start, rounds = time.perf_counter(), list[Round]()
+    progress(0, repetitions + 1)
     while len(rounds) <= repetitions:
         between()
         plain = run_plain(engine, test, ids, clock)

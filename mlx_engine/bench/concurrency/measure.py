@@ -15,6 +15,7 @@ from typing import Any
 from mlx_engine.bench.concurrency.clients import Scheduled, Served
 from mlx_engine.bench.concurrency.load import Figures, Load, Run, Target, figures, medians
 from mlx_engine.bench.origin import origin
+from mlx_engine.bench.others import OtherProcesses, disturbed, fields
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import engines
 from mlx_engine.bench.samples import check_context
@@ -80,14 +81,19 @@ def interleaved(
             left = None if plan.budget is None else plan.budget - spent[n]
             if found[n] and left is not None and left <= 0:
                 continue
-            announce(number * len(plan.concurrency) + place, total, f"{n} clients")
-            start = plan.clock()
+            announce(number * len(plan.concurrency) + place, total, _title(plan, n))
+            start, others = plan.clock(), OtherProcesses()
             one = sample(number, n, left)
             spent[n] += plan.clock() - start
+            one.figures["others_share"] = others.share()
             # A run that was cut counts only if there is no whole one.
             if not (found[n] and one.was_cut):
                 found[n].append(one)
         yield found
+
+
+def _title(plan: Plan, n: int) -> str:
+    return f"{plan.load.name}, {n} client{'s' if n > 1 else ''}"
 
 
 def throughput(target: Target, plan: Plan, limits: Limits | None, announce: Announce) -> Iterator[list[Row]]:
@@ -149,9 +155,13 @@ def prefix_figures(cold: Run, warm: Run, control: Run) -> Figures:
 def row(load: Load, n: int, samples: Sequence[Sample]) -> Row:
     """Return the row of a number of clients: medians over rounds, and the figures of every round."""
     each = [sample.figures for sample in samples]
+    found = medians(each)
     was_cut = any(sample.was_cut for sample in samples)
     cut = "from a run that the budget ended" if was_cut else None
-    return {**load.numbers, "concurrency": n, "rounds": len(each), **medians(each), "estimated": cut, "samples": each}
+    others = fields(found.get("others_share"))
+    return {
+        **load.numbers, "concurrency": n, "rounds": len(each), **found, **others, "estimated": cut, "samples": each,
+    }  # fmt: skip
 
 
 def engine_rows(
@@ -186,7 +196,9 @@ def engine_rows(
         target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
         rows: list[Row] = []
         for measured in target_rows(target, plan, bench.limits, announce):
-            rows = [{**about, **bench.about(), **row} for row in measured]
+            # The processes of other ranks may run on this machine.
+            unknown = fields(None) if bench.engine.model.is_shared else {}
+            rows = [{**about, **bench.about(), **row, **unknown} for row in measured]
             yield [*found, *rows]
         found += rows
         del bench, target  # free the engine before the next one is loaded
@@ -196,12 +208,15 @@ def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *repo
     """Yield all rows so far, after each round: one per number of clients of a server."""
     common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
     common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
+    # The server may be one of the other processes of this machine.
+    common |= fields(None)
     for rows in target_rows(server, plan, None, announce):
-        yield [{**common, **row} for row in rows]
+        yield [{**row, **common} for row in rows]
 
 
 def target_rows(target: Target, plan: Plan, limits: Limits | None, announce: Announce) -> Iterator[list[Row]]:
     """Warm up, then yield the rows after each round: of a shared prefix if the load has one, else of throughput."""
+    announce(0, plan.rounds * len(plan.concurrency), _title(plan, plan.concurrency[0]))
     warm_up(target, plan)
     if plan.load.shared_prefix:
         yield from shared_prefix(target, plan, announce)
@@ -245,7 +260,8 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [head, *([*_who(one), *(_cell(one, name) for name in shown)] for one in rows)]
     reasons = {one["backend"]: one["unavailable"] for one in rows if one.get("unavailable")}
     absent = [f"{backend}: not measured, {reason}." for backend, reason in reasons.items()]
-    return "\n\n".join([f"{printable(row['model_name'])}, {row['test']}", aligned(lines), *_notes(rows), *absent])
+    title, warning = f"{printable(row['model_name'])}, {row['test']}", disturbed(rows)
+    return "\n\n".join([title, *([warning] if warning else []), aligned(lines), *_notes(rows), *absent])
 
 
 def page(rows: Sequence[Row], plots: Sequence[str]) -> str:

@@ -111,6 +111,14 @@ class LoadOptions:
         int | None,
         typer.Option("--threads", "-t", help="Number of threads of CPU backends.", show_default="all cores"),
     ] = None
+    activations: Annotated[
+        str,
+        typer.Option(
+            "--activations",
+            metavar="TYPE",
+            help="Type of activations: f32, i16, f16, bf16.",
+        ),
+    ] = "f32"
     no_cache: Annotated[
         bool,
         typer.Option(
@@ -149,7 +157,8 @@ class ComputeOptions(LoadOptions):
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of `load`, without the conversion."""
-        return {**self.machine(), "jit": not self.no_jit, "allow_settings": self.allow_settings}
+        how = {"jit": not self.no_jit, "activations": self.activations, "allow_settings": self.allow_settings}
+        return {**self.machine(), **how}
 
     def machine(self) -> dict[str, Any]:
         """Return the keyword arguments of `load` that do not change results."""
@@ -162,6 +171,7 @@ class ComputeOptions(LoadOptions):
             OptionError: a value in this group is invalid.
         """
         given: dict[str, Any] = {} if context_len is None else {"context": context_len}
+        given["activations"] = self.activations
         if self.allow_settings:
             given["allow_settings"] = list(self.allow_settings)
         return {"jit": not self.no_jit, **given, **self.conversion().options()}

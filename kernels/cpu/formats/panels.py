@@ -1,0 +1,364 @@
+"""Panels of rows for products in fixed point: quants of ROWS rows as int16 or int8, with their scales and offsets.
+
+A panel is expanded from blocks as they are stored, some hundred columns at a time, and stays in the first-level cache
+while all tokens are multiplied with it (`products/fixed_tile.py`). Its unit is a word of 4 bytes. Of each 32 columns a
+panel has 16 words of each row, word by word of all rows; then ROWS scales and ROWS offsets, and where a format has a
+scale for each 16 columns as many again for the last 16. An offset is what a weight is above `scale * quant`.
+
+The bytes of 8 rows become words of 4 columns by a transposition of 8 x 8 words. Each word becomes two pairs of columns
+by shifts, columns 4 i and 4 i + 2, then 4 i + 1 and 4 i + 3. For sdot it stays a word of four columns (QUADS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from ..build.jit import jit
+from ..build.memory import floats, raw
+from ..build.vectors import element_address, get, has_quad_dot, load_half_splat, put, register_lanes, store, vector
+from ..build.vectors import lanes as shuffled
+from .quants import lanes, look_up
+
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.VectorType(_I8, 32)
+
+# Rows of a panel: two registers of one word for each row, with NEON four.
+ROWS = 32 if register_lanes() == 16 else 16
+# Words of a row in a block of 32 columns.
+ROW_WORDS = 20
+# Whether words are four int8 (`fixed_tile.py`).
+QUADS = register_lanes() == 4 and has_quad_dot()
+# Columns that are expanded together: their panel takes half of the first-level cache.
+DEPTH = 8192 // ROWS
+# Bits of the kind of a format: it has a scale for each 16 columns; weights have offsets; quants are from 0 to 255.
+HALVES, BIASED, UNSIGNED = 1, 2, 4
+
+
+class _Eight(types.Type):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(name="int8x32")
+
+
+quants_32 = _Eight()
+
+
+@register_model(_Eight)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _EIGHT)
+
+
+# ---- quants of 32 columns ----
+
+
+def _load(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
+    address = element_address(context, builder, signature.args[0], *args[:2])
+    loaded = builder.load(builder.bitcast(address, kind.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+@intrinsic
+def load_32(typing: Any, data: Any, at: Any) -> Any:
+    """Load 32 bytes from byte `at` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _load(context, builder, signature, args, _EIGHT)
+
+    return quants_32(data, types.int64), generate
+
+
+@intrinsic
+def load_nibbles(typing: Any, data: Any, at: Any) -> Any:
+    """Load 32 quants of 4 bits: the low halves of 16 bytes from byte `at` on, then their high halves."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        packed = _load(context, builder, signature, args, ir.VectorType(_I8, 16))
+        both = shuffled(builder, packed, packed, [*range(16), *range(16)])
+        # Whole words are shifted: no processor shifts bytes. What comes from the byte above is masked.
+        words = builder.lshr(builder.bitcast(both, _EIGHT), ir.Constant(_EIGHT, [0] * 4 + [4] * 4))
+        return builder.and_(words, ir.Constant(_EIGHT, [0x0F0F0F0F] * 8))
+
+    return quants_32(data, types.int64), generate
+
+
+@intrinsic
+def load_bits(typing: Any, data: Any, at: Any, value: Any) -> Any:
+    """Load 32 bits from byte `at` on; return `value` in the bytes whose bit is 1, else 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        packed = _load(context, builder, signature, args, ir.VectorType(_I8, 4))
+        spread = shuffled(builder, packed, packed, [i // 8 for i in range(32)])
+        bit = ir.Constant(_BYTES, [1 << i % 8 for i in range(32)])
+        is_set = builder.icmp_unsigned("==", builder.and_(spread, bit), bit)
+        wide = builder.sext(is_set, _BYTES)
+        one = builder.bitcast(builder.trunc(args[2], _I8), ir.VectorType(_I8, 1))
+        every = shuffled(builder, one, one, [0] * 32)
+        return builder.bitcast(builder.and_(wide, every), _EIGHT)
+
+    return quants_32(data, types.int64, types.int64), generate
+
+
+@intrinsic
+def first(typing: Any, a: Any) -> Any:
+    """Return the first lane of a vector of floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], ir.Constant(_I32, 0))
+
+    return types.float32(vector), generate
+
+
+@jit
+def half_scale(blocks: Any, at: int) -> Any:
+    """Return the float16 at byte `at` as a scale, without an offset."""
+    return first(load_half_splat(blocks, at)), np.float32(0)
+
+
+@jit
+def half_scale_and_offset(blocks: Any, at: int) -> Any:
+    """Return the float16 at byte `at` as a scale, and the next one as an offset."""
+    return first(load_half_splat(blocks, at)), first(load_half_splat(blocks, at + 2))
+
+
+@intrinsic
+def plus(typing: Any, quants: Any, n: Any) -> Any:
+    """Add n to each of 32 bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        one = builder.bitcast(builder.trunc(args[1], _I8), ir.VectorType(_I8, 1))
+        return builder.bitcast(
+            builder.add(builder.bitcast(args[0], _BYTES), shuffled(builder, one, one, [0] * 32)), _EIGHT
+        )
+
+    return quants_32(quants_32, types.int64), generate
+
+
+@intrinsic
+def union(typing: Any, a: Any, b: Any) -> Any:
+    """Return `a | b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.or_(*args)
+
+    return quants_32(quants_32, quants_32), generate
+
+
+@intrinsic
+def narrowed(typing: Any, low: Any, high: Any) -> Any:
+    """Return the lowest bytes of twice 16 words."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        low, high = (builder.trunc(a, ir.VectorType(_I8, 16)) for a in args)
+        return builder.bitcast(shuffled(builder, low, high, list(range(32))), _EIGHT)
+
+    return quants_32(lanes, lanes), generate
+
+
+def in_halves(quants: Callable[..., Any]) -> Any:
+    """Make the function that returns 64 quants, which `quants` returns as 16 words, as twice 32."""
+
+    @jit
+    def pair(blocks: Any, at: int, p: int) -> Any:
+        return _halves(quants(blocks, at, p))
+
+    return pair
+
+
+@intrinsic
+def _halves(typing: Any, words: Any) -> Any:
+    """Return the first and the last 32 bytes of 16 words."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = [shuffled(builder, args[0], args[0], list(range(first, first + 8))) for first in (0, 8)]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return types.UniTuple(quants_32, 2)(lanes), generate
+
+
+def levels_of(levels: Sequence[int]) -> Any:
+    """Make the function that returns `levels[quant]` for 32 quants of 4 bits; levels are signed bytes."""
+
+    @intrinsic
+    def find(typing: Any, quants: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            whole = builder.bitcast(args[0], _BYTES)
+            parts = [shuffled(builder, whole, whole, list(range(first, first + 16))) for first in (0, 16)]
+            low, high = (look_up(builder, levels, part) for part in parts)
+            return builder.bitcast(shuffled(builder, low, high, list(range(32))), _EIGHT)
+
+        return quants_32(quants_32), generate
+
+    return find
+
+
+# ---- a panel ----
+
+
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Transpose 8 x 8 words."""
+    pairs = []
+    for a, b in zip(rows[::2], rows[1::2], strict=True):
+        pairs.append(shuffled(builder, a, b, [0, 8, 1, 9, 4, 12, 5, 13]))
+        pairs.append(shuffled(builder, a, b, [2, 10, 3, 11, 6, 14, 7, 15]))
+    fours = []
+    for i in (0, 1, 4, 5):
+        fours.append(shuffled(builder, pairs[i], pairs[i + 2], [0, 1, 8, 9, 4, 5, 12, 13]))
+        fours.append(shuffled(builder, pairs[i], pairs[i + 2], [2, 3, 10, 11, 6, 7, 14, 15]))
+    low, high = fours[:4], fours[4:]
+    found = [shuffled(builder, a, b, [0, 1, 2, 3, 8, 9, 10, 11]) for a, b in zip(low, high, strict=True)]
+    return found + [shuffled(builder, a, b, [4, 5, 6, 7, 12, 13, 14, 15]) for a, b in zip(low, high, strict=True)]
+
+
+def _words_of(builder: Any, bytes_: Any, *, unsigned: bool) -> list[Any]:
+    """Return the words of four columns of 8 rows as the panel has them."""
+    if QUADS:
+        return [builder.xor(bytes_, ir.Constant(_EIGHT, [0x80808080 - (1 << 32)] * 8))] if unsigned else [bytes_]
+    eight, shorts = ir.Constant(_SHORTS, [8] * 16), builder.bitcast(bytes_, _SHORTS)
+    if unsigned:
+        return [builder.and_(shorts, ir.Constant(_SHORTS, [255] * 16)), builder.lshr(shorts, eight)]
+    return [builder.ashr(builder.shl(shorts, eight), eight), builder.ashr(shorts, eight)]
+
+
+def _put_quants(*, unsigned: bool) -> Any:
+    """Make the function that writes 32 quants of each of 8 rows to a panel."""
+
+    @intrinsic
+    def write(typing: Any, out: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            at = 0
+            for bytes_ in _transposed(builder, list(args[1:])):
+                for words in _words_of(builder, bytes_, unsigned=unsigned):
+                    place = builder.add(args[0], ir.Constant(_I64, 4 * ROWS * at))
+                    builder.store(words, builder.inttoptr(place, words.type.as_pointer())).align = 4
+                    at += 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, *[quants_32] * 8), generate
+
+    return write
+
+
+class Panel(NamedTuple):
+    """The kernel that expands rows of a format to a panel, and the kind of the format.
+
+    `expand(weights, step, n_rows, n_columns, out, scratch)` expands `n_columns` columns, a multiple of a block, of
+    `n_rows` rows; the last one is repeated up to ROWS rows. The first row begins at address `weights`, and the next
+    ones follow `step` bytes apart. At address `scratch` are `FORMAT_SCRATCH` bytes of scratch memory.
+    """
+
+    expand: Any
+    kind: int
+
+
+def panel_of_groups(
+    block: int, block_bytes: int, scales_of: Callable[..., Any], quants_of: Callable[..., Any], kind: int = 0
+) -> Panel:
+    """Make the kernel that expands blocks with one scale.
+
+    Args:
+        block: columns of a block, a multiple of 32.
+        block_bytes: bytes of a block.
+        scales_of: function that returns the scale of the block at a byte offset, and its offset or 0, as floats.
+        quants_of: function that returns 32 quants of the block at a byte offset, given their number.
+        kind: BIASED, UNSIGNED.
+    """
+    write, n_groups = _put_quants(unsigned=kind & UNSIGNED != 0), block // 32
+
+    @jit
+    def expand(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
+        blocks, words = raw(weights), floats(out)
+        for first in range(0, ROWS, 8):
+            a, b = min(first, n_rows - 1) * step, min(first + 1, n_rows - 1) * step
+            c, d = min(first + 2, n_rows - 1) * step, min(first + 3, n_rows - 1) * step
+            e, f = min(first + 4, n_rows - 1) * step, min(first + 5, n_rows - 1) * step
+            g, h = min(first + 6, n_rows - 1) * step, min(first + 7, n_rows - 1) * step
+            for i in range(n_columns // 32):
+                at, p = i // n_groups * block_bytes, i % n_groups
+                write(
+                    out + 4 * (i * ROW_WORDS * ROWS + first), quants_of(blocks, a + at, p),
+                    quants_of(blocks, b + at, p), quants_of(blocks, c + at, p), quants_of(blocks, d + at, p),
+                    quants_of(blocks, e + at, p), quants_of(blocks, f + at, p), quants_of(blocks, g + at, p),
+                    quants_of(blocks, h + at, p),
+                )  # fmt: skip
+            for r in range(8):
+                row = min(first + r, n_rows - 1) * step
+                for i in range(n_columns // 32):
+                    scale, offset = scales_of(blocks, row + i // n_groups * block_bytes)
+                    to = (i * ROW_WORDS + 16) * ROWS + first + r
+                    put(words, to, scale)
+                    if kind & BIASED:
+                        put(words, to + ROWS, offset)
+
+    return Panel(expand, kind)
+
+
+def panel_by_parts(
+    block_bytes: int, scales_of: Callable[..., Any], quants_of: Callable[..., Any], places: Sequence[int],
+    minima: Sequence[int] = (), kind: int = 0,
+) -> Panel:  # fmt: skip
+    """Make the kernel that expands blocks of 256 weights.
+
+    Args:
+        block_bytes: bytes per block.
+        scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
+        quants_of: function that returns 64 quants of a block, twice 32, given their part's number.
+        places: where the scale of each 32 or 16 columns is among these.
+        minima: where the minimum of each 32 or 16 columns is among these; empty if there are none.
+        kind: HALVES.
+    """
+    write, scales_put = _put_quants(unsigned=False), _scale_writer(scales_of, places, minima, kind)
+
+    @jit
+    def expand(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
+        blocks = raw(weights)
+        for first in range(0, ROWS, 8):
+            a, b = min(first, n_rows - 1) * step, min(first + 1, n_rows - 1) * step
+            c, d = min(first + 2, n_rows - 1) * step, min(first + 3, n_rows - 1) * step
+            e, f = min(first + 4, n_rows - 1) * step, min(first + 5, n_rows - 1) * step
+            g, h = min(first + 6, n_rows - 1) * step, min(first + 7, n_rows - 1) * step
+            for i in range(n_columns // 64):
+                at, p, to = i // 4 * block_bytes, i % 4, out + 4 * (2 * i * ROW_WORDS * ROWS + first)
+                of_a, of_b = quants_of(blocks, a + at, p), quants_of(blocks, b + at, p)
+                of_c, of_d = quants_of(blocks, c + at, p), quants_of(blocks, d + at, p)
+                of_e, of_f = quants_of(blocks, e + at, p), quants_of(blocks, f + at, p)
+                of_g, of_h = quants_of(blocks, g + at, p), quants_of(blocks, h + at, p)
+                write(to, of_a[0], of_b[0], of_c[0], of_d[0], of_e[0], of_f[0], of_g[0], of_h[0])
+                to += 4 * ROW_WORDS * ROWS
+                write(to, of_a[1], of_b[1], of_c[1], of_d[1], of_e[1], of_f[1], of_g[1], of_h[1])
+            for r in range(8):
+                row = min(first + r, n_rows - 1) * step
+                for i in range(n_columns // 256):
+                    to = out + 4 * (8 * i * ROW_WORDS * ROWS + first + r)
+                    scales_put(blocks, row + i * block_bytes, to, scratch)
+
+    return Panel(expand, kind | BIASED if minima else kind)
+
+
+def _scale_writer(scales_of: Callable[..., Any], places: Sequence[int], minima: Sequence[int], kind: int) -> Any:
+    """Make the function that writes the scales and offsets of one row of a block to a panel."""
+    of_scales, of_minima, by_halves = tuple(places), tuple(minima) or (0,), kind & HALVES != 0
+    has_minima, has_two_vectors = bool(minima), max(minima, default=0) >= 16
+
+    @jit
+    def write(blocks: Any, at: int, out: int, scratch: int) -> None:
+        stored, words = floats(scratch), floats(out)
+        if has_two_vectors:
+            scales, least = scales_of(blocks, at)
+            store(stored, 0, scales)
+            store(stored, 16, least)
+        else:
+            store(stored, 0, scales_of(blocks, at))
+        for i in range(len(of_scales)):
+            to = ((i // 2 * ROW_WORDS + 16 + 2 * (i % 2)) if by_halves else (i * ROW_WORDS + 16)) * ROWS
+            put(words, to, get(stored, of_scales[i]))
+            if has_minima:
+                put(words, to + ROWS, -get(stored, of_minima[i]))
+
+    return write

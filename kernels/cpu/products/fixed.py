@@ -1,0 +1,146 @@
+"""Products with activations in fixed point: the tasks that quantise rows, pack them into panels, and multiply.
+
+`fixed_numpy.py` defines the arithmetic and `fixed_tile.py` has the register tiles. A tile multiplies the rows of one
+panel with the tokens of another, so tokens are prepared in groups of one panel each. A group's size does not change
+what a token's products are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ..build.jit import jit, task
+from ..build.layout import CHUNK, NORM_BIAS, NORM_EPS, NORM_WEIGHT, PANEL, PANEL_KIND, ROWS, WEIGHTS, WIDTH, K
+from ..build.memory import floats, invoke, number
+from ..build.vectors import call_llvm, everywhere
+from ..formats.format import FORMAT_SCRATCH, prefetch_weights, row_bytes
+from ..formats.panels import DEPTH, ROW_WORDS
+from ..formats.panels import ROWS as PANEL_ROWS
+from .fixed_numpy import BLOCK, LEAST, LIMIT
+from .fixed_tile import TOKEN_WORDS, TOKENS, multiply_panels, pack
+from .linear_job import HEIGHT, PIECES, SPAN, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
+from .norms import norm
+
+_F32, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
+_FLOATS, _INTS = ir.VectorType(_F32, BLOCK), ir.VectorType(_I32, BLOCK)
+_LEAST_BITS, _INFINITE_BITS = int(LEAST.view(np.int32)), 0x7F800000
+# Bytes of a panel of expanded rows, of at most DEPTH columns.
+_PANEL_BYTES = 4 * ROW_WORDS * PANEL_ROWS * DEPTH // BLOCK
+
+
+@intrinsic
+def _quantize_block(typing: Any, x: Any, quants: Any, scale: Any) -> Any:
+    """Quantise BLOCK floats at address `x` to int16 at address `quants`; write their scale to address `scale`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, quants, scale = (
+            builder.inttoptr(a, kind.as_pointer())
+            for a, kind in zip(args, (_INTS, ir.VectorType(_I16, BLOCK), _F32), strict=True)
+        )
+        bits = builder.load(x)
+        bits.align = 4
+        sizes = builder.and_(bits, ir.Constant(_INTS, [0x7FFFFFFF] * BLOCK))
+        # Compared as integers, NaN is larger than infinity, and infinity than all numbers.
+        top = call_llvm(builder, f"llvm.vector.reduce.umax.v{BLOCK}i32", _I32, [sizes])
+        is_finite = builder.icmp_unsigned("<", top, ir.Constant(_I32, _INFINITE_BITS))
+        is_usual = builder.and_(is_finite, builder.icmp_unsigned(">=", top, ir.Constant(_I32, _LEAST_BITS)))
+        limit, nothing = ir.Constant(_F32, float(LIMIT)), ir.Constant(_F32, 0.0)
+        safe = builder.select(is_usual, builder.bitcast(top, _F32), limit)
+        kept = builder.select(is_usual, bits, ir.Constant(_INTS, None))
+        factor = everywhere(builder, builder.fdiv(limit, safe), BLOCK)
+        rounded = call_llvm(
+            builder, f"llvm.rint.v{BLOCK}f32", _FLOATS, [builder.fmul(builder.bitcast(kept, _FLOATS), factor)]
+        )
+        found = builder.trunc(builder.fptosi(rounded, _INTS), quants.type.pointee)
+        builder.store(found, quants).align = 2
+        unusual = builder.select(is_finite, nothing, ir.Constant(_F32, float("nan")))
+        builder.store(builder.select(is_usual, builder.fdiv(safe, limit), unusual), scale).align = 4
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i), generate
+
+
+@jit
+def quantize(x: int, n: int, quants: int, scales: int) -> None:
+    """Quantise a row of n floats at address x: n int16 and n / BLOCK scales at these addresses."""
+    for b in range(n // BLOCK):
+        _quantize_block(x + 4 * BLOCK * b, quants + 2 * BLOCK * b, scales + 4 * b)
+
+
+@jit
+def first_of(job: Any, group: int) -> Any:
+    """Return the first token of a group; the sizes of groups differ by one token at most."""
+    return group * job[T] // ceil_div(job[T], TOKENS)
+
+
+@task
+def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
+    """Quantise the rows of one group at X, normed if there is a norm, and pack them into a panel at Y."""
+    n, first, after = job[K], first_of(job, chunk), first_of(job, chunk + 1)
+    n_blocks, eps = n // BLOCK, np.float32(number(job[NORM_EPS]))
+    quants = scratch + 4 * n
+    scales = quants + 2 * n * TOKENS
+    for t in range(first, after):
+        row, i = job[X] + 4 * t * n, t - first
+        if job[NORM_WEIGHT] != 0:
+            norm(floats(row), 0, n, job[NORM_WEIGHT], job[NORM_BIAS], eps, floats(scratch), 0)
+            row = scratch
+        quantize(row, n, quants + 2 * n * i, scales + 4 * n_blocks * i)
+    pack(quants, scales, after - first, n_blocks, job[Y] + 4 * TOKEN_WORDS * n_blocks * first)
+
+
+@jit
+def _add_panel(job: Any, m: int, first: int, n: int, column: int, group: int, last: int, scratch: int, y: int) -> None:
+    """Add the products of DEPTH columns, from `column` on, of n rows of matrix m, from row `first` on.
+
+    The tokens are those of groups `group` to `last - 1`; `y` is the address of their products, PANEL_ROWS of each.
+    Scratch memory holds FORMAT_SCRATCH bytes, then a panel of rows.
+    """
+    n_columns, panel, t = job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
+    depth, n_blocks, step = min(DEPTH, n_columns - column), n_columns // BLOCK, row_bytes(job, m, n_columns)
+    begin = job[m + WEIGHTS] + first * step + row_bytes(job, m, column)
+    invoke(job[m + PANEL], (begin, step, n, depth, panel, scratch))
+    if column + DEPTH < n_columns:
+        for i in range(n):
+            prefetch_weights(job, m, n_columns, first + i, column + DEPTH, min(DEPTH, n_columns - column - DEPTH))
+    for g in range(group, last):
+        i, after = first_of(job, g), first_of(job, g + 1)
+        tokens = job[X] + 4 * TOKEN_WORDS * (n_blocks * i + column // BLOCK * (after - i))
+        to = y + 4 * PANEL_ROWS * (i - t)
+        multiply_panels(after - i, panel, tokens, depth // BLOCK, to, PANEL_ROWS, job[m + PANEL_KIND])
+
+
+@task
+def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
+    """Multiply the rows of one chunk with SPAN groups of tokens, then apply bias, activation and residual."""
+    piece, group = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
+    last = min(group + job[SPAN], ceil_div(job[T], TOKENS))
+    m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
+    begin = (piece - job[m + CHUNK]) * job[HEIGHT]
+    end, t = min(begin + job[HEIGHT], job[m + ROWS]), first_of(job, group)
+    # Scratch memory: first the memory that `_add_panel` uses, then the sums (panels, n_matrices, n_tokens, PANEL_ROWS).
+    n_tokens, place = first_of(job, last) - t, scratch + FORMAT_SCRATCH + _PANEL_BYTES
+    size, sums = PANEL_ROWS * n_tokens, floats(place)
+    sums[: ceil_div(end - begin, PANEL_ROWS) * n_matrices * size] = 0
+    # Panels of the same columns follow each other, while the tokens' are in the second-level cache.
+    for column in range(0, job[K], DEPTH):
+        at = place
+        for first in range(begin, end, PANEL_ROWS):
+            n = min(PANEL_ROWS, end - first)
+            for i in range(n_matrices):
+                _add_panel(job, m + i * WIDTH, first, n, column, group, last, scratch, at)
+                at += 4 * size
+    at = 0
+    for first in range(begin, end, PANEL_ROWS):
+        n = min(PANEL_ROWS, end - first)
+        for i in range(n_tokens):
+            if n_matrices == 2:
+                gate_row(job, m, first, n, sums, at + PANEL_ROWS * i, size)
+            put_row(job, m, t + i, first, n, sums, at + PANEL_ROWS * i)
+        at += n_matrices * size

@@ -1,0 +1,72 @@
+"""Products in fixed point in NumPy, to the last bit: what activations as int16 mean, and in which order sums are added.
+
+Columns are cut into blocks of 32. A token has a scale for each block, and int16 quants. The sum of a block's products
+with the quants of a row is an exact integer; a format with a scale for each 16 columns has two sums, in the order of
+columns. From zero on, block by block, `y = fma(offset, total, y)` where the format has offsets, then
+`y = fma(sum, scale of the row * scale of the token, y)`. An offset is what a weight is above `scale * quant`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats.blocks_numpy import Parts
+from .order_numpy import fma
+
+Floats = NDArray[np.float32]
+
+# Columns of a block.
+BLOCK = 32
+# The largest quant: it is 127 * 256 + 127, and so also two signed bytes.
+LIMIT = np.float32(32639)
+# A block whose largest value is smaller is zero: LIMIT divided by it may be infinite.
+LEAST = np.float32(1e-34)
+
+
+class Fixed(NamedTuple):
+    """Rows in fixed point.
+
+    Attributes:
+        quants: (T, K) int16.
+        scales: (T, K / 32), NaN where a value of a block is not finite.
+    """
+
+    quants: NDArray[np.int16]
+    scales: Floats
+
+
+def quantize(x: Floats) -> Fixed:
+    """Return (T, K) rows in fixed point."""
+    blocks = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), -1, BLOCK)
+    # Compared as integers, NaN is larger than infinity, and infinity than all numbers.
+    bits = blocks.view(np.int32) & np.int32(0x7FFFFFFF)
+    top = bits.max(axis=-1).view(np.float32)
+    is_finite, is_zero = np.isfinite(top), top < LEAST
+    safe = np.where(is_finite & ~is_zero, top, np.float32(1))
+    quants = np.rint(np.where((is_finite & ~is_zero)[..., None], blocks, np.float32(0)) * (LIMIT / safe)[..., None])
+    scales = np.where(is_finite, np.where(is_zero, np.float32(0), safe / LIMIT), np.float32(np.nan))
+    return Fixed(quants.astype(np.int16).reshape(x.shape), scales)
+
+
+def multiply(weights: Parts, n_rows: int, x: Fixed) -> Floats:
+    """Return (T, N) products of the blocks of N rows with (T, K) tokens."""
+    # A group of more than 32 columns has one scale for several blocks.
+    size = min(BLOCK, weights.quants.shape[-1])
+    repeated = weights.quants.shape[-1] // size
+    quants = weights.quants.reshape(n_rows, -1, size).astype(np.float64)
+    factors = np.repeat(weights.scales.reshape(n_rows, -1), repeated, axis=1)
+    offsets = None if weights.offsets is None else np.repeat(weights.offsets.reshape(n_rows, -1), repeated, axis=1)
+    tokens = x.quants.reshape(len(x.quants), -1, size).astype(np.float64)
+    scales = np.repeat(x.scales, BLOCK // size, axis=1)
+    totals = tokens.sum(axis=-1).astype(np.float32) * scales
+    y = np.zeros((len(tokens), n_rows), dtype=np.float32)
+    for b in range(tokens.shape[1]):
+        # Sums of integers below 2**53 are exact in float64.
+        sums = (tokens[:, b] @ quants[:, b].T).astype(np.float32)
+        if offsets is not None:
+            y = fma(offsets[:, b], totals[:, b, None], y)
+        y = fma(sums, factors[:, b] * scales[:, b, None], y)
+    return y

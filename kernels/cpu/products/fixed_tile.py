@@ -1,0 +1,326 @@
+"""Register tiles for activations in fixed point: int16 quants of 32 columns with one scale, in integers.
+
+`fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns, or of 16 where a format has a scale for 16,
+is an exact int32: it may be added up in any order. Blocks follow each other in the order of columns, one multiply-add
+each. So a tile may have any shape, and all processors give the same bits.
+
+A lane is a row of the matrix. Rows are expanded into panels (`formats/panels.py`), tokens are packed into panels of at
+most TOKENS (`pack`), and a tile multiplies one panel of rows with one of tokens. Words of 4 bytes are the unit of both:
+
+    a block of a panel of rows has 16 words of each of ROWS rows, then their scales and offsets, twice
+    a block of a panel of n tokens has 16 words of each, then their scales, their totals, the totals of 16 columns, and
+    the totals as integers: a total is the sum of the quants times the scale
+
+With pairs a word is two int16, and one instruction multiplies two columns of every row. With quads, on arm64, the first
+8 words of a row are four int8 each, and a quant of a token is two int8, 256 high + low: the first 8 words have the high
+ones, the last 8 the low ones.
+
+LLVM orders the instructions of such a tile so that a quarter of the speed is lost, or spills its sums. So eight pairs
+of columns are one piece of assembly (`_pairs`); `_plain_pairs` is its twin in LLVM's own operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ..build.jit import jit
+from ..build.memory import floats, ints, shorts
+from ..build.vectors import call_llvm, everywhere, get, lanes, pair_dot, put, register_lanes
+from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, UNSIGNED
+
+_F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_WIDTH = register_lanes()
+# The most tokens of a tile: AVX-512 has 32 registers for 24 sums of 16 rows, AVX2 16 for 12 sums of 8 rows, NEON 32 for
+# 24 sums of 4 rows, which are two for each row and token.
+TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
+# Words of a block of one token: quants, scale, total, totals of 16 columns, total as an integer.
+TOKEN_WORDS = 21
+_SCALE, _TOTAL, _HALF_TOTALS, _WHOLE_TOTAL = 16, 17, 18, 20
+_REGISTERS = ROWS // _WIDTH
+
+# A step adds the products of one half of a block to the sums: (builder, n tokens, rows, tokens, half, sums) -> sums.
+Step = Callable[[Any, int, Any, Any, int, list[Any]], list[Any]]
+
+
+def _at(builder: Any, base: Any, n_words: Any) -> Any:
+    """Return the address `n_words` words after a pointer to bytes."""
+    offset = ir.Constant(_I64, 4 * n_words) if isinstance(n_words, int) else builder.shl(n_words, ir.Constant(_I64, 2))
+    return builder.gep(base, [offset])
+
+
+def _load(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
+    loaded = builder.load(builder.bitcast(_at(builder, base, n_words), kind.as_pointer()))
+    loaded.align = 4
+    return loaded
+
+
+# ---- the products of half a block ----
+
+
+def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any]) -> list[Any]:
+    """Add 8 pairs of columns by one piece of assembly; the sums and four registers are all that AVX2 has."""
+    dot, kind = pair_dot(), ir.VectorType(_I32, _WIDTH)
+    adds, move = "vpdp" in dot, "vmovdqu" if _WIDTH == 8 else "vmovdqu32"
+    n_sums, n_own = n * _REGISTERS, _REGISTERS + (1 if adds else 2)
+    own = [f"${n_sums + i}" for i in range(n_own)]
+    weights, x, product = own[:_REGISTERS], own[_REGISTERS], own[-1]
+    from_rows, from_tokens = f"(${n_sums + n_own})", f"(${n_sums + n_own + 1})"
+    text = []
+    for p in range(8 * half, 8 * half + 8):
+        text += [f"{move} {4 * (p * ROWS + j * _WIDTH)}{from_rows}, {w}" for j, w in enumerate(weights)]
+        for t in range(n):
+            own_sums = [f"${t * _REGISTERS + j}" for j in range(_REGISTERS)]
+            text.append(f"vpbroadcastd {4 * (p * n + t)}{from_tokens}, {x}")
+            if adds:
+                text += [f"{dot} {w}, {x}, {s}" for w, s in zip(weights, own_sums, strict=True)]
+            else:
+                text += [f"{dot} {weights[0]}, {x}, {product}", f"{dot} {weights[1]}, {x}, {x}"]
+                text += [f"vpaddd {product}, {own_sums[0]}, {own_sums[0]}", f"vpaddd {x}, {own_sums[1]}, {own_sums[1]}"]
+    register = "v" if _WIDTH == 16 else "x"
+    constraints = [f"={register}"] * n_sums + [f"=&{register}"] * n_own + ["r", "r"] + [str(i) for i in range(n_sums)]
+    found = ir.LiteralStructType([kind] * (n_sums + n_own))
+    bytes_ = _I8.as_pointer()
+    function = ir.FunctionType(found, [bytes_, bytes_, *[kind] * n_sums])
+    all_ = ",".join([*constraints, "~{memory}"])
+    result = builder.asm(function, "\n\t".join(text), all_, [rows, tokens, *sums], side_effect=True)
+    return [builder.extract_value(result, i) for i in range(n_sums)]
+
+
+def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any]) -> list[Any]:
+    """Add 8 pairs of columns by multiplications of words."""
+    kind, sums = ir.VectorType(_I32, _WIDTH), list(sums)
+
+    def both(word: Any) -> tuple[Any, Any]:
+        sixteen = ir.Constant(word.type, 16 if word.type is _I32 else [16] * _WIDTH)
+        return builder.ashr(builder.shl(word, sixteen), sixteen), builder.ashr(word, sixteen)
+
+    for p in range(8 * half, 8 * half + 8):
+        weights = [both(_load(builder, rows, p * ROWS + j * _WIDTH, kind)) for j in range(_REGISTERS)]
+        for t in range(n):
+            low, high = (everywhere(builder, x, _WIDTH) for x in both(_load(builder, tokens, p * n + t, _I32)))
+            for j, (first, second) in enumerate(weights):
+                i = t * _REGISTERS + j
+                sums[i] = builder.add(sums[i], builder.mul(first, low))
+                sums[i] = builder.add(sums[i], builder.mul(second, high))
+    return sums
+
+
+def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any]) -> list[Any]:
+    """Add 4 quads of columns by sdot; the last half of the sums is that of the low digits."""
+    kind, bytes_, sums = ir.VectorType(_I32, 4), ir.VectorType(_I8, 16), list(sums)
+    name, low = "llvm.aarch64.neon.sdot.v4i32.v16i8", n * _REGISTERS
+    for q in range(4 * half, 4 * half + 4):
+        weights = [_load(builder, rows, q * ROWS + j * 4, bytes_) for j in range(_REGISTERS)]
+        for t in range(n):
+            digits = [_load(builder, tokens, at * n + t, _I32) for at in (q, 8 + q)]
+            spread = [builder.bitcast(everywhere(builder, digit, 4), bytes_) for digit in digits]
+            for j, w in enumerate(weights):
+                for first, x in zip((0, low), spread, strict=True):
+                    i = first + t * _REGISTERS + j
+                    sums[i] = call_llvm(builder, name, kind, [sums[i], w, x])
+    return sums
+
+
+# ---- the tile ----
+
+
+class _Tile:
+    """What the parts of one tile share while it is generated: its shape, its addresses, and the kind of its format."""
+
+    def __init__(self, builder: Any, n: int, rows: Any, tokens: Any, y: Any, y_row: Any, kind: Any) -> None:
+        self.builder, self.n, self.rows, self.tokens = builder, n, rows, tokens
+        self.y = [builder.gep(y, [builder.mul(y_row, ir.Constant(_I64, 4 * t))]) for t in range(n)]
+        self.halves, self.biased, self.unsigned = (
+            builder.icmp_unsigned("!=", builder.and_(kind, ir.Constant(_I64, bit)), ir.Constant(_I64, 0))
+            for bit in (HALVES, BIASED, UNSIGNED)
+        )
+
+    def put(self, sums: list[Any], scales: Any, totals: Any) -> None:
+        """Multiply the sums by both scales and add them to y; `scales` and `totals` are places in words."""
+        with self.builder.if_else(self.biased) as (with_offsets, without):
+            with with_offsets:
+                self._put(sums, scales, totals)
+            with without:
+                self._put(sums, scales, None)
+
+    def _put(self, sums: list[Any], scales: Any, totals: Any | None) -> None:
+        builder, n, kind = self.builder, self.n, ir.VectorType(_F32, _WIDTH)
+        fma, base = f"llvm.fma.v{_WIDTH}f32", _at(builder, self.rows, scales)
+        for t in range(n):
+            scale = everywhere(builder, _load(builder, self.tokens, _SCALE * n + t, _F32), _WIDTH)
+            if totals is not None:
+                place = _at(builder, self.tokens, totals)
+                total = everywhere(builder, _load(builder, place, t, _F32), _WIDTH)
+            for j in range(_REGISTERS):
+                at, whole = j * _WIDTH, builder.sitofp(sums[t * _REGISTERS + j], kind)
+                y = _load(builder, self.y[t], at, kind)
+                if totals is not None:
+                    y = call_llvm(builder, fma, kind, [_load(builder, base, ROWS + at, kind), total, y])
+                factor = builder.fmul(_load(builder, base, at, kind), scale)
+                place = builder.bitcast(_at(builder, self.y[t], at), kind.as_pointer())
+                builder.store(call_llvm(builder, fma, kind, [whole, factor, y]), place).align = 4
+
+
+def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
+    """Return one sum for each register of rows and each token: `256 high + low` where there are two."""
+    builder, n_sums = tile.builder, tile.n * _REGISTERS
+    if len(sums) == n_sums:
+        return sums
+    eight = ir.Constant(sums[0].type, [8] * _WIDTH)
+    found = [builder.add(builder.shl(h, eight), low) for h, low in zip(sums[:n_sums], sums[n_sums:], strict=True)]
+    # Bytes from 0 to 255 are stored as bytes from -128 on.
+    offset = builder.select(tile.unsigned, ir.Constant(_I32, 128), ir.Constant(_I32, 0))
+    for t in range(tile.n):
+        total = _load(builder, tile.tokens, _WHOLE_TOTAL * tile.n + t, _I32)
+        missing = everywhere(builder, builder.mul(total, offset), _WIDTH)
+        for j in range(_REGISTERS):
+            found[t * _REGISTERS + j] = builder.add(found[t * _REGISTERS + j], missing)
+    return found
+
+
+def _block(tile: _Tile, step: Step, places: list[Any]) -> None:
+    """Multiply one block; `places` are stack slots of the sums, which LLVM keeps in registers."""
+    builder, n = tile.builder, tile.n
+    zeros = [ir.Constant(place.type.pointee, None) for place in places]
+    for place, zero in zip(places, zeros, strict=True):
+        builder.store(zero, place)
+
+    def half(which: int) -> None:
+        sums = step(builder, n, tile.rows, tile.tokens, which, [builder.load(place) for place in places])
+        for place, value in zip(places, sums, strict=True):
+            builder.store(value, place)
+
+    def word(by_halves: int, whole: int) -> Any:
+        return builder.select(tile.halves, ir.Constant(_I64, by_halves), ir.Constant(_I64, whole))
+
+    half(0)
+    with builder.if_then(tile.halves):
+        first = [builder.load(place) for place in places]
+        tile.put(_joined(tile, first), ir.Constant(_I64, 16 * ROWS), ir.Constant(_I64, _HALF_TOTALS * n))
+        for place, zero in zip(places, zeros, strict=True):
+            builder.store(zero, place)
+    half(1)
+    last = _joined(tile, [builder.load(place) for place in places])
+    tile.put(last, word(18 * ROWS, 16 * ROWS), word((_HALF_TOTALS + 1) * n, _TOTAL * n))
+
+
+def tile_of(n: int, step: Step) -> Any:
+    """Make the tile of ROWS rows and n tokens whose products are those of `step`."""
+
+    @intrinsic
+    def tile(typing: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            if n > TOKENS:
+                return context.get_dummy_value()
+            rows, tokens, n_blocks, y, y_row, kind = args
+            rows, tokens, y = (builder.inttoptr(a, _I8.as_pointer()) for a in (rows, tokens, y))
+            n_sums = n * _REGISTERS * (2 if step is _quads else 1)
+            places = [cgutils.alloca_once(builder, ir.VectorType(_I32, _WIDTH)) for _ in range(n_sums)]
+            with cgutils.for_range(builder, n_blocks) as loop:
+                own_rows, own_tokens = (
+                    _at(builder, base, builder.mul(loop.index, ir.Constant(_I64, size)))
+                    for base, size in ((rows, ROW_WORDS * ROWS), (tokens, TOKEN_WORDS * n))
+                )
+                _block(_Tile(builder, n, own_rows, own_tokens, y, y_row, kind), step, places)
+            return context.get_dummy_value()
+
+        i = types.int64
+        return types.void(i, i, i, i, i, i), generate
+
+    return tile
+
+
+# The step of this processor.
+STEP: Step = _quads if QUADS else _pairs if pair_dot() else _plain_pairs
+if STEP is _pairs:
+    binding.initialize_native_asmparser()
+
+
+def choice(n: int, step: Step) -> Any:
+    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens."""
+    own, fewer = tile_of(n, step), choice(n - 1, step) if n > 1 else None
+
+    @jit
+    def multiply(n_tokens: int, rows: int, tokens: int, n_blocks: int, y: int, y_row: int, kind: int) -> None:
+        """`y[t y_row + r]` becomes what the blocks add to it, for row r and token t.
+
+        Args:
+            n_tokens: tokens of the panel.
+            rows: address of a panel of rows.
+            tokens: address of a panel of tokens, at its first block to multiply.
+            n_blocks: blocks of 32 columns.
+            y: address of the products.
+            y_row: distance of two tokens' products, in floats.
+            kind: the kind of the format (`formats/panels.py`).
+        """
+        if fewer is None or n_tokens == n:
+            own(rows, tokens, n_blocks, y, y_row, kind)
+        else:
+            fewer(n_tokens, rows, tokens, n_blocks, y, y_row, kind)
+
+    return multiply
+
+
+multiply_panels = choice(TOKENS, STEP)
+
+
+# ---- panels of tokens ----
+
+
+@intrinsic
+def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
+    """Write 32 int16 at address `quants` as 16 words, n words apart, from address `to` on.
+
+    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, as bytes of four columns become pairs by shifts.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        quants, to, n = args
+        kind = ir.VectorType(_I16, 32)
+        found = builder.load(builder.inttoptr(quants, kind.as_pointer()))
+        found.align = 2
+        if QUADS:
+            bytes_ = ir.VectorType(_I8, 32)
+            rounded = builder.add(found, ir.Constant(kind, [128] * 32))
+            high = builder.trunc(builder.ashr(rounded, ir.Constant(kind, [8] * 32)), bytes_)
+            packed = lanes(builder, high, builder.trunc(found, bytes_), list(range(64)))
+        else:
+            packed = lanes(builder, found, found, [4 * q + c for q in range(8) for c in (0, 2, 1, 3)])
+        words = builder.bitcast(packed, ir.VectorType(_I32, 16))
+        step = builder.shl(n, ir.Constant(_I64, 2))
+        for i in range(16):
+            word = builder.extract_element(words, ir.Constant(_I32, i))
+            builder.store(word, builder.inttoptr(to, _I32.as_pointer())).align = 4
+            to = builder.add(to, step)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i), generate
+
+
+@jit
+def pack(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
+    """Pack n tokens, (n, 32 n_blocks) int16 and (n, n_blocks) scales at these addresses, into a panel at `to`."""
+    values, factors = shorts(quants), floats(scales)
+    for b in range(n_blocks):
+        place = to + 4 * TOKEN_WORDS * n * b
+        words, whole = floats(place), ints(place)
+        for t in range(n):
+            first = 32 * (t * n_blocks + b)
+            _pack_block(quants + 2 * first, place + 4 * t, n)
+            low, high, scale = np.int32(0), np.int32(0), get(factors, t * n_blocks + b)
+            for i in range(first, first + 16):
+                low += values[i]
+                high += values[i + 16]
+            put(words, _SCALE * n + t, scale)
+            put(words, _TOTAL * n + t, np.float32(low + high) * scale)
+            put(words, _HALF_TOTALS * n + t, np.float32(low) * scale)
+            put(words, (_HALF_TOTALS + 1) * n + t, np.float32(high) * scale)
+            whole[_WHOLE_TOTAL * n + t] = low + high
