@@ -95,6 +95,7 @@ MUTANTS = [
     ),
     Mutant("first block of keys alone", "_join_blocks", "range(1, n_blocks)", "range(1, 1)"),
     Mutant("a block that no query of a tile sees counts", "attend_decode", "not seen", "False"),
+    Mutant("weights of the first tile for the second", "_values", "middle * SCORES + j", "j"),
     Mutant("scores are not capped", "attend_block", "inner_scale != 0", "False"),
     Mutant("tanh ends at 0.96", "tanh", "splat(20.0)", "splat(4.0)"),
     Mutant("heads at the first position", "norm_rope", "positions[t] * (width // 2)", "positions[0] * (width // 2)"),
@@ -123,12 +124,7 @@ MUTANTS = [
     # ---- Compiled kernels: products and formats ----
     Mutant("bias of the first rows for all", "add_bias", "floats(job[m + BIAS] + 4 * first)", "floats(job[m + BIAS])"),
     Mutant("totals of another vector", "fold_all", "i", "n - 1 - i"),
-    Mutant(
-        "the last vectors of a span lost",
-        "_add_stretch",
-        "min(g + PARTS, tiles) * n_tokens // tiles",
-        "n_tokens // tiles * min(g + PARTS, tiles)",
-    ),
+    Mutant("vectors of two tiles counted twice", "_add_stretch", "g * n_tokens // tiles", "g * (n_tokens // tiles)"),
     Mutant(
         "a piece of the columns forgotten",
         "multiply_stored",
