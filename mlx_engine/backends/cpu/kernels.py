@@ -76,7 +76,8 @@ def _announced(files: Sequence[Path], what: str = "") -> Iterator[None]:
     """Log that kernels are compiled if one of their files does not exist, and afterwards if it could not be kept."""
     folder = files[0].parent
     if not all(file.exists() for file in files):
-        LOGGER.warning("compiling the CPU kernels%s, once; they are kept in %s", what, folder)
+        LOGGER.warning("compiling the CPU kernels%s, once, usually for 5 to 20 seconds; they are kept in %s",
+                       what, folder)  # fmt: skip
     yield
     if not all(file.exists() for file in files):
         LOGGER.warning("the compiled CPU kernels could not be kept in %s: the next process compiles again",
