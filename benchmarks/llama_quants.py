@@ -43,6 +43,7 @@ TEST = Test(n_gen=64)
 AS_IS = "q8_0"
 MADE = {
     "q4_0-pure": (2, True), "q4_0": (2, False), "q4_k_m": (15, False), "q5_k_m": (17, False), "q3_k_m": (12, False),
+    "q6_k": (18, False),
 }  # fmt: skip
 # The most common types of published files, which llama.cpp runs too; of the first one the head is measured.
 COMMON = ("q4_k_m", "q5_k_m", "q3_k_m")

@@ -80,6 +80,8 @@ class Contestant:
         words = [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
         if self.opening.get("quant", "keep") != "keep":
             words.append(str(self.opening["quant"]))
+        if "activations" in self.opening:
+            words.append(f"activations {self.opening['activations']}")
         if "flash_attention" in self.opening:
             words.append(f"{'' if self.opening['flash_attention'] else 'no '}flash attention")
         return ", ".join(words)

@@ -39,14 +39,18 @@ def open_peer(request: Request) -> Peer | BatchPeer:
         context=request["context"],
         backend=request.get("backend", "auto"),
         quant=request.get("quant", "keep"),
+        activations=request.get("activations", "f32"),
     )
 
 
 class Ours(Peer):
     """An engine and one sequence."""
 
-    def __init__(self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep") -> None:
-        self._engine, self._conversion = mlx_engine.load(path, backend, quant), Conversion(quant)
+    def __init__(
+        self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep", activations: str = "f32"
+    ) -> None:
+        self._engine = mlx_engine.load(path, backend, quant, activations=activations)
+        self._conversion = Conversion(quant)
         self._checkpoint = open_checkpoint(path)
         self._model, self._backend = self._engine.model, self._engine.backend
         self._kv = self._model.new_kv(context)
