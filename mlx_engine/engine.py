@@ -125,8 +125,8 @@ def load(
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
             number than that is reduced, with a warning.
-        quant_min_dim: layers whose longer side is below this are not quantised; "auto" is the measured width from which
-            on quantising is faster, see `mlx_engine.weights.conversion`.
+        quant_min_dim: layers whose longer side is below this are not quantised; "auto" is a measured width: layers
+            at least this wide run faster when quantised (`mlx_engine.weights.conversion`).
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention" and "ffn".
         allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
@@ -141,7 +141,8 @@ def load(
             written.
 
     Raises:
-        OptionError: an option is invalid, the model has no such layer or setting, or the backend no such activations.
+        OptionError: an option is invalid, the model has no such layer or setting, or the backend does not support the
+            type of activations.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
         NotEnoughMemoryError: the model needs more memory than is free.
@@ -368,9 +369,9 @@ class Engine:
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            slots: the largest number of sessions with shared memory: this one and its forks.
-            n_tokens: the largest number of different tokens in all of them together; by default a full context, or
-                fewer if half of the free memory has no room for it.
+            slots: the largest number of sessions that use one pool of memory: this one and its forks.
+            n_tokens: the largest number of tokens in all sessions, counting shared tokens once. The default is a full
+                context, or fewer tokens if half of the free memory is too small for it.
 
         Raises:
             OptionError: the prompt is empty or does not fit into the memory, or `slots` or `n_tokens` is invalid.
@@ -493,9 +494,9 @@ class Engine:
     def astream(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> AsyncStream:
         """Generate text and yield it in pieces to asyncio: `async for piece in engine.astream(...)`.
 
-        The arguments are those of `stream`. The prompt is read and all passes run in a thread; cancelling the task ends
-        the run within a pass. Wrong options raise here, all other errors while pieces are read. `timeout` starts when
-        the first piece is requested.
+        The arguments are those of `stream`. A separate thread encodes the prompt and runs all passes. After
+        the task is cancelled, the run ends when the current pass ends. Wrong options raise here, all other errors while
+        pieces are read. `timeout` starts when the first piece is requested.
         """
         from mlx_engine.loop.async_stream import AsyncStream
 
@@ -512,8 +513,8 @@ class Engine:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
-        of summation (docs/exactness.md). If the logits of a prompt are NaN or infinite, its generation alone has an
-        `error`.
+        of summation (docs/exactness.md). If the logits of one prompt are NaN or infinite, only that prompt's
+        generation has an `error`.
 
         Args:
             prompts: the prompts, each as `generate` takes it.
@@ -609,8 +610,8 @@ class Engine:
 
         Args:
             messages: such as `{"role": "user", "content": "Hello"}`. Control tokens in a content are read as text.
-            history: ids of earlier conversations; those of a conversation are reused if the rendered text starts with
-                that conversation's text.
+            history: token ids of earlier conversations. If the rendered text starts with the text of one of them, its
+                ids are reused.
 
         Raises:
             OptionError: `messages` is not a list of messages.
@@ -715,7 +716,7 @@ class RequestBuilder:
         return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader)
 
     def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
-        """Return a request for the vector of a text, which `vector` returns when it has ended.
+        """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
 
         The text is encoded with the first and last tokens that the model's files define. `check(text)` runs before it
         is encoded; its exception aborts.
@@ -747,7 +748,7 @@ class RequestBuilder:
         return self.reading(ids, PooledHidden(len(ids), self.pooling.kind))
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Raise OptionError if the model's vectors have fewer dimensions."""
+        """Raise OptionError unless `dimensions` is None or from 1 to the size of the model's vectors."""
         most: int = self.config.hidden_size
         if dimensions is not None and not (is_whole(dimensions) and 1 <= dimensions <= most):
             message = f"dimensions must be from 1 to the model's {most:,}, not {shown(dimensions)}"
@@ -765,7 +766,7 @@ class RequestBuilder:
         instruction: str | None = None,
         check: Callable[[str], None] = lambda text: None,
     ) -> Request:
-        """Return a request for the relevance of a document, which `relevance` returns when it has ended.
+        """Return a request that computes a document's relevance. When it has ended, `relevance(request)` returns it.
 
         Raises:
             ModelError: the model's files do not say that it is a reranker.
@@ -903,7 +904,7 @@ def is_chat(prompt: Prompt) -> bool:
 
 
 def constrained(options: Options, *, is_chat: bool) -> Options:
-    """Return the options of a prompt. The answer to messages may begin with reasoning, before the constraint."""
+    """Return the options with which a prompt is run. For messages, the constraint begins after any reasoning."""
     if options.constraint is None or not is_chat:
         return options
     return replace(options, constraint=options.constraint.after_reasoning())

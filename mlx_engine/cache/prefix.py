@@ -1,11 +1,12 @@
 """The prefix cache: keys and values of earlier prompts and answers, reused by sequences with the same first tokens.
 
-The tokens are the edges of a radix tree (`radix.py`), whose nodes hold pages of the pool. The longest common prefix is
-found down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence. With
-`whole_pages`, only full pages are kept and reused: otherwise counts of cached tokens and latency let a client guess
-another's prompt token by token.
+Each edge of a radix tree (`radix.py`) is a run of tokens; the node at its end holds the pages of these tokens. The
+longest common prefix is found down to the token. Its whole pages are shared; a partly used page is copied into a page
+of the new sequence. With `whole_pages`, only full pages are kept and reused. Without it, a client could guess another
+client's prompt token by token, from the counts of cached tokens or from latency.
 
-A page that a sequence holds too is in use and is never freed. The other pages leave, least recently used first, when
+A page that a sequence also holds is in use: it is never freed, but the cache may drop its own reference to it. The
+other pages leave, least recently used first, when
 the pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
 
 In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
@@ -13,8 +14,9 @@ the pages before its end are still held; the caller must therefore call `insert`
 
 A model with a state needs the state at exactly the end of the prefix. `insert` keeps the states that the sequence has:
 the state after the last token, and the state at the last page boundary in its last chunk. So a prefix ends where a
-prompt chunk or an answer ended, or at such a boundary. States are shared, not copied, and are counted in the bytes.
-When slots run out, states are freed first if their node holds a state for a longer prefix, then by LRU.
+prompt chunk or an answer ended, or at such a boundary. States are shared, not copied; `nbytes` includes them.
+When slots run out, a state is freed first if its own node also holds a state for a longer prefix. Among the others, the
+least recently used is freed first.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class Match(NamedTuple):
 
     Attributes:
         length: number of tokens that can be reused.
-        agreeing: number of tokens that the tree has in common with the ids. It is larger than `length` if pages that a
-            window needs, or the state, are not held.
+        agreeing: number of tokens that the tree has in common with the ids. It is larger than `length` if needed
+            pages or the state are not held, if `whole_pages` rounds `length` down, or if no page was free for a copy.
         pages: for each group of layers (P,), the first slots of the pages that cover `length` tokens.
         expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches the
             most recently used one.
@@ -89,7 +91,7 @@ class PrefixCache:
     Attributes:
         pool: the pool.
         max_nbytes: the most bytes of pages and states that the cache holds, None for no bound. Pages that sequences
-            also hold count.
+            also hold are included.
         whole_pages: whether only whole pages are kept and reused.
         stats: counters of look-ups, hits and evictions.
     """
@@ -100,7 +102,8 @@ class PrefixCache:
         self.pool, self.max_nbytes, self.stats = pool, max_nbytes, PrefixStats()
         self.whole_pages, self._step = whole_pages, pool.page if whole_pages else 1
         self._tree = RadixTree(pool)
-        # All nodes but the root, least recently used first; so children come before their parents.
+        # All nodes but the root, least recently used first. A use marks the deepest node first, so children come before
+        # their parents.
         self._nodes: dict[Node, None] = {}
         self._clock = 0
         pool.reclaim, pool.states.reclaim = self._reclaim, self._reclaim_states
@@ -167,8 +170,9 @@ class PrefixCache:
     def attach(self, kv: KVSequence, ids: Sequence[int]) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
-        Leave out the last token: its logits are not cached, so it must be computed. If nothing is found, the sequence
-        stays empty. If no page is free for the copy of a partly used page, the prefix ends before that page.
+        The caller leaves the last token out of `ids`: its logits are not cached, so it must be computed. If nothing is
+        found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before
+        that page.
         """
         self._check(kv)
         found, path = self._match(ids[: kv.capacity])
@@ -218,8 +222,8 @@ class PrefixCache:
             self._thin(group, n)
             return
         held = self._tree.held
-        # The first round skips pages that sequences use. The second round drops their nodes from the tree too, to reach
-        # their unused ancestors.
+        # The first round skips pages that sequences use. The second round also drops nodes whose pages are in use
+        # from the tree, to reach ancestors with unused pages.
         for spared in (True, False):
             for node in list(self._nodes):
                 while self.pool.free_pages(group) < n and len(node.ids) and not node.children:
@@ -272,9 +276,10 @@ class PrefixCache:
     def snapshot(self, most: int | None = None) -> list[dict[str, Any]]:
         """Return the nodes as plain data, each after its parent and the most recently used first, at most `most`.
 
-        Keys: `parent`, the index of the parent in this list, or -1; `start` and `n_tokens`, its place in the prefix;
-        `ids`, the first of them, at most 8; `pages`, the number of pages held in each group; `in_use`, how many of
-        these are held by sequences too; `references`, the most references to one of its pages; `last_use`.
+        Keys: `parent`, the parent's index in this list, or -1; `start`, the position of the node's first token;
+        `n_tokens`, its number of tokens; `ids`, its first token ids, at most 8; `pages`, the number of pages held in
+        each group; `in_use`, how many of these sequences hold too; `references`, the most references to one of its
+        pages; `last_use`.
         """
         found: list[dict[str, Any]] = []
         index: dict[Node, int] = {}

@@ -1,7 +1,7 @@
 """The scheduler: decides which requests run, and which tokens each forward pass computes.
 
-The scheduler does no input or output. Its decisions depend only on the order of calls: the clock is read for the times
-of requests.
+The scheduler does no input or output. Its decisions depend only on the order of calls. It reads the clock only to
+record the times of requests.
 
 A step runs one forward pass: the next token of every sequence that is being generated, and chunks of prompts. While
 sequences are being generated, a pass has few tokens of prompts, so that no answer waits long for another prompt.
@@ -33,8 +33,8 @@ from mlx_engine.loop.row_reader import MOST_BYTES
 from mlx_engine.loop.runner import ModelRunner, PassOutput
 from mlx_engine.weights.model import Model
 
-# Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
-# more tokens compute prompts equally fast.
+# The most tokens of prompts in a pass: BUDGET while no answer is generated, SHARED_BUDGET while one is. The latter can
+# be small: on a CPU, passes of 32 or more tokens compute prompts equally fast.
 BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
 _INTERRUPTED = "expected a scheduler whose steps have ended, found an interrupted one; make another"
 
@@ -107,7 +107,7 @@ class Scheduler:
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
-        # Rows of logits that readers get in one pass, without and with an answer being generated.
+        # The most rows of logits that one pass computes for readers: while no answer is generated, and while one is.
         most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
         self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
         if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
@@ -139,6 +139,7 @@ class Scheduler:
         Raises:
             ContextLengthError: the request could not be completed even if it had all pages for itself.
             ValueError: the request asks for more answers than there are slots, or for several without a KV cache.
+            RuntimeError: an earlier step was interrupted.
         """
         if self._is_broken:
             raise RuntimeError(_INTERRUPTED)
@@ -176,8 +177,9 @@ class Scheduler:
     def step(self) -> StepOutput:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
-        A pass that fails is repeated for each of its sequences alone. If a sequence fails again, its request ends with
-        the error. A request whose logits are not finite also ends with an error. A step that is interrupted
+        A pass that fails while no other is in flight is repeated for each of its sequences alone. If a sequence fails
+        again, its request ends with the error. If passes are in flight, the requests of all their sequences end. A
+        request whose logits are not finite also ends with an error. A step that is interrupted
         (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses further steps, and the caller makes a
         new one.
 
@@ -299,7 +301,8 @@ class Scheduler:
             return False
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
-        # Processors read the ids of all tokens before, and are called for no token that is dropped.
+        # A processor needs the ids of all earlier tokens, and must not be called for a token that is later dropped: so
+        # it waits until the sequence has no pass in flight.
         waits = bool(sequence.parallel) or sequence.sampler.processors is not None
         return len(sequence.output.token_ids) + n_pending < most and not (waits and n_pending)
 
@@ -321,7 +324,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=Sequence.arrival)
 
     def _run(self) -> PassOutput:
-        """Run a pass over all sequences; if it fails, run one for each sequence alone."""
+        """Run a pass over all sequences. If it fails and none is in flight, run one for each sequence alone."""
         try:
             return self._runner.step(self._schedule)
         except DistributedError:  # no request's fault
@@ -351,12 +354,12 @@ class Scheduler:
         if self.prefix is None:
             return
         ids, request = sequence.ids, sequence.request
-        # Rows are not cached, so the rows that the request's reader still needs must be computed.
+        # The cache holds no logits or hidden states: positions that the request's reader still needs are run again.
         most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
         match = self.prefix.attach(sequence.kv, ids[:most])
         sequence.unread = list(ids[match.length :])
         if request.times.admitted is None:
-            request.match = match._replace(pages=[], state=None)  # they may soon belong to others
+            request.match = match._replace(pages=[], state=None)  # the pages may soon be reused
             request.n_cached = request.n_prefilled = match.length
 
     def _keep_prompts(self, prefix: PrefixCache, sequences: abc.Sequence[Sequence]) -> None:
@@ -422,7 +425,7 @@ class Scheduler:
         """End the requests for hidden states whose prompts have been run."""
         for chunk in done.chunks:
             sequence = chunk.sequence
-            # All passes over the prompt must be settled: a lazy backend has begun the next one.
+            # The committed length: a lazy backend may have submitted the prompt's next pass, which is not settled yet.
             has_run = sequence.kv.length == len(sequence.request.prompt_ids)
             if sequence.request.is_hidden and sequence.request.error is None and has_run:
                 if sequence.request.times.first_token is None:
