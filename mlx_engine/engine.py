@@ -132,8 +132,8 @@ def load(
         allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
             `notes` of the engine says so. Write nested settings with dots: "rope_scaling.factor".
         jit: use compiled CPU kernels if they are available; without it, NumPy.
-        context: the longest sequence in tokens. For models with LongRoPE or dynamic NTK it selects their RoPE
-            frequencies; default: the training context.
+        context: the length in tokens for which RoPE frequencies are chosen, for models with LongRoPE or dynamic NTK;
+            for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
         activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
             are faster and round, see docs/precision.md.
         allow_too_large: load a model that needs more memory than is free.
@@ -247,7 +247,7 @@ class Engine:
 
         Raises:
             OptionError: `ids` is empty, or has an id that is not in the vocabulary.
-            NotFiniteError: logits are NaN or infinite; the error names the first layer.
+            NotFiniteError: logits are NaN or infinite; the error names the first value that is not finite.
         """
         import mlx.core as mx
 
@@ -1081,9 +1081,9 @@ class CheckedCheckpoint:
 
 
 def _read_ahead(backend: Backend) -> None:
-    """Return the memory that loading freed to the system, then start reading the mapped weights.
+    """Give the memory that loading freed back to the operating system, then start reading the mapped weights.
 
-    Otherwise freed heap and mapped pages are resident together at the peak.
+    In the other order, peak memory would include both the freed heap and the mapped pages.
     """
     give_back_freed()
     backend.read_ahead()

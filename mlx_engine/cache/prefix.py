@@ -5,9 +5,9 @@ longest common prefix is found down to the token. Its whole pages are shared; a 
 of the new sequence. With `whole_pages`, only full pages are kept and reused. Without it, a client could guess another
 client's prompt token by token, from the counts of cached tokens or from latency.
 
-A page that a sequence also holds is in use: it is never freed, but the cache may drop its own reference to it. The
-other pages leave, least recently used first, when
-the pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
+When the pool has too few free pages, or the cache exceeds its bound, the cache drops its references to pages, least
+recently used first. A page that no sequence holds is then free; one that a sequence also holds stays allocated. The
+order of uses is recorded with a counter, not with the time of day.
 
 In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
 the pages before its end are still held; the caller must therefore call `insert` after each prompt chunk.
@@ -75,7 +75,8 @@ class PrefixStats:
         hits: calls of `attach` that found at least one token.
         queried_tokens: tokens that were looked up.
         cached_tokens: tokens that were found, and so are not computed again.
-        evicted_pages: pages, over all groups, that the cache has evicted for lack of memory.
+        evicted_pages: pages, over all groups, that the cache has dropped because the pool lacked free pages or
+            `max_nbytes` was exceeded; sequences may still hold some of them.
     """
 
     queries: int = 0

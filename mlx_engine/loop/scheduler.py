@@ -107,7 +107,8 @@ class Scheduler:
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
-        # The most rows of logits that one pass computes for readers: while no answer is generated, and while one is.
+        # The most rows of logits that one pass computes for requests with a `RowReader`: the first value applies while
+        # no answer is being generated, the second while one is.
         most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
         self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
         if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
@@ -177,11 +178,11 @@ class Scheduler:
     def step(self) -> StepOutput:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
-        A pass that fails while no other is in flight is repeated for each of its sequences alone. If a sequence fails
-        again, its request ends with the error. If passes are in flight, the requests of all their sequences end. A
-        request whose logits are not finite also ends with an error. A step that is interrupted
-        (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses further steps, and the caller makes a
-        new one.
+        If a pass fails while no other is in flight, each running sequence that is ready is run in a pass of its own. A
+        sequence whose own pass fails ends its request with the error. If a pass fails while others are in flight, the
+        requests of all sequences in those passes end with the error. A request whose logits are not finite also ends
+        with an error. A step that is interrupted (KeyboardInterrupt) may have stopped anywhere: the scheduler then
+        refuses further steps, and the caller makes a new one.
 
         Raises:
             RuntimeError: an earlier step was interrupted.
@@ -379,7 +380,7 @@ class Scheduler:
     # ---- results ----
 
     def _record(self, done: PassOutput, n_rows: int) -> float:
-        """Record times, rows and bytes of passes with their requests; return the bytes: 0 if they are not counted."""
+        """Add times, rows and bytes of a pass to its requests; return the bytes, or 0 if they are not counted."""
         nbytes = self._traffic.nbytes(done.chunks) if self._traffic and done.chunks else 0.0
         for request in dict.fromkeys(chunk.sequence.request for chunk in done.chunks):
             request.n_steps += 1
