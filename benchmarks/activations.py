@@ -3,6 +3,8 @@
     python -m benchmarks.activations --python PATH        appends to benchmarks/results/activations.jsonl
     python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 --out new.jsonl
 
+With NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c our kernels have AVX2 code; rows record the name.
+
 PATH is a Python that has llama-cpp-python. The files are those of `benchmarks.llama_quants`. All contestants of a file
 and a test run once per round; a factor is the median of the factors of the rounds.
 """
@@ -10,6 +12,7 @@ and a test run once per round; a factor is the median of the factors of the roun
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -53,7 +56,7 @@ def main() -> None:
     log = Log("activations", options.out)
     paths = made(resolve(MODEL), options.python, [name for name in options.files if name != AS_IS])
     rounded = Contestant(OURS, {"backend": "parallel", "activations": "i16"})
-    cores = usable_cores()
+    cores, compiled_for = usable_cores(), os.environ.get("NUMBA_CPU_NAME", "this processor")
     # Without this setting llama.cpp chooses whether it uses flash attention.
     peers = (Contestant(LLAMA, threads=cores), Contestant(LLAMA, {"flash_attention": False}, threads=cores))
     for name in options.files:
@@ -63,7 +66,7 @@ def main() -> None:
             entries = play(contest, str(paths[name]), interpreters({LLAMA: options.python}))
             for entry in entries:
                 print(f"{name}, {report_line(contest, entry)}")
-                log.append({"file": name, **contest_row(contest, entry)})
+                log.append({"file": name, "processor": compiled_for, **contest_row(contest, entry)})
             print(f"{name}, {title}: {factors(*entries)}", flush=True)
 
 

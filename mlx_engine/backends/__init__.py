@@ -84,11 +84,11 @@ def create_backend(
         BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
         OptionError: the backend does not have this type of activations.
     """
-    check_backend(name, activations)
+    check_backend(name, activations, jit=jit)
     return _entry(auto() if name == "auto" else name).create(Settings(threads, jit, activations))
 
 
-def check_backend(name: str, activations: str = EXACT) -> None:
+def check_backend(name: str, activations: str = EXACT, *, jit: bool = True) -> None:
     """Check that backend `name` can run on this machine with this type of activations, without creating it.
 
     Raises:
@@ -98,13 +98,13 @@ def check_backend(name: str, activations: str = EXACT) -> None:
     reason = None if name == "auto" else unavailable(name)
     if reason is not None:
         raise BackendUnavailableError(name=name, reason=reason)
-    refusal = refused(name, activations)
+    refusal = refused(name, activations, jit=jit)
     if refusal is not None:
         possible = listed(activations_of(name))
         raise OptionError(refusal, option="activations", expected=possible, found=activations)
 
 
-def refused(name: str, activations: str) -> str | None:
+def refused(name: str, activations: str, *, jit: bool = True) -> str | None:
     """Return why backend `name` cannot compute with this type of activations, or None if it can.
 
     Raises:
@@ -114,6 +114,8 @@ def refused(name: str, activations: str) -> str | None:
         message = f"activations must be {listed(ACTIVATIONS)}, not {shown(activations)}"
         raise OptionError(message, option="activations", expected=listed(ACTIVATIONS), found=activations)
     if activations in activations_of(name):
+        if activations == "i16" and not jit:
+            return f"activations i16 needs compiled kernels; --no-jit (jit=False) runs NumPy, which has {EXACT} alone"
         return None
     having = listed([other for other in backend_names() if activations in activations_of(other)])
     name = auto() if name == "auto" else name
@@ -166,8 +168,7 @@ def _compiled(name: str, threads: int, settings: Settings) -> Backend | None:
 
         return CompiledBackend(library, name, threads, settings.activations)
     if settings.activations != EXACT:
-        why = "there are none here" if settings.jit else "--no-jit (jit=False) runs NumPy"
-        message = f"activations {settings.activations} needs compiled kernels, and {why}; NumPy has {EXACT}"
+        message = f"activations {settings.activations} needs compiled kernels, and there are none; use {EXACT}"
         raise OptionError(message, option="activations", expected=EXACT, found=settings.activations)
     return None
 

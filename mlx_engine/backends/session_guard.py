@@ -62,9 +62,8 @@ class SessionGuard:
     def close(self) -> Iterator[None]:
         """Refuse all later sessions, wait for the end of those that are held, and keep others out in the block."""
         self._is_closed = True
-        is_lost = (
-            self._process not in (None, os.getpid()) or self._lock in abandoned
-        )  # a thread that does not exist here may hold it
+        # After a fork a thread that does not exist here may hold the session.
+        is_lost = self._process not in (None, os.getpid()) or self._lock in abandoned
         with nullcontext() if is_lost else self._lock:
             yield
 

@@ -101,7 +101,7 @@ def engines(
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     if len(backends) > 1:  # of several backends, those without these activations are listed; a single one is an error
-        reasons = {name: reason or refused(name, activations) for name, reason in reasons.items()}
+        reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}

@@ -152,9 +152,7 @@ class Sweep:
 
         One conversion if the rung dequantises all weights to float32, else two.
         """
-        reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations)
-        if reason is None and not rung.jit and self.plan.activations != EXACT:
-            reason = f"NumPy has activations {EXACT} alone"
+        reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:
             return [(self.plan.quant, reason)]
         how: dict[str, Any] = {

@@ -30,18 +30,9 @@ IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
 # What a server has chosen for itself.
 IGNORED_BY_URL = (
-    *(
-        "backend",
-        "quant",
-        "quant_min_dim",
-        "quant_layer",
-        "threads",
-        "activations",
-        "no_jit",
-        "no_overlap",
-        "prefix_cache",
-    ),
-)
+    "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "no_jit", "no_overlap",
+    "prefix_cache",
+)  # fmt: skip
 ONLY_OF_CLIENTS = ("requests", "prefix_cache", "shared_prefix", "api_key")
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("numba")
 from kernels.cpu.build import library
 from kernels.cpu.build.vectors import has_quad_dot
 from kernels.cpu.formats import blocks_numpy, fixed_rows
+from kernels.cpu.formats.format import FORMAT_SCRATCH
 from kernels.cpu.products import fixed_gemv, fixed_numpy
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.cpu.kernels import load_kernels
@@ -76,7 +77,7 @@ def products(name: str, data: np.ndarray, n_rows: int, fixed: fixed_numpy.Fixed)
     quants, scales = np.ascontiguousarray(fixed.quants), np.ascontiguousarray(fixed.scales)
     fixed_gemv.pack_records(quants.ctypes.data, scales.ctypes.data, n, N_COLUMNS // 32, records.ctypes.data)
     y = np.full((n, 4, APART), 7.0, dtype=np.float32)
-    scratch = np.empty(fixed_rows.SCRATCH, dtype=np.uint8)
+    scratch = np.empty(FORMAT_SCRATCH, dtype=np.uint8)
     rows = [data.ctypes.data + 3 * step * way for way in range(4)]
     eight_rows(name)(
         n, *rows, *[data.ctypes.data + (n_rows - 1) * step] * 4, step, COUNT, N_COLUMNS, records.ctypes.data,

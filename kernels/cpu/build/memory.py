@@ -70,8 +70,11 @@ def ints(address: int) -> Any:
 
 
 @intrinsic
-def hidden(typing: Any, address: Any) -> Any:
-    """Return the same address, hidden from LLVM's analysis, so that values stored at `address` are really loaded."""
+def hidden(typing: Any, value: Any) -> Any:
+    """Return the same number, hidden from LLVM.
+
+    So values stored at such an address are really loaded, and a loop of so many steps is not unrolled.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.asm(ir.FunctionType(_WORD, [_WORD]), "", "=r,0", [args[0]], side_effect=False)

@@ -28,6 +28,7 @@ from ..build.memory import hidden, raw
 from ..build.vectors import call_llvm, everywhere, pair_dot, prefetch, register_lanes, vector
 from ..build.vectors import lanes as shuffled
 from .panels import BIASED, HALVES, QUADS, first, quants_32, transposed
+from .quants import side_by_side
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -42,8 +43,6 @@ TOKENS = 2
 RECORD_BYTES = 96
 # Byte offsets in a record: scale, total, totals of 16 columns, total as an integer.
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL = 64, 68, 72, 80
-# Bytes of scratch memory: 16 scales and 16 offsets of 8 rows.
-SCRATCH = 4 * 8 * 32
 
 # How the quants of rows are stored: as 32 signed or unsigned bytes; two in each of 16 bytes, the first 16 columns in
 # their low halves; two in each of 32 bytes, the first 32 columns in their low halves.
@@ -218,16 +217,9 @@ def load_16(typing: Any, data: Any, at: Any) -> Any:
     return packed_16(data, types.int64), generate
 
 
-def _side_by_side(builder: Any, rows: list[Any]) -> list[Any]:
+def _in_registers(builder: Any, rows: list[Any]) -> list[Any]:
     """Return 16 bytes of each row in registers: register g has rows g, g + _REGISTERS, ..."""
-    found = []
-    for g in range(_REGISTERS):
-        parts = rows[g::_REGISTERS]
-        while len(parts) > 1:
-            every = list(range(2 * parts[0].type.count))
-            parts = [shuffled(builder, a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        found.append(parts[0])
-    return found
+    return [side_by_side(builder, rows[g::_REGISTERS]) for g in range(_REGISTERS)]
 
 
 def _nibbles(builder: Any, registers: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -248,11 +240,11 @@ def _nibbles(builder: Any, registers: list[Any]) -> tuple[list[Any], list[Any]]:
 def _halves_of(builder: Any, rows: list[Any], stored: int) -> list[tuple[list[Any], list[Any]]]:
     """Return the registers of the first and of the last 16 columns of each block of 32."""
     if stored == NIBBLES:
-        return [_nibbles(builder, _side_by_side(builder, rows))]
+        return [_nibbles(builder, _in_registers(builder, rows))]
     kind = ir.VectorType(_I8, 32)
     whole = [builder.bitcast(row, kind) for row in rows]
     sides = [
-        _side_by_side(builder, [shuffled(builder, row, row, list(range(start, start + 16))) for row in whole])
+        _in_registers(builder, [shuffled(builder, row, row, list(range(start, start + 16))) for row in whole])
         for start in (0, 16)
     ]
     if stored != NIBBLES_OF_64:
@@ -654,7 +646,7 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
             apart: distance of the products of two ranges.
             y_row: distance of the products of two tokens.
             ahead: bytes from what is multiplied to what is prefetched.
-            scratch: address of SCRATCH bytes of scratch memory.
+            scratch: address of FORMAT_SCRATCH bytes of scratch memory.
         """
         for i in range(0, count, 2):
             now, then, to = i * step, (i + 1) * step, y + 4 * i

@@ -29,7 +29,7 @@ from ..build.memory import floats, invoke, raw, words
 from ..build.vectors import prefetch
 from .sums import PANEL_SIZES, WIDE
 
-# Bytes of scratch memory that `four_rows` and `expand` use for scales.
+# Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` use for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
 # The most vectors that are multiplied with rows as they are stored, by measurement. With more vectors gemm is faster:

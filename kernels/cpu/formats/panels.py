@@ -34,7 +34,7 @@ ROWS = 32 if register_lanes() == 16 else 16
 ROW_WORDS = 20
 # Whether words are four int8 (`fixed_tile.py`).
 QUADS = register_lanes() == 4 and has_quad_dot()
-# Columns that are expanded together: their panel takes half of the first-level cache.
+# Columns that are expanded together: as int16 their quants take half of a first-level cache of 32 KB.
 DEPTH = 8192 // ROWS
 # Bits of the kind of a format: it has a scale for each 16 columns; weights have offsets; quants are from 0 to 255.
 HALVES, BIASED, UNSIGNED = 1, 2, 4

@@ -39,7 +39,8 @@ def _load(context: Any, builder: Any, kind: Any, what: Any, array: Any, at: Any)
     return loaded
 
 
-def _side_by_side(builder: Any, parts: list[Any]) -> Any:
+def side_by_side(builder: Any, parts: list[Any]) -> Any:
+    """Return 1, 2, 4, ... vectors of one type as one."""
     while len(parts) > 1:
         every = list(range(2 * parts[0].type.count))
         parts = [shuffled(builder, a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -63,7 +64,7 @@ def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> A
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         four = ir.VectorType(_I32, 4)
         parts = [_load(context, builder, signature.args[0], four, args[0], at) for at in args[1:]]
-        return _side_by_side(builder, parts)
+        return side_by_side(builder, parts)
 
     return lanes(data, *[types.int64] * 4), generate
 
@@ -74,7 +75,7 @@ def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> 
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = [_load(context, builder, signature.args[0], _I16, args[0], at) for at in args[1:]]
-        joined = _side_by_side(builder, [everywhere(builder, half, 4) for half in halves])
+        joined = side_by_side(builder, [everywhere(builder, half, 4) for half in halves])
         return builder.fpext(builder.bitcast(joined, ir.VectorType(_F16, LANES)), _VECTOR)
 
     return vector(data, *[types.int64] * 4), generate

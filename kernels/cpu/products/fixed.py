@@ -79,19 +79,25 @@ def first_of(job: Any, group: int) -> Any:
     return group * job[T] // ceil_div(job[T], TOKENS)
 
 
-@task
-def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
-    """Quantise the rows of one group at X, normed if there is a norm, and pack them into a panel at Y."""
-    n, first, after = job[K], first_of(job, chunk), first_of(job, chunk + 1)
-    n_blocks, eps = n // BLOCK, np.float32(number(job[NORM_EPS]))
-    quants = scratch + 4 * n
-    scales = quants + 2 * n * TOKENS
+@jit
+def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, scales: int) -> None:
+    """Quantise rows `first` to `after - 1` at X, normed if there is a norm. Scratch memory holds one row of floats."""
+    n, eps = job[K], np.float32(number(job[NORM_EPS]))
     for t in range(first, after):
         row, i = job[X] + 4 * t * n, t - first
         if job[NORM_WEIGHT] != 0:
             norm(floats(row), 0, n, job[NORM_WEIGHT], job[NORM_BIAS], eps, floats(scratch), 0)
             row = scratch
-        quantize(row, n, quants + 2 * n * i, scales + 4 * n_blocks * i)
+        quantize(row, n, quants + 2 * n * i, scales + 4 * (n // BLOCK) * i)
+
+
+@task
+def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
+    """Quantise the rows of one group at X, normed if there is a norm, and pack them into a panel at Y."""
+    n, first, after = job[K], first_of(job, chunk), first_of(job, chunk + 1)
+    n_blocks, quants = n // BLOCK, scratch + 4 * n
+    scales = quants + 2 * n * TOKENS
+    quantize_rows(job, first, after, scratch, quants, scales)
     pack(quants, scales, after - first, n_blocks, job[Y] + 4 * TOKEN_WORDS * n_blocks * first)
 
 

@@ -18,23 +18,19 @@ from ..build.layout import (
     CHUNK,
     EIGHT_ROWS,
     LANES,
-    NORM_BIAS,
-    NORM_EPS,
-    NORM_WEIGHT,
     ROWS,
     WEIGHTS,
     WIDTH,
     K,
 )
-from ..build.memory import floats, ints, invoke, number, shorts
+from ..build.memory import floats, ints, invoke, shorts
 from ..build.vectors import get, lanes, put
 from ..formats.fixed_rows import HALF_TOTALS, RECORD_BYTES, SCALE, TOTAL, WHOLE_TOTAL
 from ..formats.format import FORMAT_SCRATCH, row_bytes
 from ..formats.panels import QUADS
-from .fixed import quantize
+from .fixed import quantize_rows
 from .fixed_numpy import BLOCK
-from .linear_job import HEIGHT, WAYS, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
-from .norms import norm
+from .linear_job import HEIGHT, WAYS, T, X, Y, ceil_div, gates, matrix_of, put_ranges
 
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
 # Bytes from what is multiplied to what is prefetched.
@@ -88,15 +84,10 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
 @task
 def prepare_records(job: Any, chunk: int, scratch: int) -> None:
     """Quantise the rows at X, normed if there is a norm, and write their records to Y."""
-    n, n_tokens, eps = job[K], job[T], np.float32(number(job[NORM_EPS]))
+    n, n_tokens = job[K], job[T]
     quants = scratch + 4 * n
     scales = quants + 2 * n * n_tokens
-    for t in range(n_tokens):
-        row = job[X] + 4 * t * n
-        if job[NORM_WEIGHT] != 0:
-            norm(floats(row), 0, n, job[NORM_WEIGHT], job[NORM_BIAS], eps, floats(scratch), 0)
-            row = scratch
-        quantize(row, n, quants + 2 * n * t, scales + 4 * (n // BLOCK) * t)
+    quantize_rows(job, 0, n_tokens, scratch, quants, scales)
     pack_records(quants, scales, n_tokens, n // BLOCK, job[Y])
 
 
@@ -124,10 +115,4 @@ def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
             job[K], job[X], place, size, 4 * size, _AHEAD, scratch,
         ),
     )  # fmt: skip
-    for t in range(n_tokens):
-        for way in range(job[WAYS]):
-            at, row = (4 * t + way) * size, way * apart + first
-            n_rows = min(n, job[m + ROWS] - row)
-            if gates(job):
-                gate_row(job, m, row, n_rows, products, at, 2 * size)
-            put_row(job, m, t, row, n_rows, products, at)
+    put_ranges(job, m, first, n, apart, products, size)

@@ -32,7 +32,7 @@ from ..build.memory import floats, number
 from ..build.vectors import load, store
 from ..formats.format import FORMAT_SCRATCH, TWO_PANELS, four_rows, row_bytes
 from ..formats.sums import PANEL_SIZES
-from .linear_job import HEIGHT, WAYS, T, X, ceil_div, gate_row, gates, matrix_of, put_row
+from .linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of, put_ranges
 from .norms import norm
 
 
@@ -115,10 +115,4 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
                 t * 4 * size, size, 4 * size, ahead, scratch,
             )  # fmt: skip
             t += n_vectors
-    for t in range(n_tokens):
-        for way in range(job[WAYS]):
-            at, row = (4 * t + way) * size, way * apart + first
-            n_rows = min(n, job[m + ROWS] - row)
-            if gates(job):
-                gate_row(job, m, row, n_rows, products, at, 2 * size)
-            put_row(job, m, t, row, n_rows, products, at)
+    put_ranges(job, m, first, n, apart, products, size)

@@ -90,12 +90,18 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
     job[X], job[Y], job[RESIDUAL] = source, y, residual
     # Each chunk reads each stretch of several vectors from the second-level cache: larger chunks read them less often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
+    _run_stored(control, b, b[TASK_GEMV])
+
+
+@jit
+def _run_stored(control: Any, b: Any, task: int) -> None:
+    """Run a task that multiplies chunks of rows as they are stored, from several ranges of memory."""
+    job = control[JOB:]
     job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
-    chunks = number_chunks(job)
     if b[HAND_OUT] == 0:
-        run_alone(control, b[TASK_GEMV], chunks)
+        run_alone(control, task, number_chunks(job))
     else:
-        run(control, b[TASK_GEMV], chunks)
+        run(control, task, number_chunks(job))
 
 
 @jit
@@ -133,24 +139,22 @@ def _multiply_fixed_stored(control: Any, b: Any, x: int, residual: int, scratch:
     job[X], job[Y] = x, scratch
     run_alone(control, b[FIXED_RECORDS], 1)
     job[X], job[Y], job[RESIDUAL], job[HEIGHT] = scratch, y, residual, b[CHUNK_GEMV]
-    job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
-    chunks = number_chunks(job)
-    if b[HAND_OUT] == 0:
-        run_alone(control, b[FIXED_GEMV], chunks)
-    else:
-        run(control, b[FIXED_GEMV], chunks)
+    _run_stored(control, b, b[FIXED_GEMV])
 
 
 @jit
 def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Norm, quantise and pack groups of tokens, then multiply chunks of rows with spans of groups."""
-    job, alone = control[JOB:], n_tokens <= SMALL_BATCH and b[HAND_OUT] == 0
+    job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
     if n_tokens <= MOST_STORED_TOKENS and b[HAS_GEMV] != 0:
         _multiply_fixed_stored(control, b, x, residual, scratch, y)
         return
     n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, _FIXED_TOKENS)
     job[X], job[Y], job[SPAN] = x, scratch, ceil_div(n_groups, n_spans)
-    run(control, b[FIXED_PREPARE], n_groups)
+    if is_small:
+        run_alone(control, b[FIXED_PREPARE], n_groups)
+    else:
+        run(control, b[FIXED_PREPARE], n_groups)
     n_spans = ceil_div(n_groups, job[SPAN])
     job[X], job[Y], job[RESIDUAL], job[WAYS] = scratch, y, residual, 1
     job[HEIGHT] = 2 * ceil_div(b[CHUNK_GEMM], PANEL_ROWS) * PANEL_ROWS
@@ -158,7 +162,7 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
     while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > PANEL_ROWS:
         job[HEIGHT] -= PANEL_ROWS
         job[PIECES] = number_chunks(job)
-    if alone:
+    if is_small and b[HAND_OUT] == 0:
         run_alone(control, b[FIXED_GEMM], job[PIECES] * n_spans)
     else:
         run(control, b[FIXED_GEMM], job[PIECES] * n_spans)

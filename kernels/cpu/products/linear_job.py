@@ -76,6 +76,18 @@ def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart
 
 
 @jit
+def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, size: int) -> None:
+    """Write n rows of each range, from its row `first` on, of all tokens. `products` are (T, 4, size)."""
+    for t in range(job[T]):
+        for way in range(job[WAYS]):
+            at, row = (4 * t + way) * size, way * apart + first
+            n_rows = min(n, job[m + ROWS] - row)
+            if gates(job):
+                gate_row(job, m, row, n_rows, products, at, 2 * size)
+            put_row(job, m, t, row, n_rows, products, at)
+
+
+@jit
 def put_row(job: Any, m: int, t: int, first: int, n: int, products: Any, at: int) -> None:
     """Write `activation(product + bias) + residual` of input row t and n rows of matrix m, from row `first` on.
 

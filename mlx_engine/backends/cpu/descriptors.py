@@ -112,7 +112,9 @@ class Block:
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
         # A gate and its up matrix are multiplied in the same chunks, so both are quantised or neither is multiplied so.
-        if fixed and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
+        # Quantising a group of tokens takes 29.5 bytes of scratch memory for each column.
+        fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
+        if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:

@@ -50,7 +50,7 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
     if not missing and not packed:
         return
     parts = [*missing, *(name + code.FIXED_END for name in packed), *([code.FIXED] if packed else [])]
-    what = f" of {', '.join(missing or packed)}"
+    what = f" of {', '.join(sorted({*missing, *packed}))}"
     try:
         with _announced([code.code_file(part) for part in parts], what):
             if missing:
@@ -61,7 +61,7 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
         raise BackendUnavailableError(
             name="parallel",
             reason=f"the kernels{what} cannot be compiled: {type(error).__name__}: {error}",
-            hint="--no-jit (jit=False) runs NumPy instead",
+            hint="--no-jit (jit=False) with --activations f32 runs NumPy instead",
         ) from error
 
 
