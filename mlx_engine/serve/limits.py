@@ -18,6 +18,7 @@ from anyio import move_on_after
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
+from mlx_engine.machine.memory import give_back_freed
 from mlx_engine.serve.errors import ApiError, ClientGoneError, forget
 
 MAX_BODY = 4 << 20
@@ -236,3 +237,5 @@ class Turns:
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)
         self._begin()
+        if turn.is_large and not self._running:  # glibc would keep what reading the large requests has freed
+            give_back_freed()

@@ -213,6 +213,24 @@ def test_large_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch):
     asyncio.run(run())
 
 
+def test_freed_memory_is_given_back_when_the_last_large_turn_ends(monkeypatch: pytest.MonkeyPatch):
+    calls = list[bool]()
+    monkeypatch.setattr(limits, "give_back_freed", lambda: calls.append(True))
+
+    async def run() -> None:
+        line = Turns()
+        async with line.turn(is_large=False):
+            async with line.turn(is_large=True):
+                pass
+            assert calls == []  # another turn runs
+        assert calls == []
+        async with line.turn(is_large=True):
+            pass
+        assert calls == [True]
+
+    asyncio.run(run())
+
+
 # ---- bodies ----
 
 
