@@ -6,14 +6,13 @@
 With NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c our kernels have AVX2 code; rows record the name.
 
 PATH is a Python that has llama-cpp-python. The files are those of `benchmarks.llama_quants`. All contestants of a file
-and a test run once per round; a factor is the median of the factors of the rounds.
+and a test run once per round.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 from pathlib import Path
 
@@ -25,12 +24,12 @@ from benchmarks.peers.contests import (
     OURS,
     Contest,
     Contestant,
-    Entry,
     contest_row,
     interpreters,
     play,
     report_line,
 )
+from benchmarks.sections import factor, fastest
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.machine.cores import usable_cores
@@ -64,25 +63,12 @@ def main() -> None:
             exact = Contestant(OURS, {"backend": "parallel"})
             contest = Contest(TESTS[title], (exact, rounded, *peers), options.rounds)
             entries = play(contest, str(paths[name]), interpreters({LLAMA: options.python}))
+            rows = []
             for entry in entries:
                 print(f"{name}, {report_line(contest, entry)}")
-                log.append({"file": name, "processor": compiled_for, **contest_row(contest, entry)})
-            print(f"{name}, {title}: {factors(*entries)}", flush=True)
-
-
-def factors(exact: Entry, rounded: Entry, *peers: Entry) -> str:
-    """Return the factors of fixed point over float32, and of both over llama.cpp's fastest setting."""
-    pairs = {"i16 / f32": (rounded, exact)}
-    measured = [entry for entry in peers if entry.seconds]
-    if measured:
-        best = min(measured, key=lambda entry: statistics.median(entry.seconds))
-        pairs |= {"f32 / llama.cpp": (exact, best), "i16 / llama.cpp": (rounded, best)}
-    found = []
-    for words, (fast, slow) in pairs.items():
-        each = [before / after for after, before in zip(fast.seconds, slow.seconds, strict=False)]
-        if each:
-            found.append(f"{words} {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})")
-    return "; ".join(found)
+                rows.append(log.append({"file": name, "processor": compiled_for, **contest_row(contest, entry)}))
+            theirs = factor(rows[1], fastest(rows, LLAMA))
+            print(f"{name}, {title}: i16 / f32 {factor(rows[1], rows[0])}, i16 / llama.cpp {theirs}", flush=True)
 
 
 if __name__ == "__main__":

@@ -272,6 +272,27 @@ number of threads. This engine multiplies the stored quants with float32 activat
 bits. The error is that of our logits against the same weights as float32."""
 
 
+ACTIVATIONS_INTRO = """The qwen3-0.6b shape, quantised by llama.cpp; float32 and `--activations i16` of this engine, and
+llama.cpp's fastest setting, in the same rounds. A factor is `i16` over the column before it. Code for haswell is AVX2
+code on the same processor, beside llama.cpp with all that the processor has."""
+
+
+def activations(rows: Sequence[Row]) -> str:
+    """Return the rates of float32, of fixed point and of llama.cpp, by test, processor and file."""
+    cells: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row["contest"], row["processor"], row["file"]), []).append(row)
+    lines = []
+    for (test, processor, file), of in cells.items():
+        of = [row for row in of if row["time"] == of[-1]["time"]]
+        exact, rounded = (row for row in of if row["engine"] == OURS)
+        theirs = fastest(of, LLAMA)
+        factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs)]
+        lines.append([file, test, processor, rate(exact), rate(rounded), *factors])
+    head = ["file", "test", "code for", "f32", "i16", "factor", f"{LLAMA}, fastest", "factor"]
+    return f"{source(rows[0])}\n\n{ACTIVATIONS_INTRO}\n\n{table(head, lines, n_words=3)}\n"
+
+
 def llama_quants(rows: Sequence[Row]) -> str:
     """Return the newest measurement as text."""
     rows = [row for row in rows if row["time"] == rows[-1]["time"]]

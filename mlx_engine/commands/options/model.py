@@ -116,7 +116,7 @@ class LoadOptions:
         typer.Option(
             "--activations",
             metavar="TYPE",
-            help="Type of activations: f32; i16 on CPU backends; f16, bf16 on mlx, metal, cuda.",
+            help="f32, on CPUs i16, on MLX f16 or bf16.",
         ),
     ] = "f32"
     no_cache: Annotated[
