@@ -1013,7 +1013,8 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        return create_backend(self.backend, threads=self.threads, jit=self.jit, activations=self.activations)
+        how: dict[str, Any] = {"threads": self.threads, "jit": self.jit, "activations": self.activations}
+        return create_backend(self.backend, needs=self.planned.needs(), **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
         """Compare the memory that the model needs with the free memory, and warn of weights that are expanded.
