@@ -144,32 +144,16 @@ def main(triple: str, processor: str, features: str, part: str) -> None:
 
 def _compiled(target: tuple[str, str, str], part: str) -> dict[str, str]:
     from llvmlite import binding
-    from numba.core.registry import cpu_target
 
-    from kernels.cpu.build import exports, jit
+    from kernels.cpu.build import exports
 
-    jit.for_export()
-    context = cpu_target.target_context
-    context._internal_codegen = translator = exports._Translator("assembly")
-    texts = {}
+    translator, texts = exports.Translator.start(), {}
     for name, (function, arguments) in kernels().items():
         if is_slow(name, target) != (part == "slow"):
             continue
-        dispatcher = jit.jit(function)
-        dispatcher.compile(arguments)
-        (overload,) = dispatcher.overloads.values()
-        module = binding.parse_assembly(str(overload.library._get_module_for_linking()))
+        found, module = exports.translated(function, arguments), binding.parse_assembly("")
         module.triple = target[0]
-        for one in module.functions:
-            if not one.is_declaration:
-                one.linkage = "external" if one.name == overload.fndesc.llvm_func_name else "internal"
-        module.data_layout = translator._data_layout
-        for create_passes, unit in (
-            (translator._function_pass_manager, module.functions), (translator._module_pass_manager, [module]),
-        ):  # fmt: skip
-            passes, builder = create_passes()
-            for one in unit:
-                passes.run(one, builder)
+        module = translator.optimized(module, [found.library], [found.fndesc.llvm_func_name])
         texts[name] = str(translator._tm.emit_assembly(module))
     return texts
 

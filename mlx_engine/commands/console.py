@@ -208,7 +208,9 @@ def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
         yield None
         return
     with _line(title) as update:
-        yield lambda done, total, left: update(completed=done, total=total, description=f"{title}: {left}", refresh=True)
+        yield lambda done, total, left: update(
+            completed=done, total=total, description=f"{title}: {left}" if left else title, refresh=True
+        )
 
 
 # The bars on the terminal. A bar that begins while another is shown is one more line of them.

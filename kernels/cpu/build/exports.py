@@ -1,10 +1,10 @@
 """Compile exported kernels to object files, in a process that `machine_code.py` starts for this alone.
 
 Numba optimises a function once alone and again inside every caller, and emits code and a wrapper each time. Only the
-machine code of whole kernels is needed here. So each function is translated to LLVM IR once, and the IR of all functions
-that a part needs is linked and optimised once, as a whole. Parts that one process compiles share translated functions.
+machine code of whole kernels is needed here. So each function is translated to LLVM IR once, and the IR of all
+functions that a part needs is linked and optimised once, as a whole. Parts that one process compiles share functions.
 
-Two thirds of the time are Numba's translation, in Python; LLVM's optimisation level changes the whole by 3 percent, so
+Two thirds of the time are Numba's translation, in Python. LLVM's optimisation level changes the whole by 3 percent, so
 it is the highest. Without the collector of cyclic garbage, which is off here, a part takes an eighth less.
 """
 

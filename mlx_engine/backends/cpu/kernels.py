@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from mlx_engine.errors import BackendUnavailableError
@@ -12,6 +13,10 @@ from mlx_engine.observe import log
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.cpu.build.library import Library
+
+
+# The most characters of the names of parts in a progress bar's title; the bar needs the rest of a line.
+WIDTH = 22
 
 
 @cache
@@ -32,7 +37,9 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
         return None
     library.announce = _announced
     own = [need for need in sorted(needs) if need in library.MODULES]
-    formats = {need if library.is_format(need) else "float32" for need in needs.difference(own)}
+    # MLX's mxfp4 is multiplied in GGUF's order; a type without kernels is expanded to float32.
+    types = (need.removeprefix("mlx_") for need in needs.difference(own))
+    formats = {type_ if library.is_format(type_) else "float32" for type_ in types}
     try:
         return library.load([*own, *parts_of(formats, fixed=fixed)])
     except Exception as error:  # any compiler or loader error: NumPy runs instead
@@ -79,21 +86,21 @@ def _announced(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
     from mlx_engine.kernels.cpu.build import library
     from mlx_engine.kernels.cpu.build.machine_code import usual_seconds
 
-    seconds, left = max(1, round(usual_seconds(parts))), list(parts)
-    how_long = f"usually {seconds} second{'' if seconds == 1 else 's'}"
-    title = f"compiling CPU kernels, once, {how_long}"
-    with log.progress_bar(title) as bar:
+    left, how_long = list(parts), f"once, usually {max(1, round(usual_seconds(parts)))} s"
+    with log.progress_bar(f"compiling kernels, {how_long}") as bar:
         if bar is None:
             what = f"{', '.join(parts)}; they are kept in {library.folder()}"
-            log.note(f"compiling the CPU kernels, once, {how_long}: {what}")
+            log.note(f"compiling the CPU kernels, {how_long}: {what}")
+
+        def show() -> None:
+            if bar is not None:
+                bar(len(parts) - len(left), len(parts), shorten(", ".join(left), WIDTH, placeholder="..."))
 
         def done(part: str) -> None:
             left.remove(part)
-            if bar is not None:
-                bar(len(parts) - len(left), len(parts), ", ".join(left))
+            show()
 
-        if bar is not None:
-            bar(0, len(parts), ", ".join(left))
+        show()
         yield done
     if not all(library.code_file(part).exists() for part in parts):
         log.note(f"the compiled CPU kernels could not be kept in {library.folder()}: the next process compiles again")
