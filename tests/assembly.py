@@ -125,17 +125,6 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 def main(triple: str, processor: str, features: str, part: str) -> None:
     """Compile and write."""
     os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = processor, features
-    from llvmlite import binding
-
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    native = binding.get_process_triple()
-    binding.get_process_triple = lambda: triple
-    if triple.partition("-")[0] != native.partition("-")[0]:
-        # Of an engine that would run the code Numba wants only that it is there.
-        machine = binding.Target.from_triple(native).create_target_machine()
-        create = binding.create_mcjit_compiler
-        binding.create_mcjit_compiler = lambda module, _, **options: create(binding.parse_assembly(""), machine)
     from numba.core.compiler_lock import global_compiler_lock
 
     with global_compiler_lock:
@@ -147,7 +136,7 @@ def _compiled(target: tuple[str, str, str], part: str) -> dict[str, str]:
 
     from kernels.cpu.build import exports
 
-    translator, texts = exports.Translator.start(), {}
+    translator, texts = exports.Translator.start(target[0]), {}
     for name, (function, arguments) in kernels().items():
         if is_slow(name, target) != (part == "slow"):
             continue

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
-from numba.core import cgutils, codegen
+from numba.core import cgutils, codegen, config
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
@@ -65,17 +65,39 @@ class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
 
 
 class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
-    """A code generator that loads no code. It has IR of the functions that exported kernels call."""
+    """A code generator that loads no code, for any machine.
+
+    Attributes:
+        triple: LLVM's name of the machine; "" is this one. Code for a named machine can be linked (`prebuilt.py`).
+    """
 
     _library_class = _Untouched
+    triple = ""
 
     @staticmethod
-    def start() -> Translator:
+    def start(triple: str = "") -> Translator:
         """Make Numba compile for export from now on; return its code generator. Call it before importing a kernel."""
         gc.disable()
         jit.for_export()
+        Translator.triple = triple
+        if triple:
+            binding.initialize_all_targets()
+            binding.initialize_all_asmprinters()
+            binding.get_process_triple = lambda: triple
         cpu_target.target_context._internal_codegen = found = Translator("mlx_engine")
         return found
+
+    def _init(self, llvm_module: Any) -> None:
+        """Make a machine without the engine that would run its code."""
+        options: dict[str, Any] = {"opt": config.OPT}
+        self._tm_features = self._customize_tm_features()
+        self._customize_tm_options(options)
+        if self.triple:
+            options |= {"reloc": "pic", "codemodel": "default", "jit": False}
+        self._tm = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(**options)
+        self._target_data = self._tm.target_data
+        self._data_layout = str(self._target_data)
+        self._loopvect, self._opt_level = False, 0
 
     def _add_module(self, module: Any) -> None:
         pass
@@ -153,9 +175,9 @@ def _stop_here(module: Any, name: str) -> None:
     builder.unreachable()
 
 
-def main(parts: Sequence[str]) -> None:
+def main(parts: Sequence[str], triple: str = "") -> None:
     """Write the object files of these parts to stdout, each as soon as it is compiled: its length, and its code."""
-    translator = Translator.start()
+    translator = Translator.start(triple)
     for part in parts:
         code = sealed(compiled(translator, part))
         sys.stdout.buffer.write(len(code).to_bytes(8, "little") + code)

@@ -1,8 +1,9 @@
-"""The library of compiled kernels: machine code that is cached on disk and loaded without a compiler.
+"""The library of compiled kernels: machine code that came with the package, or is compiled once and kept on disk.
 
 Only the first process that needs the kernels compiles them, with Numba. All others use LLVM's loader alone, which
-starts faster and takes less memory. Kernels that not every model needs are parts of their own: each storage format,
-mixtures of experts, states, and products in fixed point.
+starts faster and takes less memory. With machine code that came with the package (`prebuilt.py`), none needs LLVM.
+Kernels that not every model needs are parts of their own: each storage format, mixtures of experts, states, and
+products in fixed point.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +20,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llvmlite import binding
-
 from ...drafts import draft
 from ...folder import cache_folder
+from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
@@ -67,6 +68,8 @@ FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
 )  # fmt: skip
+# What to do where the kernels can be neither found nor compiled.
+HOW_TO_COMPILE = "numba, which compiles it, is not installed; pip install 'mlx-engine[compiler]' installs it"
 # The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",
@@ -96,6 +99,12 @@ _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
 def lacking() -> str | None:
     """Return why the kernels cannot run on this processor, or the one that Numba's variables choose; else None."""
+    if isinstance(found := _prebuilt(), SharedCode):
+        return None
+    if importlib.util.find_spec("llvmlite") is None:
+        return f"{found}, and {HOW_TO_COMPILE}"
+    from llvmlite import binding
+
     chosen, told = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
@@ -112,6 +121,8 @@ def lacking() -> str | None:
 
 def _widens(processor: str, features: str) -> bool:
     """Return whether LLVM widens a half with an instruction on such a processor."""
+    from llvmlite import binding
+
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     target = binding.Target.from_triple(binding.get_process_triple())
@@ -158,6 +169,8 @@ def code_file(part: str) -> Path:
 
     A part is a key of `MODULES`, a format, or a format with `FIXED_END`. The file may not exist yet.
     """
+    from llvmlite import binding
+
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
     compiler = binding.get_process_triple(), binding.get_host_cpu_features().flatten(), binding.llvm_version_info, told
@@ -186,6 +199,8 @@ class Code:
     """A loaded object file."""
 
     def __init__(self, content: bytes) -> None:
+        from llvmlite import binding
+
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
@@ -260,7 +275,7 @@ class Library:
     delta_net: Callable[..., None]
 
     def __init__(self) -> None:
-        self._parts: dict[str, Code] = {}
+        self._parts: dict[str, Code | SharedCode] = {}
         self._formats: dict[str, Format] = {}
         self._panels: dict[str, Panels] = {}
 
@@ -278,6 +293,9 @@ class Library:
     def need(self, parts: Iterable[str]) -> None:
         """Load these parts; what has not been compiled yet is compiled now, all at the same time."""
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
+        if missing and isinstance(found := _prebuilt(), SharedCode):
+            self._parts |= {part: found for part in missing if part in found.parts}
+            missing = [part for part in missing if part not in found.parts]
         for part, code in codes(missing).items():
             # Another thread may have loaded it in the meantime, and its kernels may be running.
             self._parts.setdefault(part, Code(code))
@@ -320,6 +338,12 @@ class Library:
 
 
 _library = cache(Library)
+
+
+@cache
+def _prebuilt() -> SharedCode | str:
+    """Return the machine code that came with the package, or why there is none for this processor."""
+    return find(_digest())
 
 
 def load(parts: Iterable[str] = ()) -> Library:

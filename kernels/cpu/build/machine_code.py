@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from .library import FIXED, FIXED_END, PACKAGE, opened
+from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, opened
+from .prebuilt import Target
 
 # The first thread ends the process when the pipe of its parent does.
 _CHILD = """
@@ -23,7 +24,7 @@ import os, sys, threading
 threading.Thread(target=lambda: (os.read({alive}, 1), os._exit(1)), daemon=True).start()
 sys.path[:] = {path!r}
 from {package}.build.exports import main
-main({parts!r})
+main({parts!r}, {triple!r})
 """
 
 # The most processes that compile at the same time; each takes 250 MB.
@@ -35,8 +36,10 @@ SECONDS = {_FORMAT: 1.3, FIXED_END: 0.7, "products": 3.9, "attention": 4.1, "exp
 START = 0.5
 
 
-def build(parts: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
+def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Target | None = None) -> None:
     """Compile parts of `kernels.cpu` in one process per core; call `keep(part, machine code)` when one is compiled.
+
+    Without a target, compile for this processor.
 
     Raises:
         ImportError: Numba is not installed.
@@ -46,7 +49,7 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
     for needed in ("numba", "llvmlite"):
         if importlib.util.find_spec(needed) is None:
-            raise ImportError(f"the kernels are compiled with {needed}, which is not installed")
+            raise ImportError(f"no machine code for this processor, and {HOW_TO_COMPILE}")
     # A bundled application is its own sys.executable: it would start itself again and again.
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
@@ -58,7 +61,7 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
         waiting = stack.enter_context(selectors.DefaultSelector())
         for own in shared_out(parts, n_processes()):
             errors = stack.enter_context(tempfile.TemporaryFile())
-            child = stack.enter_context(_started(own, alive, errors))
+            child = stack.enter_context(_started(own, alive, errors, target))
             # After Ctrl-C the exit of Popen does not wait for the process.
             stack.callback(child.wait)
             stack.callback(child.kill)
@@ -95,12 +98,17 @@ def seconds_of(part: str) -> float:
     return SECONDS.get(part, SECONDS[FIXED_END if part.endswith(FIXED_END) else _FORMAT])
 
 
-def _started(parts: Sequence[str], alive: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started(
+    parts: Sequence[str], alive: int, errors: IO[bytes], target: Target | None = None
+) -> subprocess.Popen[bytes]:
     # Other objects in sys.path are ignored by the import system, and cannot be written as code.
     path = [folder for folder in sys.path if isinstance(folder, str)]
-    code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), alive=alive)
+    triple = target.triple if target else ""
+    code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
     # Numba would colour the texts of errors, most of which it catches itself.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
+    if target:
+        environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
     # Unbuffered, because a selector sees no bytes that wait in a buffer.
     return subprocess.Popen(
