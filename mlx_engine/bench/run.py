@@ -213,4 +213,4 @@ def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GG
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    return loaded if is_kept else BY_NAME[backend.kv_type.upper()]
+    return loaded if is_kept else BY_NAME.get(backend.activations.upper(), F32)
