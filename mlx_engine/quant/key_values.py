@@ -14,7 +14,6 @@ from mlx_engine.quant.types import BY_NAME
 
 # By type: the element of a store in NumPy.
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "q8_0": np.uint8}
-KV_TYPES = tuple(DTYPES)
 
 
 def fits(head_dim: int, type_: str) -> bool:

@@ -1,8 +1,8 @@
 """Softmax attention over pages of keys and values: jobs that distribute blocks of keys or spans of queries to threads.
 
-A store is (2, G, slots, E): keys, then values, each contiguous per head, of one of the types of `stored.py`. A page is a run of slots, and each sequence
-has a page table. The queries of a sequence are those of its last tokens. There are no masks, no copies of keys or
-values, and no repeated heads. Both tasks give the same bits:
+A store is (2, G, slots, E): keys, then values, each contiguous per head, of one of the types of `stored.py`. A page is
+a run of slots, and each sequence has a page table. The queries of a sequence are those of its last tokens. There are no
+masks, no copies of float32 keys or values, and no repeated heads. Both tasks give the same bits:
 
 - decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence;
 - prefill (more queries): a chunk is a span of the queries of one sequence over all its blocks.
@@ -107,8 +107,8 @@ def _scores(
 
     There are n queries, at most two tiles of them.
 
-    In decode of float32 (`far`) each key and value is read once, from memory. The keys at address `keys` are prefetched some bytes
-    ahead, and with them the values at address `values`, which are needed next: two streams are read at once.
+    In decode of float32 (`far`) each key and value is read once, from memory. The keys at address `keys` are prefetched
+    some bytes ahead, and with them the values at address `values`, which are needed next: two streams are read at once.
     """
     j, data, middle = first, floats(keys), _first_tile(n)
     while j + TILE_ROWS <= last:
@@ -260,7 +260,7 @@ def attend_block(
 
 @jit
 def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
-    """Expand keys j to stop - 1 from `rows`, where key 0 would begin; prefetch the keys after them, and their values."""
+    """Expand keys j to stop - 1, of rows that begin at `rows` with key 0; prefetch later keys, and these values."""
     row = row_bytes(kind, width)
     for at in range(j * row, stop * row, LINE_BYTES):
         prefetch(raw(rows), at + _AHEAD)
@@ -508,8 +508,8 @@ def _join_blocks(job: Any, n_sequences: int, parts: Any, out: Any) -> None:
 @entry
 def attend(
     address: int, decode: int, prefill: int, q: int, n_rows: int, n_heads: int, n_kv_heads: int, width: int, store: int,
-    kind: int, slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float, softcap: float,
-    sinks: int, parts: int, out: int,
+    kind: int, slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float,
+    softcap: float, sinks: int, parts: int, out: int,
 ) -> None:  # fmt: skip
     """Compute (R, H, E) attention of queries over pages of a store.
 
@@ -521,7 +521,8 @@ def attend(
         n_rows: R.
         n_heads: H.
         n_kv_heads: G.
-        width: E, a multiple of 16, and of 32 if the store is Q8_0. `layout.attention_scratch` gives the scratch memory that it needs.
+        width: E, a multiple of 16, and of 32 if the store is Q8_0. `layout.attention_scratch` gives the scratch memory
+            that it needs.
         store: address of (2, G, slots, E).
         kind: the type of the store, one of `KV_TYPES`.
         slots: slots per head of the store.

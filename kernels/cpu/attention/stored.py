@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..build.jit import jit
-from ..build.layout import KV_BF16, KV_F16, KV_F32, LANES
+from ..build.layout import KV_BF16, KV_F16, KV_F32, KV_Q8_0, LANES
 from ..build.memory import floats, raw
 from ..build.vectors import call_llvm, everywhere, load_half_splat, load_int8, mul, store, vector
 
@@ -123,9 +123,9 @@ def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
 @jit
 def row_bytes(kind: int, width: int) -> int:
     """Return the bytes of a stored row of `width` elements."""
-    if kind == KV_F32:
-        return 4 * width
-    return 2 * width if kind == KV_F16 or kind == KV_BF16 else width // _BLOCK * _BLOCK_BYTES
+    if kind == KV_Q8_0:
+        return width // _BLOCK * _BLOCK_BYTES
+    return 4 * width if kind == KV_F32 else 2 * width
 
 
 @jit

@@ -343,7 +343,8 @@ class CompiledBackend(SimdBackend):
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
-            n_kv_heads, width, address(kv.store), layout.KV_TYPES[self.kv_type], slots, kv.page, kv.window or 0, address(sequences), len(sequences),
+            n_kv_heads, width, address(kv.store), layout.KV_TYPES[self.kv_type], slots, kv.page, kv.window or 0,
+            address(sequences), len(sequences),
             layout.SEQ_NEW, scores.scale, scores.softcap or 0.0, sinks_address(scores, n_heads), parts, address(out),
         )  # fmt: skip
         return out
