@@ -12,6 +12,7 @@ from typing import Literal
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.errors import BackendUnavailableError, OptionError, listed, shown
+from mlx_engine.quant.key_values import default_type
 
 # The types of activations (docs/precision.md). Float32 is exact: every backend has it, and it is the default.
 ACTIVATIONS = ("f32", "i16", "f16", "bf16")
@@ -101,7 +102,7 @@ def kv_type_of(activations: str, kv_type: str | None = None) -> str:
         OptionError: there is no such type.
     """
     if kv_type is None:
-        return activations if activations in KV_TYPES else EXACT
+        return default_type(activations)
     if kv_type not in KV_TYPES:
         message = f"kv_type must be {listed(KV_TYPES)}, not {shown(kv_type)}"
         raise OptionError(message, option="kv_type", expected=listed(KV_TYPES), found=kv_type)

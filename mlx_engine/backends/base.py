@@ -41,6 +41,7 @@ from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.kernels.cpu.products.order_numpy import sum_exp
 from mlx_engine.observe.profiler import Profiler
+from mlx_engine.quant.key_values import types_text
 from mlx_engine.quant.weight import Weight
 
 
@@ -72,7 +73,7 @@ class Backend(Primitives):
     # The type of activations: one of `backends.ACTIVATIONS`. A result that is said to be float32 is of this type on
     # backends of MLX; everywhere else arrays are float32, and "i16" rounds the inputs of products alone.
     activations: str = "f32"
-    # The type of keys and values in the cache: one of `quant.key_values.KV_TYPES`. Set before a model is built.
+    # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
@@ -83,9 +84,7 @@ class Backend(Primitives):
     @property
     def description(self) -> str:
         """Name, device, and the types that round: "parallel (cpu), activations i16, keys and values q8_0"."""
-        kinds = {"activations": self.activations, "keys and values": self.kv_type}
-        rounded = "".join(f", {what} {type_}" for what, type_ in kinds.items() if type_ != "f32")
-        return f"{self.name} ({self.device}){rounded}"
+        return f"{self.name} ({self.device}){types_text(self.activations, self.kv_type)}"
 
     # ---- weights, arrays and token ids ----
 

@@ -329,12 +329,11 @@ def print_plan(found: Summary) -> None:
 
 def head_rows(found: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows about the model, the machines and the links."""
-    from mlx_engine.backends import EXACT
+    from mlx_engine.quant.key_values import types_text
 
     about, host = found.about, found.ranks[0].host
     left = f" (and {size(found.left)} left in the file)" if found.left else ""
-    kinds = {"activations": about["activations"], "keys and values": about["kv_type"]}
-    rounded = "".join(f", {what} {type_}" for what, type_ in kinds.items() if type_ != EXACT)
+    rounded = types_text(about["activations"], about["kv_type"])
     yield "model", plain(about["where"])
     yield (
         "weights",

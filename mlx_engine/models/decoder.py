@@ -143,8 +143,8 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
         if isinstance(mixer, Attention):
             if not fits(mixer.head_dim, type_):
                 message = (
-                    f"keys and values of {type_} are blocks of numbers of one head, and heads of {mixer.head_dim} do "
-                    f"not fill them; use f16"
+                    f"keys and values of {type_} are blocks of 32 numbers of a head, and heads of {mixer.head_dim} do "
+                    "not fill them; use f16"
                 )
                 raise OptionError(message, option="kv_type", expected="f32, f16 or bf16", found=type_)
             kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window, type_))

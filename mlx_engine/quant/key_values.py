@@ -16,6 +16,17 @@ from mlx_engine.quant.types import BY_NAME
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "q8_0": np.uint8}
 
 
+def default_type(activations: str) -> str:
+    """Return the type of keys and values that goes with a type of activations: f16 and bf16 keep theirs."""
+    return activations if activations in DTYPES else "f32"
+
+
+def types_text(activations: str, kv_type: str) -> str:
+    """Return the types that differ from the default as ", activations i16, keys and values q8_0", for reports."""
+    text = "" if activations == "f32" else f", activations {activations}"
+    return text if kv_type == default_type(activations) else f"{text}, keys and values {kv_type}"
+
+
 def fits(head_dim: int, type_: str) -> bool:
     """Return whether heads of this width fill whole blocks of the type."""
     return head_dim % BY_NAME[type_.upper()].block_size == 0

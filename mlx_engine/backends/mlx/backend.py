@@ -209,7 +209,7 @@ class MlxBackend(Backend):
             if n:
                 first = kv.first_visible(span, n)
                 slots = indices(span.slots(first, span.length, kv.page))
-                keys, values = (expanded(kv.store[i, None][:, :, slots], q.dtype) for i in (0, 1))
+                keys, values = (expanded_rows(kv.store[i, None][:, :, slots], q.dtype) for i in (0, 1))
                 sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)
                 mask = _mask(n, span.length - first, kv.window)
                 queries = q[end - n : end].transpose(1, 0, 2)[None]
@@ -297,8 +297,8 @@ class MlxBackend(Backend):
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
         where = indices(slots)
-        store[0, :, where] = stored(k.transpose(1, 0, 2), self.kv_type)
-        store[1, :, where] = stored(v.transpose(1, 0, 2), self.kv_type)
+        store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
+        store[1, :, where] = stored_rows(v.transpose(1, 0, 2), self.kv_type)
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
@@ -364,7 +364,7 @@ def indices(numbers: np.ndarray | slice) -> slice | mx.array:
     return found if isinstance(found, slice) else mx.array(found.astype(np.int32))
 
 
-def stored(x: Native, type_: str) -> Native:
+def stored_rows(x: Native, type_: str) -> Native:
     """Round rows (..., E) of keys or values to a type, as `quant.key_values.stored`; Q8_0 as bytes."""
     if type_ != "q8_0":
         return x.astype(DTYPES[type_])
@@ -378,7 +378,7 @@ def stored(x: Native, type_: str) -> Native:
     return rows.reshape(*x.shape[:-1], -1)
 
 
-def expanded(rows: Native, dtype: mx.Dtype) -> Native:
+def expanded_rows(rows: Native, dtype: mx.Dtype) -> Native:
     """Return stored rows of keys or values as numbers (..., E) of the type of the queries."""
     if rows.dtype != mx.uint8:
         return rows.astype(dtype)

@@ -9,6 +9,7 @@ from typing import Any
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN
 from mlx_engine.bench.others import disturbed
 from mlx_engine.bench.tables import aligned, printable
+from mlx_engine.quant.key_values import default_type, types_text
 from mlx_engine.weights.conversion import Conversion
 
 Report = dict[str, Any]
@@ -52,8 +53,8 @@ def origin(report: Report) -> str:
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
-    kinds = {"activations": be.get("activations", "f32"), "keys and values": be.get("kv_type", "f32")}
-    rounded = "".join(f", {what} {type_}" for what, type_ in kinds.items() if type_ != "f32")
+    activations = be.get("activations", "f32")
+    rounded = types_text(activations, be.get("kv_type", default_type(activations)))
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     limits, weights = report["limits"], Conversion(at["quant"], at["quant_min_dim"], at["quant_layers"])
     reached = (
