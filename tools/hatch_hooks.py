@@ -12,7 +12,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 FOLDER, PLATFORM = "MLX_ENGINE_PREBUILT", "MLX_ENGINE_PREBUILT_PLATFORM"
 
 
-class Dependencies(MetadataHookInterface):  # type: ignore[misc]
+class Dependencies(MetadataHookInterface):
     """The dependencies: those in this hook's settings, and without machine code the extra `compiler`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
@@ -21,7 +21,7 @@ class Dependencies(MetadataHookInterface):  # type: ignore[misc]
         metadata["dependencies"] = always if os.environ.get(FOLDER) else [*always, *compiler]
 
 
-class MachineCode(BuildHookInterface):  # type: ignore[misc]
+class MachineCode(BuildHookInterface[Any]):
     """The libraries and their manifest, in a wheel of one platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -43,8 +43,8 @@ class Target(NamedTuple):
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# The targets of all machines by name, the best first. On Zen 5, products in fixed point read a prompt in 0.86 of the time
-# with VNNI, and AVX2 code for `haswell` writes a token in 0.86 of the time of code for LLVM's x86-64-v3.
+# The targets of all machines by name, the best first. On Zen 5, VNNI reads a prompt in fixed point in 0.86 of the time,
+# and AVX2 code for `haswell` writes a token in fixed point in 0.86 of the time of code for LLVM's x86-64-v3.
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
