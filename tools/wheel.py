@@ -52,7 +52,7 @@ def objects(name: str, parts: Sequence[str], kept: Path) -> list[Path]:
         draft.write_bytes(code)
         draft.replace(files[part])
         missing.remove(part)
-        print(f"{name}: {n - len(missing)} of {n} parts, {time.monotonic() - start:.0f} s: {part}", flush=True)
+        print(f"{name}: {n - len(missing)} of {n} parts in {time.monotonic() - start:.0f} s: {part}", flush=True)
 
     if missing:
         machine_code.build(tuple(missing), keep, TARGETS[name])
@@ -68,13 +68,13 @@ def link(target: Target, files: Sequence[Path], out: Path) -> None:
     subprocess.run([*command, "-o", out, *files], check=True)
 
 
-def prebuilt(names: Sequence[str], parts: Sequence[str], folder: Path) -> None:
-    """Make a folder with the libraries of these targets and their manifest."""
+def prebuilt(names: Sequence[str], parts: Sequence[str], folder: Path, kept: Path) -> None:
+    """Make a folder with the libraries of these targets and their manifest; keep object files in another."""
     folder.mkdir(parents=True, exist_ok=True)
     targets = {}
     for name in names:
         file = folder / f"{name}{'.dylib' if sys.platform == 'darwin' else '.so'}"
-        link(TARGETS[name], objects(name, parts, folder.parent), file)
+        link(TARGETS[name], objects(name, parts, kept), file)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         targets[name] = {"file": file.name, "sha256": digest, "parts": sorted(parts)}
         print(f"{name}: {file.stat().st_size:,} bytes", flush=True)
@@ -97,7 +97,7 @@ def main() -> None:
         parser.error(f"--target: {given.machine} has no such target")
     parts = all_parts() if given.only is None else [*library.BASE, *given.only]
     folder = ROOT / "build" / "prebuilt" / given.machine
-    prebuilt(names, parts, folder)
+    prebuilt(names, parts, folder, folder.parent)
     tag = PLATFORMS[sys.platform].format(machine=given.machine)
     environment = {**os.environ, FOLDER: str(folder), PLATFORM: tag}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", given.out]

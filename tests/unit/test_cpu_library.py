@@ -21,6 +21,8 @@ from tests.patience import wait_for
 
 pytest.importorskip("numba")
 
+from llvmlite import binding
+
 from kernels.cpu.build import jit, library, machine_code
 from mlx_engine.backends.cpu import kernels
 from mlx_engine.observe import log
@@ -131,7 +133,7 @@ def test_another_processor_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
     files.add(library.code_file("q8_0"))
     monkeypatch.delenv("NUMBA_CPU_NAME")
-    monkeypatch.setattr(library.binding, "llvm_version_info", (1, 2, 3))
+    monkeypatch.setattr(binding, "llvm_version_info", (1, 2, 3))
     files.add(library.code_file("q8_0"))
     monkeypatch.setenv("NUMBA_OPT", "0")
     files.add(library.code_file("q8_0"))
@@ -355,12 +357,12 @@ def test_without_a_compiler_numpy_runs_and_says_so_once(tmp_path: Path, missing:
 def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     for told in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
         monkeypatch.delenv(told, raising=False)
-    monkeypatch.setattr(library.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
-    monkeypatch.setattr(library.binding, "get_host_cpu_features", lambda: {"fma": True, "avx2": False})
+    monkeypatch.setattr(binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"fma": True, "avx2": False})
     assert library.lacking().endswith("lacks f16c, avx2")
     assert kernels.load_kernels.__wrapped__() is None
     assert "lacks f16c, avx2" in caplog.text
-    monkeypatch.setattr(library.binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
     assert library.lacking() is None
 
 
@@ -415,7 +417,7 @@ sys.exit(status)
 
 def is_wider_than_avx2() -> bool:
     """Return whether this is an x86 processor on which the other tests do not run with AVX2."""
-    return platform.machine() in ("x86_64", "AMD64") and bool(library.binding.get_host_cpu_features().get("avx512f"))
+    return platform.machine() in ("x86_64", "AMD64") and bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 @pytest.mark.skipif(not is_wider_than_avx2(), reason="no x86 processor with AVX-512, or all other tests say the same")

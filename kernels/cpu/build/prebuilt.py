@@ -77,17 +77,18 @@ def find(source: str) -> SharedCode | str:
     """Load the best machine code for this processor and this digest of the source, or return why there is none."""
     try:
         manifest = json.loads((FOLDER / MANIFEST).read_text())
-    except (OSError, ValueError):
+        made_from, targets = manifest["source"], dict[str, Any](manifest["targets"])
+    except (OSError, ValueError, LookupError, TypeError):
         return "no machine code came with this package"
-    if manifest["source"] != source:
+    if made_from != source:
         return "the machine code that came with this package is of another version of the kernels"
-    fitting = {name: of for name, of in manifest["targets"].items() if name in TARGETS and _fits(TARGETS[name])}
     reason = f"no machine code that came with this package is for this processor ({platform.machine()})"
-    for name in sorted(fitting, key=list(TARGETS).index):
-        found = _loaded(name, fitting[name])
-        if isinstance(found, SharedCode):
-            return found
-        reason = found
+    for name, target in TARGETS.items():
+        if name in targets and _fits(target):
+            found = _loaded(name, targets[name])
+            if isinstance(found, SharedCode):
+                return found
+            reason = found
     return reason
 
 
