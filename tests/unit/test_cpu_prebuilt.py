@@ -156,10 +156,11 @@ sys.modules["numba"] = sys.modules["llvmlite"] = None
 from pathlib import Path
 from kernels.cpu.build import prebuilt
 prebuilt.FOLDER = Path(sys.argv[1])
+import numpy as np
 import mlx_engine
 for activations in ("f32", "i16"):
     engine = mlx_engine.load(sys.argv[2], "parallel", threads=2, activations=activations)
-    print(type(engine.backend).__name__, engine.logits(list(range(1, 60))).tobytes().hex()[:4000])
+    print(type(engine.backend).__name__, np.array(engine.logits(list(range(1, 60)))).tobytes().hex())
 """
 WITH_A_COMPILER = WITHOUT_A_COMPILER.replace('sys.modules["numba"] = sys.modules["llvmlite"] = None\n', "").replace(
     "prebuilt.FOLDER = Path(sys.argv[1])\n", ""
