@@ -47,6 +47,7 @@ MODULES = {
     "experts": ("products.experts",),
     "states": ("states.convolution", "states.delta_rule"),
     FIXED: ("products.fixed", "products.fixed_gemv"),
+    "roofline": ("roofline",),
 }
 # The part of each exported function that is neither in `BASE` nor of a format.
 _HOMES = {
@@ -61,6 +62,9 @@ _HOMES = {
     "prepare_fixed": FIXED,
     "multiply_fixed_stored": FIXED,
     "prepare_records": FIXED,
+    "read_words": "roofline",
+    "read_words_in_order": "roofline",
+    "run_rounds": "roofline",
 }
 # The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
 # as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
@@ -86,6 +90,9 @@ ENTRIES = {
     "short_conv": "iiiiiiiiiiiii",
     "sigmoid_gate": "iiiiiiiii",
     "delta_net": "iiiiiiiiiiiii",
+    "read_words": "iii",
+    "read_words_in_order": "iii",
+    "run_rounds": "ii",
 }
 _AFFINE = re.compile(r"affine([234568])_g(32|64|128)_(f16|bf16|f32)")
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
@@ -273,6 +280,9 @@ class Library:
     short_conv: Callable[..., None]
     sigmoid_gate: Callable[..., None]
     delta_net: Callable[..., None]
+    read_words: Callable[..., None]
+    read_words_in_order: Callable[..., None]
+    run_rounds: Callable[..., None]
 
     def __init__(self) -> None:
         self._parts: dict[str, Code | SharedCode] = {}
