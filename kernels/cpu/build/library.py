@@ -73,7 +73,7 @@ FORMATS = (
     "mxfp4",
 )  # fmt: skip
 # What to do where the kernels can be neither found nor compiled.
-HOW_TO_COMPILE = "numba, which compiles it, is not installed; pip install 'mlx-engine[compiler]' installs it"
+HOW_TO_COMPILE = "Numba, which compiles it, is not installed: pip install numba"
 # The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",
