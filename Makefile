@@ -31,9 +31,10 @@ mutants:
 	$(dir $(PYTHON))cosmic-ray exec build/mutants.toml build/mutants.sqlite
 	$(dir $(PYTHON))cr-report --show-pending --show-diff --surviving-only build/mutants.sqlite
 
-# A wheel with machine code for this machine's processors, in dist: nothing is compiled where it is installed.
+# A wheel with machine code, in dist: nothing is compiled where it is installed. It is for the processors of this kind of
+# machine, or of another: make wheel MACHINE=aarch64
 wheel:
-	$(PYTHON) -m tools.wheel
+	$(PYTHON) -m tools.wheel $(if $(MACHINE),--machine $(MACHINE))
 
 docs:
 	$(PYTHON) -m mkdocs build --strict
