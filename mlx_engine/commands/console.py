@@ -182,7 +182,12 @@ def is_plain(stream: TextIO | None) -> bool:
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if it is a terminal, unless `quiet` is set; the caller reports (done, total)."""
     if quiet or is_plain(sys.stderr):
-        yield lambda done, total: None
+        # No other bar in the meantime, either.
+        kept, log.show_bar = log.show_bar, None
+        try:
+            yield lambda done, total: None
+        finally:
+            log.show_bar = kept
         return
     with _line(title) as update:
         yield lambda done, total: update(completed=done, total=total)
