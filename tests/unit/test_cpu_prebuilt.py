@@ -134,6 +134,12 @@ def test_parts_that_came_with_the_package_are_not_compiled(folder: Path, monkeyp
     assert library.lacking() is None
 
 
+def test_what_did_not_come_with_the_package_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    with pytest.raises(ImportError, match=r"^no machine code of q8_0, q9_0, and Numba, which .* pip install numba$"):
+        library.codes(["q8_0", "q9_0"])
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="LLVM has other names elsewhere")
 def test_a_processor_has_the_instructions_that_llvm_sees():
     found, host = instruction_sets(), binding.get_host_cpu_features()

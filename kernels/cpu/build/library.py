@@ -376,7 +376,15 @@ announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
-    """Return the machine code of these parts, by part, from the cache; compile what is not there, all at once."""
+    """Return the machine code of these parts, by part, from the cache; compile what is not there, all at once.
+
+    Raises:
+        ImportError: the compiler is not installed.
+        RuntimeError: the parts cannot be compiled.
+    """
+    parts = tuple(parts)
+    if parts and importlib.util.find_spec("llvmlite") is None:
+        raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
     if missing:

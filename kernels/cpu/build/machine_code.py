@@ -27,7 +27,7 @@ from {package}.build.exports import main
 main({parts!r}, {triple!r})
 """
 
-# The most processes that compile at the same time; each takes 250 MB.
+# The most processes that compile at the same time; each takes 300 MB.
 MOST = 8
 _FORMAT = "a format"
 # Seconds of a core that a part takes to compile (Zen 5): a format and its panels, where no other is measured, and the
@@ -47,9 +47,8 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Targ
     """
     if os.environ.get(COMPILING):
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
-    for needed in ("numba", "llvmlite"):
-        if importlib.util.find_spec(needed) is None:
-            raise ImportError(f"no machine code for this processor, and {HOW_TO_COMPILE}")
+    if importlib.util.find_spec("numba") is None:
+        raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
     # A bundled application is its own sys.executable: it would start itself again and again.
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
