@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
         monkeypatch.delenv(name, raising=False)
     wheel.prebuilt(sorted({OWN[0], OWN[-1]}), [PART], tmp_path, library.folder() / "prebuilt")
+    library._prebuilt()  # it is kept: the library of this process has no such folder
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
     return tmp_path
 
@@ -63,6 +65,7 @@ def test_the_best_target_is_loaded_and_has_the_parts(folder: Path):
 def test_loaded_code_has_the_bits_of_compiled_code(folder: Path):
     """On each target: the weights of Q8_0 blocks, expanded in their order."""
     own, rng = library.load([PART]), np.random.default_rng(1)
+    assert isinstance(own._parts[PART], library.Code)
     blocks, scratch = rng.integers(0, 256, (64, 34), dtype=np.uint8), np.zeros(1 << 16, np.uint8)
     blocks[:, :2] = np.frombuffer(np.float16(0.375).tobytes(), np.uint8)
     codes = [(own._parts[PART], vectors.PART)]
