@@ -25,6 +25,10 @@ from . import jit
 from .library import FIXED_END, MODULES, PACKAGE, sealed
 
 
+# Parts after which the garbage of a process is collected: 30 MB each.
+MANY = 8
+
+
 class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
     """The LLVM IR of a function as Numba translates it: not optimised, and not linked with the functions it calls.
 
@@ -178,7 +182,9 @@ def _stop_here(module: Any, name: str) -> None:
 def main(parts: Sequence[str], triple: str = "") -> None:
     """Write the object files of these parts to stdout, each as soon as it is compiled: its length, and its code."""
     translator = Translator.start(triple)
-    for part in parts:
+    for i, part in enumerate(parts, 1):
         code = sealed(compiled(translator, part))
         sys.stdout.buffer.write(len(code).to_bytes(8, "little") + code)
         sys.stdout.buffer.flush()
+        if i % MANY == 0:
+            gc.collect()
