@@ -24,7 +24,6 @@ from numba.core.registry import cpu_target
 from . import jit
 from .library import FIXED_END, MODULES, PACKAGE, sealed
 
-
 # Parts after which the garbage of a process is collected: 30 MB each.
 MANY = 8
 
