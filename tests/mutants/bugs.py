@@ -294,7 +294,7 @@ MUTANTS = [
     Mutant("a compiled program leaves exchanges out", "_Steps.run", "last in self._exchanges", "False"),
     # ---- Several machines ----
     Mutant("ranks are added in the reverse order", "Group.sum", "gathered[rank]", "gathered[self.size - rank]"),
-    Mutant("the other ranks are not told who is gone", "Heartbeat._stop", 'self._tell_all(f"end {FAILED}\\n")', "pass"),
+    Mutant("the other ranks are not told who is gone", "Heartbeat._stop", "self._say(code=code)", "pass"),
     # ---- Checkpoints and damaged files ----
     Mutant("sign bits without the eighth", "with_parity", "bits | folded << np.uint8(7)", "bits"),
     Mutant(
