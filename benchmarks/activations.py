@@ -32,7 +32,7 @@ from benchmarks.peers.contests import (
 from benchmarks.sections import factor, fastest
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.cores import usable_cores
+from mlx_engine.machine.limits import usable_cores
 
 RESULTS = FOLDER / "activations.jsonl"
 TESTS = {

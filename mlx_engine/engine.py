@@ -53,9 +53,8 @@ from mlx_engine.loop.request import Request
 from mlx_engine.loop.row_reader import LastLogits, PooledHidden, PromptLogprobs, RowReader
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
-from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.machine.forks import kept_over_forks
-from mlx_engine.machine.memory import available_memory, give_back_freed
+from mlx_engine.machine.limits import available_memory, bounded_threads, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
@@ -70,8 +69,7 @@ from mlx_engine.options import (
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
 from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
-from mlx_engine.weights.need import expansions, need_of
-from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -915,7 +913,7 @@ def constrained(options: Options, *, is_chat: bool) -> Options:
 
 def reasoning_after(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Reasoning | None:
     """Return the reasoning with which the answer to a prompt may begin; None if the model does not reason there."""
-    from mlx_engine.conversation.thinking import TAIL, think_markers
+    from mlx_engine.conversation.delimiters import TAIL, think_markers
 
     markers = think_markers(tokenizer.chat_template)
     tail = tokenizer.decode(prompt_ids[-TAIL:]).rstrip()

@@ -491,7 +491,7 @@ def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
 
 def warn_if_disturbed(found: list[Row]) -> None:
     """Print which figures are not usable, because other processes used the cores meanwhile."""
-    from mlx_engine.bench.others import finding
+    from mlx_engine.bench.origin import finding
 
     if (warning := finding(found)) is not None:
         alarm(warning)

@@ -482,7 +482,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
         source: where the model was loaded from.
         options: the options of `load` that change its numbers.
     """
-    from mlx_engine.checkpoint.identity import identity
+    from mlx_engine.checkpoint.listing import identity
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine

@@ -148,7 +148,7 @@ class ModelId(msgspec.Struct, frozen=True):
     Attributes:
         name: its name in the API.
         source: where it was loaded from: a path, a hub id or "builtin".
-        digest: the identity of its files, see `checkpoint/identity.py`.
+        digest: the identity of its files, see `checkpoint/listing.py`.
         options: the keyword arguments of `load` that change its weights.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN
-from mlx_engine.bench.others import disturbed
+from mlx_engine.bench.origin import disturbed
 from mlx_engine.bench.tables import aligned, printable
 from mlx_engine.quant.key_values import default_type, types_text
 from mlx_engine.weights.conversion import Conversion
