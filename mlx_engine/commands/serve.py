@@ -169,7 +169,7 @@ class CapacityOptions:
         typer.Option(
             "--explain-cache",
             help="Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
-            "for a server that nobody else uses, because it tells clients about each other's prompts.",
+            "for a server with a single user, because clients learn about each other's prompts.",
         ),
         RARE,
     ] = False

@@ -551,7 +551,7 @@ class Messages:
         return self.hidden * self.n_hidden + self.logits * self.n_logits
 
     def seconds(self, link: Link) -> float:
-        """Return the time of all messages, one after the other."""
+        """Return the time of all messages in sequence."""
         begin = self.n_begin * link.seconds(0)
         return begin + self.n_hidden * link.seconds(self.hidden) + self.n_logits * link.seconds(self.logits)
 
