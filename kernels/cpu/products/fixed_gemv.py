@@ -25,16 +25,15 @@ from ..build.layout import (
 )
 from ..build.memory import floats, ints, invoke, shorts
 from ..build.vectors import get, lanes, put
-from ..formats.fixed_rows import HALF_TOTALS, RECORD_BYTES, SCALE, TOTAL, WHOLE_TOTAL
+from ..formats.fixed_rows import DIGITS, HALF_TOTALS, RECORD_BYTES, SCALE, TOTAL, WHOLE_HALVES, WHOLE_TOTAL
 from ..formats.format import FORMAT_SCRATCH, row_bytes
-from ..formats.panels import QUADS
 from .fixed import quantize_rows
 from .fixed_numpy import BLOCK
 from .linear_job import HEIGHT, WAYS, T, X, Y, ceil_div, gates, matrix_of, put_ranges
 
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
 # Bytes from what is multiplied to what is prefetched.
-_AHEAD = 1024
+_AHEAD = 1536
 
 
 @intrinsic
@@ -45,7 +44,7 @@ def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
         found = builder.load(builder.inttoptr(args[0], kind.as_pointer()))
         found.align = 2
-        if QUADS:
+        if DIGITS:
             rounded = builder.add(found, ir.Constant(kind, [128] * 32))
             high = builder.trunc(builder.ashr(rounded, ir.Constant(kind, [8] * 32)), ir.VectorType(_I8, 32))
             low = builder.trunc(found, high.type)
@@ -79,6 +78,8 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
             put(words, HALF_TOTALS // 4, np.float32(low) * scale)
             put(words, HALF_TOTALS // 4 + 1, np.float32(high) * scale)
             whole[WHOLE_TOTAL // 4] = low + high
+            whole[WHOLE_HALVES // 4] = low
+            whole[WHOLE_HALVES // 4 + 1] = high
 
 
 @task
