@@ -185,11 +185,10 @@ def _scales_of_blocks(block_bytes: int, words: int) -> Any:
                         for i in range(32)
                     ]
                     halves = shuffled(builder, halves, row, places)
-                for first in range(0, n * ROWS, 2 * ROWS):
-                    two = shuffled(builder, halves, halves, list(range(first, first + 2 * ROWS)))
-                    wide = builder.fpext(
-                        builder.bitcast(two, ir.VectorType(_F16, 2 * ROWS)), ir.VectorType(_F32, 2 * ROWS)
-                    )
+                for lane in range(0, n * ROWS, 2 * ROWS):
+                    two = shuffled(builder, halves, halves, list(range(lane, lane + 2 * ROWS)))
+                    wide = builder.bitcast(two, ir.VectorType(_F16, 2 * ROWS))
+                    wide = builder.fpext(wide, ir.VectorType(_F32, 2 * ROWS))
                     found += [shuffled(builder, wide, wide, list(range(at, at + ROWS))) for at in (0, ROWS)]
             pair = [context.make_tuple(builder, several, part) for part in (found[:n], found[-n:])]
             return context.make_tuple(builder, signature.return_type, pair)
@@ -405,7 +404,7 @@ def _folded_pair(builder: Any, a: list[Any], b: list[Any]) -> list[Any]:
     a, b = (_joined_sums(builder, *registers, apart=2) for registers in (a, b))
     even, odd = (shuffled(builder, a, b, list(range(odd, 32, 2))) for odd in (0, 1))
     both = builder.add(even, odd)
-    return [shuffled(builder, both, both, list(range(first, first + ROWS))) for first in (0, ROWS)]
+    return [shuffled(builder, both, both, list(range(lane, lane + ROWS))) for lane in (0, ROWS)]
 
 
 def _all_folded(builder: Any, sums: list[list[Any]]) -> list[Any]:
@@ -483,10 +482,12 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             own, sums = _Step(builder, n, stored, kind, minus), []
             rows, scales, offsets, before = (cgutils.unpack_tuple(builder, some) for some in args[1:])
-            blocks = []
-            for first in range(0, len(rows), ROWS):
-                for sides in _halves_of(builder, rows[first : first + ROWS], stored):
-                    blocks.append([[_operands(builder, register, stored) for register in side] for side in sides])
+            stored_rows = [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
+            blocks = [
+                [[_operands(builder, register, stored) for register in side] for side in sides]
+                for eight in stored_rows
+                for sides in _halves_of(builder, eight, stored)
+            ]
             for t, y in enumerate(before):
                 records = [builder.add(args[0], ir.Constant(_I64, RECORD_BYTES * (i * n + t))) for i in range(n_blocks)]
                 dots = [one for block, record in zip(blocks, records, strict=True) for one in own.dots(block, record)]
@@ -584,7 +585,7 @@ def eight_rows_of_groups(
     n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
     together = TOGETHER if n_groups % TOGETHER == 0 else 1
     gather, rows_of = scales.gather, _eight(quants)
-    of_blocks = _scales_of_blocks(block_bytes, scales.words) if at_once else None
+    of_blocks: Any = _scales_of_blocks(block_bytes, scales.words) if at_once else None
 
     def make(n: int) -> Any:
         step, zeros, put = _step(n, stored, kind, minus, together), _zeros(n), _put_products(n)
