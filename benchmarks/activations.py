@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.concurrency import SPARE, STEPS
 from benchmarks.concurrency import DEPTH as PROMPT
+from benchmarks.concurrency import SPARE, STEPS
 from benchmarks.llama_quants import AS_IS, MADE, MODEL, made
 from benchmarks.log import FOLDER, Log, Row
 from benchmarks.peers.contests import (

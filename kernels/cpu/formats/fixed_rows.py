@@ -1,16 +1,16 @@
-"""Products in fixed point of rows as they are stored, with one or two tokens: 8 rows together, block by block.
+"""Products in fixed point of rows as they are stored, with a few tokens: 8 rows together, block by block.
 
 `products/fixed_numpy.py` defines the arithmetic. The sum of a block is an exact integer, so its order is free; the sums
 of 8 rows are then multiplied by both scales and added to 8 floats, a lane for each row.
 
 A register holds 16 columns of several rows, one row in each 16 bytes: two rows with AVX2, four with AVX-512, one with
 NEON. So the sums of 8 rows are joined without leaving these 16 bytes. With pairs the bytes in even places, and those in
-odd places, become int16 by a shift or a mask, and one instruction multiplies two columns of every row. With quads, on
-arm64, bytes stay bytes, and a quant of a token is two of them, 256 high + low.
+odd places, become int16 by a shift or a mask, and one instruction multiplies two columns of every row. With digits, on
+arm64 and with VNNI, bytes stay bytes, and a quant of a token is two of them, 256 high + low.
 
 A record of a token has RECORD_BYTES for each 32 columns: for each 16 columns 8 quants of even and 8 of odd columns, or
-16 high and 16 low bytes with quads; then the scale, the total, the totals of 16 columns, as floats, and the total as an
-integer. Records of n tokens lie block by block.
+16 high and 16 low bytes with digits; then the scale, the total and the totals of 16 columns as floats, and the totals
+as integers. Records of two tokens lie block by block, and those of the next two tokens follow.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
 # Blocks of 32 columns of a step. The sums of two are joined by half as many instructions with AVX-512.
 TOGETHER = 2 if _REGISTERS == 2 else 1
-# The most tokens that one kernel multiplies.
-TOKENS = 2
-RECORD_BYTES = 96
-# Byte offsets in a record: scale, total, totals of 16 columns; total and totals of 16 columns as integers.
-SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 # Whether a quant of a token is two bytes, 256 high + low. sdot needs bytes; with VNNI, vpdpbusd adds four products at
 # once, and bytes of rows need not become int16.
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
+# The most tokens that are multiplied with rows as they are stored (measured); a kernel multiplies one or two.
+PAIR = 2
+TOKENS = 6 if DIGITS and not QUADS else PAIR
+RECORD_BYTES = 96
+# Byte offsets in a record: scale, total, totals of 16 columns; total and totals of 16 columns as integers.
+SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 
 # How the quants of rows are stored: as 32 signed or unsigned bytes; two in each of 16 bytes, the first 16 columns in
 # their low halves; two in each of 32 bytes, the first 32 columns in their low halves.
@@ -760,7 +761,7 @@ def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: 
 
 
 def _for_tokens(make: Callable[[int], Any]) -> Any:
-    """Make one kernel for 1 to TOKENS tokens from `make`, which makes the kernel for n tokens and 8 rows."""
+    """Make one kernel for 1 to TOKENS tokens from `make`, which makes the kernel for 1 or 2 tokens and 8 rows."""
     one, two = make(1), make(2)
 
     @jit
@@ -774,7 +775,7 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
         faster than one.
 
         Args:
-            n_tokens: 1 or TOKENS.
+            n_tokens: 1 to TOKENS.
             rows: addresses of the first row of each range.
             last: addresses of the last row of each range; it is read again where a range has no more rows.
             step: bytes from one row to the next.
@@ -793,9 +794,11 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
             c, d = min(rows[1] + now, last[1]), min(rows[1] + then, last[1])
             e, f = min(rows[2] + now, last[2]), min(rows[2] + then, last[2])
             g, h = min(rows[3] + now, last[3]), min(rows[3] + then, last[3])
-            if n_tokens == 1:
-                one(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
-            else:
-                two(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
+            for t in range(0, n_tokens, PAIR):
+                own, place = records + t * (n_columns // 32) * RECORD_BYTES, to + 4 * t * y_row
+                if n_tokens - t == 1:
+                    one(a, b, c, d, e, f, g, h, n_columns, own, place, 4 * apart, 4 * y_row, ahead, scratch)
+                else:
+                    two(a, b, c, d, e, f, g, h, n_columns, own, place, 4 * apart, 4 * y_row, ahead, scratch)
 
     return multiply

@@ -1,4 +1,4 @@
-"""Products of one or two tokens in fixed point with rows as they are stored: the tasks.
+"""Products of one or a few tokens in fixed point with rows as they are stored: the tasks.
 
 `fixed_numpy.py` defines the arithmetic, and `formats/fixed_rows.py` has the kernels. They multiply two neighbouring
 rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
@@ -25,7 +25,7 @@ from ..build.layout import (
 )
 from ..build.memory import floats, ints, invoke, shorts
 from ..build.vectors import get, lanes, put
-from ..formats.fixed_rows import DIGITS, HALF_TOTALS, RECORD_BYTES, SCALE, TOTAL, WHOLE_HALVES, WHOLE_TOTAL
+from ..formats.fixed_rows import DIGITS, HALF_TOTALS, PAIR, RECORD_BYTES, SCALE, TOTAL, WHOLE_HALVES, WHOLE_TOTAL
 from ..formats.format import FORMAT_SCRATCH, row_bytes
 from .fixed import quantize_rows
 from .fixed_numpy import BLOCK
@@ -66,7 +66,10 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            place, at = to + RECORD_BYTES * (b * n + t), 32 * (t * n_blocks + b)
+            # Tokens are in pairs; an odd last one is alone.
+            pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
+            place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
+            at = 32 * (t * n_blocks + b)
             words, whole, scale = floats(place), ints(place), get(factors, t * n_blocks + b)
             _pack_block(quants + 2 * at, place)
             low, high = np.int32(0), np.int32(0)
