@@ -1,0 +1,271 @@
+"""Speculation: proposed next tokens are checked in the pass that computes the next token, so that one pass gives several.
+
+A drafter sees the ids of a sequence and proposes ids that may follow. The pass runs them after the sequence's unread
+token, and every row of logits is wanted. The scheduler then chooses token after token as without proposals, each from
+the row of the token before, until a choice differs from the proposal: that choice is the next token, and keys, values
+and states after it are discarded. So a proposal is accepted exactly if it is the token that would have been chosen, and
+no answer depends on proposals.
+
+How many tokens are proposed is chosen for each pass, so that the expected number of tokens per second is highest. It
+depends on how often proposals were right after a match of about the same length, and on the measured time of passes by
+their number of rows. Every first proposed token is compared with the next token, whether a pass has run it or not, so
+that acceptance is known before a wrong proposal has cost anything. Each sequence has an account of tokens that
+proposals have gained or cost; when it is empty, nothing is proposed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mlx_engine.loop.request import ScheduledChunk, Sequence
+
+# The most tokens that are proposed for one sequence in a pass, and the most rows of a pass with proposed tokens: up to
+# 32 rows all layers run in one call of the CPU kernels.
+MOST, MOST_ROWS = 15, 32
+# Matches of at least so many ids are one kind of evidence, and how often they are right before anything is known.
+LENGTHS, PRIOR = (1, 3, 4, 6, 9, 16), (0.15, 0.3, 0.5, 0.65, 0.8, 0.9)
+# The weight of what was known before, in proposals; and the number of latest proposals that count.
+WEIGHT, LATEST = 4.0, 64
+# Tokens that the proposals of a sequence may cost at its start, more for each of its tokens, and the most that it saves.
+START, PER_TOKEN, MOST_SAVED = 1.0, 0.005, 8.0
+# The expected rate with proposals must be so much higher than without.
+MARGIN = 1.02
+# On a lazy backend a sequence waits for its token before the next pass if a proposal is as likely as this to be right.
+PROMISING = 0.5
+# The time of a pass by rows before any is measured: 1, and this for each further row. And the weight of a new time.
+PER_ROW, NEWEST = 0.2, 0.2
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one sequence.
+
+    Attributes:
+        name: such as "lookup".
+    """
+
+    name: str
+
+    def extend(self, ids: abc.Sequence[int]) -> None:
+        """Read the ids that have followed in the sequence."""
+
+    def propose(self, most: int) -> tuple[abc.Sequence[int], int]:
+        """Return at most `most` ids that may follow, and the strength of the evidence for them: a number of ids."""
+
+
+class Acceptance:
+    """How often proposed tokens were right, by the strength of the evidence."""
+
+    def __init__(self) -> None:
+        self._right, self._tried = [0.0] * len(LENGTHS), [0.0] * len(LENGTHS)
+
+    def add(self, kind: int, *, is_right: bool) -> None:
+        """Count a proposed token that has been compared with the token of the answer."""
+        self._right[kind] += is_right
+        self._tried[kind] += 1
+        if self._tried[kind] > LATEST:
+            self._right[kind] /= 2
+            self._tried[kind] /= 2
+
+    def estimate(self, kind: int, before: float) -> float:
+        """Return the probability that a proposed token is right; `before` is the estimate without these counts."""
+        return (before * WEIGHT + self._right[kind]) / (WEIGHT + self._tried[kind])
+
+
+class PassCosts:
+    """The time of a pass by its number of rows, measured while passes run."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def add(self, n_rows: int, seconds: float) -> None:
+        """Add the time of a pass that has run no prompt."""
+        known = self._seconds.get(n_rows)
+        # A pass during which kernels were compiled, or other work ran, counts as twice the usual time.
+        seconds = min(seconds, 2 * self(n_rows)) if self._seconds else seconds
+        self._seconds[n_rows] = seconds if known is None else known + NEWEST * (seconds - known)
+
+    def __call__(self, n_rows: int) -> float:
+        """Return the time of a pass with so many rows, in any unit."""
+        known = self._seconds.get(n_rows)
+        if known is not None or not self._seconds:
+            return known or _usual(n_rows)
+        nearest = min(self._seconds, key=lambda measured: abs(measured - n_rows))
+        return self._seconds[nearest] * _usual(n_rows) / _usual(nearest)
+
+
+def _usual(n_rows: int) -> float:
+    return 1 + PER_ROW * (n_rows - 1)
+
+
+@dataclass(eq=False)
+class Draft:
+    """The drafter of a sequence and what it proposes next.
+
+    Attributes:
+        drafter: the drafter.
+        n_read: the number of ids of the answer that it has read.
+        ids: the ids that it proposes next.
+        kind: the strength of the evidence for them, an index of `LENGTHS`.
+        acceptance: how often its proposals were right.
+        account: tokens that proposals have gained, less those that they have cost.
+        cost: the tokens that the proposals of the pass under way cost.
+    """
+
+    drafter: Drafter
+    n_read: int = 0
+    ids: abc.Sequence[int] = ()
+    kind: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    account: float = 0.0
+    cost: float = 0.0
+
+
+class Speculation:
+    """Proposes tokens for the sequences of one scheduler, and learns from what became of them.
+
+    Attributes:
+        n_drafts: passes of a sequence with proposed tokens.
+        n_proposed: proposed tokens that passes have run.
+        n_accepted: those that were right.
+    """
+
+    def __init__(self, make: Callable[[Sequence], Drafter], n_vocabulary: int, *, most: int = MOST) -> None:
+        """Make a speculation.
+
+        Args:
+            make: makes the drafter of a sequence.
+            n_vocabulary: the number of tokens of the model; a proposal ends before an id outside of it.
+            most: the most tokens that are proposed for a sequence in one pass.
+        """
+        self._make, self._n_vocabulary, self._most = make, n_vocabulary, most
+        self.costs, self._acceptance = PassCosts(), Acceptance()
+        self.n_drafts = self.n_proposed = self.n_accepted = 0
+
+    def propose(
+        self, chunks: abc.Sequence[ScheduledChunk], is_settled: Callable[[Sequence], bool], n_pages: int
+    ) -> None:
+        """Add proposed tokens to the chunks of a pass that each continue an answer by a settled token.
+
+        Proposals take pages that are free, and none from prefixes or other sequences.
+
+        Args:
+            chunks: all chunks of the pass.
+            is_settled: whether all tokens of a sequence are settled.
+            n_pages: pages that the pass takes without proposals, in each group of layers without a window.
+        """
+        asking = [chunk for chunk in chunks if _may_ask(chunk) and is_settled(chunk.sequence)]
+        if not asking:
+            return
+        n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
+        drafts = [self.look(chunk.sequence) for chunk in asking]
+        numbers = self.plan(asking, drafts, n_rows)
+        extra = self._extra(n_rows, len(asking), sum(numbers))
+        for chunk, draft, n in zip(asking, drafts, numbers, strict=True):
+            n = _fitting(chunk, n, n_pages, n_slots)
+            if n:
+                n_pages += chunk.sequence.n_pages(1 + n) - chunk.sequence.n_pages(1)
+                n_slots += n
+                draft.cost = extra * n / sum(numbers)
+                chunk.proposed = draft.ids[:n]
+                chunk.n = chunk.n_wanted = 1 + n
+
+    def plan(self, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int) -> list[int]:
+        """Return how many tokens to propose for each chunk: those with the highest expected tokens per second."""
+        n = len(chunks)
+        room = MOST_ROWS - n_rows
+        each = self._extra(n_rows, n, 4) / 4
+        likely: list[tuple[float, int]] = []
+        for i, draft in enumerate(drafts):
+            n_tokens = len(chunks[i].sequence.output.token_ids)
+            budget = START + PER_TOKEN * n_tokens + draft.account
+            p, right = self.probability(draft), 1.0
+            for _ in range(min(len(draft.ids), int(budget / each) if each else MOST)):
+                right *= p
+                likely.append((right, i))
+        numbers, best = [0] * n, MARGIN * n / self.costs(n_rows)
+        expected, order = float(n), sorted(likely, key=lambda one: -one[0])[: max(0, room)]
+        n_best = 0
+        for r, (right, _) in enumerate(order, start=1):
+            expected += right
+            rate = expected / self.costs(n_rows + r)
+            if rate > best:
+                best, n_best = rate, r
+        for _, i in order[:n_best]:
+            numbers[i] += 1
+        return numbers
+
+    def look(self, sequence: Sequence) -> Draft:
+        """Return the draft of a sequence after its settled ids; count whether the one before was right."""
+        draft = sequence.draft
+        if draft is None:
+            draft = sequence.draft = Draft(self._make(sequence))
+        ids = sequence.output.token_ids
+        if len(ids) == draft.n_read:
+            return draft
+        if draft.ids:
+            self._count(draft, draft.kind, is_right=ids[draft.n_read] == draft.ids[0])
+        draft.drafter.extend(ids[draft.n_read :])
+        found, strength = draft.drafter.propose(min(self._most, sequence.output.max_tokens - len(ids) - 1))
+        draft.ids, draft.n_read = self._known(found), len(ids)
+        draft.kind = max(0, bisect_right(LENGTHS, strength) - 1)
+        return draft
+
+    def probability(self, draft: Draft) -> float:
+        """Return the probability that the next proposed token of a sequence is right."""
+        return draft.acceptance.estimate(draft.kind, self._acceptance.estimate(draft.kind, PRIOR[draft.kind]))
+
+    def is_promising(self, sequence: Sequence) -> bool:
+        """Return whether a sequence should wait for its token, because a proposal is likely to be right after it."""
+        draft = self.look(sequence)
+        return len(draft.ids) > 1 and self.probability(draft) >= PROMISING
+
+    def learn(self, chunk: ScheduledChunk) -> None:
+        """Count the proposed tokens of a chunk whose tokens have been chosen."""
+        draft, n, n_right = chunk.sequence.draft, len(chunk.proposed), chunk.n - 1
+        if draft is None:
+            return
+        request = chunk.sequence.request
+        self.n_drafts += 1
+        self.n_proposed += n
+        self.n_accepted += n_right
+        request.n_proposed += n
+        request.n_accepted += n_right
+        draft.account = min(MOST_SAVED, draft.account + n_right - draft.cost)
+        # `look` counts the first proposed token.
+        for i in range(1, min(n, n_right + 1)):
+            self._count(draft, draft.kind, is_right=i < n_right)
+
+    def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
+        self._acceptance.add(kind, is_right=is_right)
+        draft.acceptance.add(kind, is_right=is_right)
+
+    def _known(self, ids: abc.Sequence[int]) -> abc.Sequence[int]:
+        """Return the ids before the first one that the vocabulary does not have."""
+        return next((ids[:i] for i, one in enumerate(ids) if not 0 <= one < self._n_vocabulary), ids)
+
+    def _extra(self, n_rows: int, n_sequences: int, n: int) -> float:
+        """Return the tokens that the sequences of a pass would get in the time that n more rows take."""
+        return n_sequences * max(0.0, self.costs(n_rows + n) / self.costs(n_rows) - 1) if n_rows else 0.0
+
+
+def _may_ask(chunk: ScheduledChunk) -> bool:
+    """Return whether a chunk continues an answer by one token, and chooses the next."""
+    output = chunk.sequence.output
+    goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
+    return goes_on and output.max_tokens - len(output.token_ids) > 1
+
+
+def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
+    """Return how many of n proposed tokens have room in free pages and slots, of which others take these numbers."""
+    sequence, pool = chunk.sequence, chunk.sequence.kv.pool
+    n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
+    free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]
+    while n and free and sequence.n_pages(1 + n) - n_plain > min(free) - n_pages:
+        n -= 1
+    if n and pool.states.n_slots and not pool.states.make_room(n_slots + n):
+        n = max(0, pool.states.n_free - n_slots)
+    return n
