@@ -1,0 +1,254 @@
+"""An answer does not depend on proposed tokens: ids, log-probabilities and text, to the bit.
+
+Each request is answered alone and without proposals. Then it is answered with others, with chunks, little memory and
+prefix hits, while a drafter proposes tokens: the right ones, wrong ones, random ones, ids that no vocabulary has, or
+what a lookup finds. The default tests run 50 requests; those marked slow run 2,000, on every architecture and backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from functools import cache
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mlx_engine.backends import create_backend
+from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.cache.states import SequenceState
+from mlx_engine.loop.logprobs import digest
+from mlx_engine.loop.lookup import Lookup, Text
+from mlx_engine.loop.request import Request, Sequence
+from mlx_engine.loop.sampler import Sampler
+from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.speculation import Speculation
+from mlx_engine.options import Options
+from mlx_engine.weights.model import Model
+from tests.random_models import SETTINGS, VOCAB, random_model
+from tests.streams import request_of
+
+KINDS = (
+    {},
+    {"temperature": 1.3, "top_k": 50, "seed": 11},
+    {"temperature": 0.4, "repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": 0.5, "seed": 4},
+    {"repetition_penalty": 1.3, "logit_bias": {17: 3.0}},
+)
+DRAFTERS = ("right", "nearly right", "wrong", "random", "outside", "lookup")
+# Layers with windows, of states, with experts, and plain ones.
+FEW = ("qwen3", "gemma3", "qwen35", "lfm2", "gpt-oss")
+STEM = [(7 * i * i + 3 * i) % 40 for i in range(90)]
+
+
+@cache
+def model(architecture: str, backend: str = "parallel") -> Model:
+    return random_model(architecture, "Q8_0", create_backend(backend, threads=1))
+
+
+class Asked:
+    """A request that can be made several times, and what it is answered alone."""
+
+    def __init__(self, of: Model, prompt: Ids[int], kind: int, n_tokens: int, n: int, ends: int) -> None:
+        self.prompt, self.n_tokens, self.n = prompt, n_tokens, n
+        self.options, self.end_ids = Options.of(logprobs=2, **KINDS[kind]), ()
+        free = self.answered(of)
+        ids = free.outputs[0].token_ids
+        at = min(ends % 7 + 1, len(ids) - 1)
+        if ends % 3 == 1:  # stops at two characters of the answer
+            stop = "".join(chr(0x4E00 + i) for i in ids[at - 1 : at + 1])
+            self.options = Options.of(logprobs=2, stop=stop, **KINDS[kind])
+        elif ends % 3 == 2:
+            self.end_ids = (ids[at],)
+        self.continued = [output.token_ids for output in free.outputs]
+        self.want = found(self.answered(of))
+
+    def request(self) -> Request:
+        return request_of(self.prompt, self.options, max_tokens=self.n_tokens, n=self.n, end_ids=self.end_ids)
+
+    def answered(self, of: Model) -> Request:
+        request = self.request()
+        run(Scheduler(of, of.new_pool(request.longest * self.n, n_sequences=self.n), slots=self.n), [request])
+        return request
+
+
+def found(request: Request) -> list[tuple[str, str, object]]:
+    if request.error is not None:
+        raise request.error
+    return [
+        (digest(out.token_ids, [of.logprob for of in out.logprobs or ()]), out.text, (out.finish_reason, out.stop))
+        for out in request.outputs
+    ]
+
+
+def run(scheduler: Scheduler, requests: Ids[Request], apart: int = 0) -> None:
+    for request in requests:
+        scheduler.submit(request)
+        for _ in range(apart):
+            scheduler.step()
+    for _ in range(4000):
+        if not scheduler.has_work:
+            return
+        scheduler.step()
+    raise AssertionError("still at work after 4,000 steps")
+
+
+class Scripted:
+    """Proposes what follows in the answer that is known, or something else."""
+
+    name = "scripted"
+
+    def __init__(self, kind: str, answer: Ids[int], seed: int) -> None:
+        self.kind, self.answer, self.n, self.random = kind, answer, 0, np.random.default_rng(seed)
+
+    def extend(self, ids: Ids[int]) -> None:
+        self.n += len(ids)
+
+    def propose(self, most: int) -> tuple[Ids[int], int]:
+        right = [*self.answer[self.n :], *[0] * most][:most]
+        if self.kind == "wrong":
+            return [(i + 1) % VOCAB for i in right], 20
+        if self.kind == "random":
+            return self.random.integers(0, VOCAB, most).tolist(), 20
+        if self.kind == "outside":
+            return [*right[:2], *([-1], [VOCAB], [1 << 40])[self.n % 3], *right[2:]], 20
+        if self.kind == "nearly right":
+            return [i if self.random.random() < 0.8 else (i + 1) % VOCAB for i in right], 20
+        return right, 20
+
+
+class Hostile(Speculation):
+    """Proposes any number of tokens, whatever was right before."""
+
+    def __init__(self, make, seed: int) -> None:
+        super().__init__(make, VOCAB)
+        self.random = np.random.default_rng(seed)
+
+    def plan(self, chunks, drafts, n_rows):
+        return [int(self.random.integers(0, len(draft.ids) + 1)) for draft in drafts]
+
+
+def speculation(kind: str, asked: Ids[Asked], requests: Ids[Request], seed: int) -> Speculation:
+    def make(sequence: Sequence):
+        if kind == "lookup":
+            return Lookup(Text(sequence.request.prompt_ids))
+        return Scripted(kind, asked[requests.index(sequence.request)].continued[sequence.index], seed)
+
+    return Hostile(make, seed)
+
+
+ASKED = st.tuples(
+    st.integers(0, 90), st.lists(st.integers(0, 39), min_size=1, max_size=12), st.integers(0, len(KINDS) - 1),
+    st.integers(2, 20), st.sampled_from([1, 1, 2, 3]), st.integers(0, 20),
+)  # fmt: skip
+
+
+def compare(of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, memory: int, seed: int) -> Speculation:
+    """Compare answers with and without proposals; pages and slots of states are free afterwards."""
+    asked = [Asked(of, (*STEM[:cut], *tail), *rest) for cut, tail, *rest in cases]
+    requests = [one.request() for one in asked]
+    made = speculation(drafter, asked, requests, seed)
+    longest = max(request.longest * len(request.outputs) for request in requests)
+    slots = max(3, len(cases) - seed % 3)
+    pool = of.new_pool(longest + memory, n_sequences=slots, page=page, n_proposed=seed % 20)
+    prefix = PrefixCache(pool, whole_pages=seed % 4 == 0) if seed % 2 else None
+    scheduler = Scheduler(of, pool, slots=slots, prefix=prefix, budget=budget, speculation=made)
+    run(scheduler, requests, apart=seed % 5)
+    assert [found(request) for request in requests] == [one.want for one in asked]
+    if prefix is not None:
+        prefix.clear()
+    assert [pool.free_pages(group) for group in range(len(pool.windows))] == list(pool.n_pages)
+    assert pool.states.n_free == max(0, pool.states.n_slots - 1)
+    return made
+
+
+def settled(n: int) -> settings:
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=n, deadline=None, suppress_health_check=checks, phases=(Phase.generate,))
+
+
+@settled(20)
+@given(
+    architecture=st.sampled_from(FEW), cases=st.lists(ASKED, min_size=1, max_size=4), drafter=st.sampled_from(DRAFTERS),
+    page=st.sampled_from([4, 16, 64]), budget=st.sampled_from([5, 40, 512]), memory=st.integers(0, 200),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_an_answer_has_the_same_bits_with_proposed_tokens(architecture, cases, drafter, page, budget, memory, seed):
+    compare(model(architecture), cases, drafter, page, budget, memory, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["simd", "parallel"])
+@pytest.mark.parametrize("architecture", SETTINGS)
+@settled(15)
+@given(
+    cases=st.lists(ASKED, min_size=1, max_size=16), drafter=st.sampled_from(DRAFTERS),
+    page=st.sampled_from([4, 16, 64]), budget=st.sampled_from([5, 40, 512]), memory=st.integers(0, 200),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_many_answers_have_the_same_bits(architecture, backend, cases, drafter, page, budget, memory, seed):
+    compare(model(architecture, backend), cases, drafter, page, budget, memory, seed)
+
+
+CASES = [(30, [5, 6], 2, 16, 1, 0), (50, [1], 0, 16, 2, 0), (9, [2, 3, 4], 3, 16, 1, 1)]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen35"])
+def test_right_proposals_make_fewer_passes(architecture):
+    made = compare(model(architecture), CASES, "right", 16, 512, 200, 23)
+    assert made.n_accepted > 20
+    assert made.n_accepted > 0.8 * made.n_proposed
+
+
+# ---- planted bugs are found ----
+
+
+def accepts_one_too_many(patch):
+    original = Scheduler._accept_chunk
+
+    def accept(self, chunk, token):
+        chunk.proposed = [token, *chunk.proposed[1:]]
+        original(self, chunk, token)
+
+    patch.setattr(Scheduler, "_accept_chunk", accept)
+
+
+def keeps_the_last_state(patch):
+    original = SequenceState.roll_back
+
+    def roll_back(self, length):
+        if self._pending and self._pending[0].length <= length < self._pending[-1].length:
+            at = length - self._pending[0].length
+            self._pending[at], self._pending[-1] = (
+                self._pending[at]._replace(slot=self._pending[-1].slot),
+                self._pending[-1]._replace(slot=self._pending[at].slot),
+            )
+        original(self, length)
+
+    patch.setattr(SequenceState, "roll_back", roll_back)
+
+
+def penalises_a_rejected_token(patch):
+    original = Sampler.draw
+
+    def draw(self):
+        drawn = original(self)
+        return type(drawn)(drawn.sampling, [*drawn.recent, 1, 2, 3], drawn.u, drawn.n_prompt, drawn.mask)
+
+    patch.setattr(Sampler, "draw", draw)
+
+
+@pytest.mark.parametrize("bug", [accepts_one_too_many, keeps_the_last_state, penalises_a_rejected_token])
+def test_planted_bugs_are_found(monkeypatch, bug):
+    of = model("qwen35")
+    compare(of, CASES, "wrong", 16, 512, 200, 23)
+    asked = [Asked(of, (*STEM[:cut], *tail), *rest) for cut, tail, *rest in CASES]
+    bug(monkeypatch)
+    requests = [one.request() for one in asked]
+    pool = of.new_pool(600, n_sequences=4, page=16, n_proposed=16)
+    made = speculation("wrong", asked, requests, 23)
+    run(Scheduler(of, pool, slots=4, speculation=made), requests)
+    assert [found(request) for request in requests] != [one.want for one in asked]
