@@ -89,7 +89,7 @@ class KVSequence:
         self.pending -= n
         self.length += n
         if self._has_state:
-            self.state.commit(self.length, None if self.pool.reclaim is None else self.pool.page)
+            self.state.commit(self.length)
         for group, window in enumerate(self.pool.windows):
             if window is not None:
                 self._give_back(group, max(0, self.length + 1 - window) // self.pool.page)

@@ -155,6 +155,8 @@ class SequenceState:
         # The states of passes that were begun, oldest first; and a committed state inside the last prompt chunk.
         self._pending: list[Snapshot] = []
         self._inside: Snapshot | None = None
+        # After a pass that may be committed in part: the only length whose state is kept inside.
+        self._only: int | None = None
 
     @property
     def newest(self) -> Snapshot:
@@ -179,17 +181,14 @@ class SequenceState:
         ends = list(range(first + 1, first + n + 1)) if each else [first + n]
         if not each and inside is not None and first < inside < first + n and self._pool.make_room(2):
             ends.insert(0, inside)
-        self.runs = []
+        self.runs, self._only = [], (inside or 0) if each else None
         for end in ends:
             source, target = self.newest, self._pool.take()
             self.runs.append((end - source.length, source.slot, target))
             self._pending.append(Snapshot(end, target))
 
-    def commit(self, length: int, page: int | None = None) -> None:
-        """Commit the states of passes that end at `length` tokens or before.
-
-        Inside of a pass, the last state at a boundary of pages of so many tokens is kept; None keeps none.
-        """
+    def commit(self, length: int) -> None:
+        """Commit the states of passes that end at `length` tokens or before."""
         done = [state for state in self._pending if state.length <= length]
         if not done:
             return
@@ -198,7 +197,7 @@ class SequenceState:
         self._pool.give_back(self.committed.slot)
         *before, self.committed = done
         for state in reversed(before):
-            if page and self._inside is None and state.length % page == 0:
+            if self._inside is None and (self._only is None or state.length == self._only):
                 self._inside = state
             else:
                 self._pool.give_back(state.slot)
