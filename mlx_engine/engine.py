@@ -52,6 +52,7 @@ from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.row_reader import LastLogits, PooledHidden, PromptLogprobs, RowReader
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.speculation import MOST_STATES, Speculation, use_of
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.machine.forks import kept_over_forks
@@ -59,10 +60,12 @@ from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
+    OFF,
     UNTIL_FULL,
     BatchOptionValues,
     Options,
     OptionValues,
+    check_speculate,
     names_options,
     one_per_prompt,
     shows_options,
@@ -113,6 +116,7 @@ def load(
     jit: bool = True,
     context: int | None = None,
     activations: str = EXACT,
+    speculate: str = OFF,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
@@ -136,6 +140,8 @@ def load(
             for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
         activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
             are faster and round, see docs/precision.md.
+        speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
+            see docs/speculation.md; "auto" does so where it cannot be slower; "off" does not.
         allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
@@ -149,7 +155,7 @@ def load(
     """
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
-    options |= {"allow_too_large": allow_too_large, "activations": activations}
+    options |= {"allow_too_large": allow_too_large, "activations": activations, "speculate": speculate}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -169,6 +175,7 @@ class Engine:
         architecture: the checkpoint's architecture.
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
+        speculation: whether and how tokens are proposed, and why.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -181,6 +188,7 @@ class Engine:
         self._model: Model | None = model
         self._taps: list[Tap] | None = None
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
+        self.speculation = use_of(model, opened.speculate, self.n_parameters)
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
         self.notes = tuple(note for some in notes for note in some)
@@ -582,10 +590,19 @@ class Engine:
         Raises:
             OptionError: the memory is too small for a single page.
         """
-        pool = pool_for(self.model, slots, kv_memory)
+        n_proposed = MOST_STATES if self.speculation.is_on else 0
+        pool = pool_for(self.model, slots, kv_memory, n_proposed)
         prefix = PrefixCache(pool, whole_pages=whole_pages) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
+        if self.speculation.is_on:
+            # With whole pages, nothing may tell a client about the texts of others.
+            options["speculation"] = self._speculation(keeps_others=prefix is not None and not whole_pages)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
+
+    def _speculation(self, *, keeps_others: bool = False) -> Speculation:
+        from mlx_engine.loop.lookup import Lookups
+
+        return Speculation(Lookups(keeps_others=keeps_others), int(self.config.vocab_size))
 
     def _scheduler_for(self, requests: Sequence[Request]) -> Scheduler:
         """Return a scheduler with memory for these requests."""
@@ -599,7 +616,10 @@ class Engine:
         slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
         lengths = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
         n_tokens = max(sum(lengths[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
-        return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
+        if not self.speculation.is_on:
+            return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
+        pool = self.model.new_pool(n_tokens, n_sequences=slots, n_proposed=MOST_STATES)
+        return Scheduler(self.model, pool, slots=slots, speculation=self._speculation())
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
@@ -713,7 +733,10 @@ class RequestBuilder:
         if options.constraint is not None:
             matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
         reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
-        return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader)
+        predicted = [] if options.prediction is None else self.tokenizer.encode(options.prediction)
+        return Request(
+            prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader, predicted_ids=predicted
+        )
 
     def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
         """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
@@ -935,6 +958,7 @@ def open_source(
     jit: bool = True,
     context: int | None = None,
     activations: str = EXACT,
+    speculate: str = OFF,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
@@ -954,12 +978,13 @@ def open_source(
         configure_log()
     # Check the backend before anything is downloaded; create it when the model file has been opened.
     check_backend(backend, activations)
+    check_speculate(speculate)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations
+    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, speculate
     return CheckedCheckpoint(path, planned, backend, *how)
 
 
@@ -978,6 +1003,7 @@ class CheckedCheckpoint:
         allow_too_large: whether to load a model that needs more memory than is free.
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
         activations: the type of the backend's activations.
+        speculate: how tokens are proposed.
     """
 
     path: Path
@@ -989,6 +1015,7 @@ class CheckedCheckpoint:
     allow_too_large: bool = False
     shard: Shard | None = None
     activations: str = EXACT
+    speculate: str = OFF
     prompts: RequestBuilder = field(init=False)
     _is_checked: bool = False
 

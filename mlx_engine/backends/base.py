@@ -72,6 +72,8 @@ class Backend(Primitives):
     # The type of activations: one of `backends.ACTIVATIONS`. A result that is said to be float32 is of this type on
     # backends of MLX; everywhere else arrays are float32, and "i16" rounds the inputs of products alone.
     activations: str = "f32"
+    # Whether the bits of a row do not depend on the other rows of a pass; docs/exactness.md has exceptions.
+    fixes_bits: bool = False
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 

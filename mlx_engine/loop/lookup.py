@@ -8,9 +8,12 @@ on as the text did, nothing is searched: the match becomes longer. A text takes 
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from mlx_engine.loop import request as loop_request
 
 # The most places that a search compares, in each text, and the most ids of each.
 CANDIDATES, LONGEST = 8, 32
@@ -19,6 +22,8 @@ KEY = 2
 # Buckets of a text: a power of two, at least as many as ids.
 FEWEST = 64
 _MULTIPLIER = 0x9E3779B1
+# The most ids of other sequences that are kept, and an id that ends each of them.
+MOST_OTHERS, END = 1 << 18, -1
 
 
 class Match(NamedTuple):
@@ -151,3 +156,35 @@ class Lookup:
         """Return the last ids of prompt and answer, at most `LONGEST`."""
         last = self._answer.ids[-LONGEST:]
         return last if len(last) == LONGEST else self._prompt.ids[len(last) - LONGEST :] + last
+
+
+class Lookups:
+    """Makes the drafters of a scheduler's sequences. Answers of one request share the index of their prompt.
+
+    Args:
+        keeps_others: also look in sequences that have ended. Then the time of an answer says whether others had the
+            same text, so it is for schedulers whose prefix cache tells as much.
+    """
+
+    def __init__(self, *, keeps_others: bool = False) -> None:
+        self._others = Text() if keeps_others else None
+        self._texts: weakref.WeakKeyDictionary[loop_request.Request, list[Text]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, sequence: loop_request.Sequence) -> Lookup:
+        """Return the drafter of a sequence."""
+        request = sequence.request
+        texts = self._texts.get(request)
+        if texts is None:
+            texts = self._texts[request] = [Text(request.prompt_ids)]
+            texts += [Text(request.predicted_ids)] if request.predicted_ids else []
+        return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
+
+    def end(self, sequence: loop_request.Sequence) -> None:
+        """Keep the ids of a sequence that has ended, without those that others had before."""
+        others = self._others
+        if others is None:
+            return
+        for token in (*sequence.ids[sequence.request.n_cached :], END):
+            others.append(token)
+        if len(others.ids) > MOST_OTHERS:  # a new text: drafters have places in the old one
+            self._others = Text(others.ids[-(MOST_OTHERS // 2) :])

@@ -65,6 +65,7 @@ class Request:
         n_bytes: bytes of weights, keys and values that these passes read, if the scheduler counts them.
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
+        predicted_ids: the tokens of a text that the answers may repeat, for drafters; empty without one.
         n_proposed: proposed tokens that passes have run.
         n_accepted: those of them that were right.
         n_preemptions: how often a sequence lost its pages to an older request.
@@ -81,6 +82,7 @@ class Request:
         metrics: Metrics | None = None,
         reader: RowReader | None = None,
         matcher: Matcher | None = None,
+        predicted_ids: abc.Sequence[int] = (),
     ) -> None:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
@@ -88,6 +90,7 @@ class Request:
         self.matcher = matcher
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
+        self.predicted_ids = predicted_ids
         self.n_proposed = self.n_accepted = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.match: Match | None = None

@@ -495,6 +495,8 @@ class Scheduler:
     def _finish(self, sequence: Sequence) -> None:
         """Free the pages of a sequence that has ended, except those that the prefix cache holds."""
         self._runner.drop(sequence)
+        if self.speculation is not None:
+            self.speculation.drafters.end(sequence)
         if self.prefix is not None:
             self.prefix.insert(sequence.ids[: sequence.kv.length], sequence.kv)
         self._remove(sequence)

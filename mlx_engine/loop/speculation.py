@@ -19,9 +19,12 @@ from bisect import bisect_right
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from mlx_engine.cache.pool import kv_layers
 from mlx_engine.loop.request import ScheduledChunk, Sequence
+from mlx_engine.options import LOOKUP, OFF
+from mlx_engine.weights.model import Model
 
 # The most tokens that are proposed for one sequence in a pass, and the most rows of a pass with proposed tokens: up to
 # 32 rows all layers run in one call of the CPU kernels.
@@ -40,6 +43,37 @@ PROMISING = 0.5
 PER_ROW, NEWEST = 0.2, 0.2
 
 
+# The slots for states of proposed tokens, where a model has states: each takes memory.
+MOST_STATES = 8
+# `auto` proposes nothing for models with fewer parameters: their passes take less time than ten searches.
+FEWEST_PARAMETERS = 1 << 26
+
+
+class Use(NamedTuple):
+    """Whether tokens are proposed for a model, and why."""
+
+    is_on: bool
+    why: str
+
+
+def use_of(model: Model, asked: str, n_parameters: int) -> Use:
+    """Return whether tokens are proposed, for the option `speculate`."""
+    be = model.backend
+    if asked == OFF:
+        return Use(False, "off; --speculate lookup turns it on")
+    if asked == LOOKUP:
+        differs = "" if be.fixes_bits else f"; on {be.name} a token may differ where two are almost equally likely"
+        return Use(True, f"lookup{differs}")
+    if not be.fixes_bits or any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers)):
+        return Use(False, f"off: on {be.name} the bits of this model's rows depend on their number")
+    if be.lazy or model.is_shared:
+        where = "on ranks" if model.is_shared else f"on {be.name}"
+        return Use(False, f"off: its cost {where} has not been measured; --speculate lookup turns it on")
+    if n_parameters < FEWEST_PARAMETERS:
+        return Use(False, "off: passes of so small a model are too short; --speculate lookup turns it on")
+    return Use(True, "lookup")
+
+
 class Drafter(Protocol):
     """Proposes tokens for one sequence.
 
@@ -54,6 +88,16 @@ class Drafter(Protocol):
 
     def propose(self, most: int) -> tuple[abc.Sequence[int], int]:
         """Return at most `most` ids that may follow, and the strength of the evidence for them: a number of ids."""
+
+
+class Drafters(Protocol):
+    """Makes the drafters of a scheduler's sequences."""
+
+    def __call__(self, sequence: Sequence) -> Drafter:
+        """Return the drafter of a sequence whose prompt has been read."""
+
+    def end(self, sequence: Sequence) -> None:
+        """Take note that a sequence has ended."""
 
 
 class Acceptance:
@@ -128,20 +172,22 @@ class Speculation:
     """Proposes tokens for the sequences of one scheduler, and learns from what became of them.
 
     Attributes:
+        drafters: makes the drafters.
+        costs: the time of passes.
         n_drafts: passes of a sequence with proposed tokens.
         n_proposed: proposed tokens that passes have run.
         n_accepted: those that were right.
     """
 
-    def __init__(self, make: Callable[[Sequence], Drafter], n_vocabulary: int, *, most: int = MOST) -> None:
+    def __init__(self, drafters: Drafters, n_vocabulary: int, *, most: int = MOST) -> None:
         """Make a speculation.
 
         Args:
-            make: makes the drafter of a sequence.
+            drafters: makes the drafter of a sequence.
             n_vocabulary: the number of tokens of the model; a proposal ends before an id outside of it.
             most: the most tokens that are proposed for a sequence in one pass.
         """
-        self._make, self._n_vocabulary, self._most = make, n_vocabulary, most
+        self.drafters, self._n_vocabulary, self._most = drafters, n_vocabulary, most
         self.costs, self._acceptance = PassCosts(), Acceptance()
         self.n_drafts = self.n_proposed = self.n_accepted = 0
 
@@ -202,7 +248,7 @@ class Speculation:
         """Return the draft of a sequence after its settled ids; count whether the one before was right."""
         draft = sequence.draft
         if draft is None:
-            draft = sequence.draft = Draft(self._make(sequence))
+            draft = sequence.draft = Draft(self.drafters(sequence))
         ids = sequence.output.token_ids
         if len(ids) == draft.n_read:
             return draft

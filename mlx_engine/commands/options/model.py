@@ -14,6 +14,7 @@ import typer
 from mlx_engine.commands.console import notice
 from mlx_engine.commands.options.groups import RARE
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
+from mlx_engine.options import OFF
 
 if TYPE_CHECKING:
     from mlx_engine.weights.conversion import Conversion
@@ -151,6 +152,14 @@ class ComputeOptions(LoadOptions):
     """Model and backend. `LoadOptions`, compiled kernels or NumPy, and whether memory is checked."""
 
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels."), RARE] = False
+    speculate: Annotated[
+        str,
+        typer.Option(
+            "--speculate",
+            metavar="HOW",
+            help="off, lookup or auto: check tokens of earlier text in one pass; answers are the same.",
+        ),
+    ] = OFF
     allow_too_large: Annotated[
         bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free."), RARE
     ] = False
@@ -162,7 +171,7 @@ class ComputeOptions(LoadOptions):
 
     def machine(self) -> dict[str, Any]:
         """Return the keyword arguments of `load` that do not change results."""
-        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
+        return {"threads": self.threads, "allow_too_large": self.allow_too_large, "speculate": self.speculate}
 
     def changes(self, context_len: int | None) -> dict[str, Any]:
         """Return the keyword arguments of `load` that change results, for texts of up to `context_len` tokens.
