@@ -176,6 +176,7 @@ class Engine:
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
         speculation: whether and how tokens are proposed, and why.
+        proposals: what was proposed in the last scheduler that proposes tokens; None before there is one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -189,6 +190,7 @@ class Engine:
         self._taps: list[Tap] | None = None
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self.speculation = use_of(model, opened.speculate, self.n_parameters)
+        self.proposals: Speculation | None = None
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
         self.notes = tuple(note for some in notes for note in some)
@@ -602,7 +604,8 @@ class Engine:
     def _speculation(self, *, keeps_others: bool = False) -> Speculation:
         from mlx_engine.loop.lookup import Lookups
 
-        return Speculation(Lookups(keeps_others=keeps_others), int(self.config.vocab_size))
+        self.proposals = Speculation(Lookups(keeps_others=keeps_others), int(self.config.vocab_size))
+        return self.proposals
 
     def _scheduler_for(self, requests: Sequence[Request]) -> Scheduler:
         """Return a scheduler with memory for these requests."""

@@ -349,6 +349,9 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         },
         "metrics": generation.metrics.summary(),
     }
+    if engine.speculation.is_on:
+        counts = {"proposed": generation.n_proposed, "accepted": generation.n_accepted}
+        found["speculation"] = {"drafter": "lookup", **counts}
     if generation.stop is not None:
         found["stop"] = generation.stop
     if generation.error is not None:
@@ -371,13 +374,18 @@ def closing(
     if is_batch:
         tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
         if output.verbose:
-            return [*tables, *finished_batch(generations, seconds)]
+            return [*tables, *finished_batch(generations, seconds), *proposals(engine)]
         return [*tables, batch_in_short(generations, engine, seconds)]
     (run,) = generations
-    lines = summary(run, engine, seconds) if output.verbose else [in_short(run, engine)]
+    lines = [*summary(run, engine, seconds), *proposals(engine)] if output.verbose else [in_short(run, engine)]
     if output.verbose or output.per_pass:
         lines.append(run.metrics.text(per_pass=output.per_pass))
     return [*tables, *lines]
+
+
+def proposals(engine: Engine) -> list[str]:
+    """Return the lines about proposed tokens; none if none are proposed."""
+    return [] if engine.proposals is None else engine.proposals.report()
 
 
 def without_line_end(text: str) -> str:
@@ -451,6 +459,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
         *([] if reason is None else [f"Layers run op by op because of {reason}"]),
         f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
         f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.description}",
+        f"Speculation: {engine.speculation.why}",
     ]
 
 

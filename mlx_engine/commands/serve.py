@@ -423,6 +423,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.description}",
         *engine.notes,
+        *([f"Speculation: {engine.speculation.why}"] if engine.speculation.is_on else []),
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]

@@ -248,7 +248,10 @@ class ModelRunner:
             batch.roll_back()
             raise
         for chunk in chunks:
-            chunk.sequence.unread = [*chunk.sequence.unread[chunk.n :], *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1])]
+            chunk.sequence.unread = [
+                *chunk.sequence.unread[chunk.n :],
+                *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1]),
+            ]
         if profiler is not None:
             self._n_passes += 1
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
@@ -264,7 +267,10 @@ class ModelRunner:
         self._choose(submitted, submitted.reply())
         submitted.reply = None
         for chunk in submitted.chunks:
-            chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1])]
+            chunk.sequence.unread = [
+                *chunk.sequence.unread,
+                *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1]),
+            ]
 
     def _choose(self, submitted: _Pass, rows: Array) -> None:
         """Choose the tokens of a pass from its rows, and keep the rows that readers get until the pass is settled.

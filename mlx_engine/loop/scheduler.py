@@ -54,6 +54,7 @@ class StepOutput(NamedTuple):
         n_prefill: tokens of prompts.
         seconds: the time of the passes.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
+        drafts: for each answer with proposed tokens, their number and how many of them were right.
     """
 
     requests: abc.Sequence[Request] = ()
@@ -62,6 +63,7 @@ class StepOutput(NamedTuple):
     n_prefill: int = 0
     seconds: float = 0.0
     nbytes: float = 0.0
+    drafts: abc.Sequence[tuple[int, int]] = ()
 
 
 class Scheduler:
@@ -240,7 +242,10 @@ class Scheduler:
         reached = list(dict.fromkeys([*(chunk.sequence.request for chunk in done.chunks), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
-        return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes)
+        drafts: abc.Sequence[tuple[int, int]] = ()
+        if self.speculation is not None:
+            drafts = [(len(chunk.proposed), chunk.n - 1) for chunk, _ in done.chosen if chunk.proposed]
+        return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes, drafts)
 
     # ---- the decision: which sequences run, and which tokens ----
 
@@ -448,7 +453,11 @@ class Scheduler:
         Each choice is made from the row of the token before it, when that token has been appended: so penalties, masks
         and processors see the tokens of the answer, and no others.
         """
-        output, sampler, n_logprobs = chunk.sequence.output, chunk.sequence.sampler, chunk.sequence.request.options.logprobs
+        output, sampler, n_logprobs = (
+            chunk.sequence.output,
+            chunk.sequence.sampler,
+            chunk.sequence.request.options.logprobs,
+        )
         n = 0
         try:
             output.append(token, sampler, n_logprobs)

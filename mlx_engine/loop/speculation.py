@@ -118,6 +118,14 @@ class Acceptance:
         """Return the probability that a proposed token is right; `before` is the estimate without these counts."""
         return (before * WEIGHT + self._right[kind]) / (WEIGHT + self._tried[kind])
 
+    def lines(self) -> list[str]:
+        """Return a line with the share of right tokens for each strength of evidence that occurred."""
+        ends = [f"{low} to {high - 1}" for low, high in zip(LENGTHS, LENGTHS[1:], strict=False)]
+        names = [*(end.removesuffix(f" to {end.split()[0]}") for end in ends), f"{LENGTHS[-1]} or more"]
+        found = zip(names, self._right, self._tried, strict=True)
+        shares = [f"{name} ids: {right / tried:.0%}" for name, right, tried in found if tried]
+        return [f"first tokens right after a match of {'; '.join(shares)}"] if shares else []
+
 
 class PassCosts:
     """The time of a pass by its number of rows, measured while passes run."""
@@ -139,6 +147,11 @@ class PassCosts:
             return known or _usual(n_rows)
         nearest = min(self._seconds, key=lambda measured: abs(measured - n_rows))
         return self._seconds[nearest] * _usual(n_rows) / _usual(nearest)
+
+    def lines(self) -> list[str]:
+        """Return a line with the measured times."""
+        times = [f"{n}: {seconds * 1e3:.2f}" for n, seconds in sorted(self._seconds.items())]
+        return [f"milliseconds of a pass by rows: {', '.join(times)}"] if times else []
 
 
 def _usual(n_rows: int) -> float:
@@ -284,6 +297,13 @@ class Speculation:
         # `look` counts the first proposed token.
         for i in range(1, min(n, n_right + 1)):
             self._count(draft, draft.kind, is_right=i < n_right)
+
+    def report(self) -> list[str]:
+        """Return lines about what was proposed, how often it was right, and what passes cost."""
+        drafts = f"{self.n_proposed:,} tokens proposed in {self.n_drafts:,} passes, {self.n_accepted:,} accepted"
+        rates = self._acceptance.lines()
+        costs = self.costs.lines()
+        return [f"Speculation: {drafts}", *(f"  {line}" for line in (*rates, *costs))]
 
     def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
         self._acceptance.add(kind, is_right=is_right)

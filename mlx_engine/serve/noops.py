@@ -39,7 +39,6 @@ CHAT: Mapping[str, Schema] = {
     "functions": _one_of([]),
     "modalities": _one_of(["text"]),
     "moderation": _one_of(),
-    "prediction": _one_of(),
     "verbosity": _one_of("medium"),
     "web_search_options": _one_of(),
 }

@@ -159,6 +159,7 @@ class ComputeOptions(LoadOptions):
             metavar="HOW",
             help="off, lookup or auto: check tokens of earlier text in one pass; answers are the same.",
         ),
+        RARE,
     ] = OFF
     allow_too_large: Annotated[
         bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free."), RARE
