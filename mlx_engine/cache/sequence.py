@@ -58,7 +58,8 @@ class KVSequence:
     def begin(self, n: int, *, each: bool = False) -> int:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first.
 
-        With `each`, the state after every token is kept, so that any number of them may be committed. If the first of these tokens overwrites a token that another holder of the page reads, the page is copied first.
+        With `each`, the state after every token is kept, so that any number of them may be committed. If the first of
+        these tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
             CacheFullError: the capacity is exceeded, or the pool has too few free pages; nothing has changed.

@@ -1,4 +1,4 @@
-"""Speculation: proposed next tokens are checked in the pass that computes the next token, so that one pass gives several.
+"""Speculation: proposed next tokens are checked in the pass that computes the next token: one pass gives several.
 
 A drafter sees the ids of a sequence and proposes ids that may follow. The pass runs them after the sequence's unread
 token, and every row of logits is wanted. The scheduler then chooses token after token as without proposals, each from
@@ -16,6 +16,7 @@ proposals have gained or cost; when it is empty, nothing is proposed.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ class Acceptance:
 
     def lines(self) -> list[str]:
         """Return a line with the share of right tokens for each strength of evidence that occurred."""
-        ends = [f"{low} to {high - 1}" for low, high in zip(LENGTHS, LENGTHS[1:], strict=False)]
+        ends = [f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
         names = [*(end.removesuffix(f" to {end.split()[0]}") for end in ends), f"{LENGTHS[-1]} or more"]
         found = zip(names, self._right, self._tried, strict=True)
         shares = [f"{name} ids: {right / tried:.0%}" for name, right, tried in found if tried]

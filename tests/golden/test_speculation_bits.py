@@ -19,16 +19,24 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.backends import create_backend
+from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.cache.states import SequenceState
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.distributed.group import Group
+from mlx_engine.distributed.pipeline import Pipeline, follow, stages_of
+from mlx_engine.distributed.tensor import TensorParallel, follow_tensor, sliced
 from mlx_engine.loop.logprobs import digest
-from mlx_engine.loop.lookup import Lookup, Text
+from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.request import Request, Sequence
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.speculation import Speculation
 from mlx_engine.options import Options
-from mlx_engine.weights.model import Model
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import Model, plan_model
+from tests.golden.goldens import DATA
+from tests.local_ranks import run_ranks
 from tests.random_models import SETTINGS, VOCAB, random_model
 from tests.streams import request_of
 
@@ -46,7 +54,8 @@ STEM = [(7 * i * i + 3 * i) % 40 for i in range(90)]
 
 @cache
 def model(architecture: str, backend: str = "parallel") -> Model:
-    return random_model(architecture, "Q8_0", create_backend(backend, threads=1))
+    made = MetalBackend("emulator") if backend == "metal" else create_backend(backend, threads=1)
+    return random_model(architecture, "Q8_0", made)
 
 
 class Asked:
@@ -54,13 +63,14 @@ class Asked:
 
     def __init__(self, of: Model, prompt: Ids[int], kind: int, n_tokens: int, n: int, ends: int) -> None:
         self.prompt, self.n_tokens, self.n = prompt, n_tokens, n
-        self.options, self.end_ids = Options.of(logprobs=2, **KINDS[kind]), ()
+        given = {"logprobs": None if ends % 5 == 4 else 2, **KINDS[kind]}
+        self.options, self.end_ids = Options.of(**given), ()
         free = self.answered(of)
         ids = free.outputs[0].token_ids
         at = min(ends % 7 + 1, len(ids) - 1)
         if ends % 3 == 1:  # stops at two characters of the answer
             stop = "".join(chr(0x4E00 + i) for i in ids[at - 1 : at + 1])
-            self.options = Options.of(logprobs=2, stop=stop, **KINDS[kind])
+            self.options = Options.of(stop=stop, **given)
         elif ends % 3 == 2:
             self.end_ids = (ids[at],)
         self.continued = [output.token_ids for output in free.outputs]
@@ -75,13 +85,15 @@ class Asked:
         return request
 
 
-def found(request: Request) -> list[tuple[str, str, object]]:
+def found(request: Request) -> list[tuple[object, ...]]:
     if request.error is not None:
         raise request.error
     return [
-        (digest(out.token_ids, [of.logprob for of in out.logprobs or ()]), out.text, (out.finish_reason, out.stop))
+        (out.token_ids, out.text, out.finish_reason, out.stop, out.logprobs and digest(out.token_ids, [
+            of.logprob for of in out.logprobs
+        ]))
         for out in request.outputs
-    ]
+    ]  # fmt: skip
 
 
 def run(scheduler: Scheduler, requests: Ids[Request], apart: int = 0) -> None:
@@ -123,21 +135,31 @@ class Scripted:
 class Hostile(Speculation):
     """Proposes any number of tokens, whatever was right before."""
 
-    def __init__(self, make, seed: int) -> None:
-        super().__init__(make, VOCAB)
+    def __init__(self, drafters, seed: int, vocab: int) -> None:
+        super().__init__(drafters, vocab)
         self.random = np.random.default_rng(seed)
 
     def plan(self, chunks, drafts, n_rows):
         return [int(self.random.integers(0, len(draft.ids) + 1)) for draft in drafts]
 
 
-def speculation(kind: str, asked: Ids[Asked], requests: Ids[Request], seed: int) -> Speculation:
-    def make(sequence: Sequence):
-        if kind == "lookup":
-            return Lookup(Text(sequence.request.prompt_ids))
-        return Scripted(kind, asked[requests.index(sequence.request)].continued[sequence.index], seed)
+class Scripts:
+    """The drafters of some requests."""
 
-    return Hostile(make, seed)
+    def __init__(self, kind: str, asked: Ids[Asked], requests: Ids[Request], seed: int) -> None:
+        self.kind, self.asked, self.requests, self.seed = kind, asked, requests, seed
+
+    def __call__(self, sequence: Sequence) -> Scripted:
+        of = self.asked[self.requests.index(sequence.request)]
+        return Scripted(self.kind, of.continued[sequence.index], self.seed)
+
+    def end(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+
+def speculation(kind: str, asked: Ids[Asked], requests: Ids[Request], seed: int, vocab: int = VOCAB) -> Speculation:
+    made = Lookups(keeps_others=seed % 2 == 0) if kind == "lookup" else Scripts(kind, asked, requests, seed)
+    return Hostile(made, seed, vocab)
 
 
 ASKED = st.tuples(
@@ -150,7 +172,7 @@ def compare(of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, 
     """Compare answers with and without proposals; pages and slots of states are free afterwards."""
     asked = [Asked(of, (*STEM[:cut], *tail), *rest) for cut, tail, *rest in cases]
     requests = [one.request() for one in asked]
-    made = speculation(drafter, asked, requests, seed)
+    made = speculation(drafter, asked, requests, seed, of.config.vocab_size)
     longest = max(request.longest * len(request.outputs) for request in requests)
     slots = max(3, len(cases) - seed % 3)
     pool = of.new_pool(longest + memory, n_sequences=slots, page=page, n_proposed=seed % 20)
@@ -201,6 +223,45 @@ def test_right_proposals_make_fewer_passes(architecture):
     made = compare(model(architecture), CASES, "right", 16, 512, 200, 23)
     assert made.n_accepted > 20
     assert made.n_accepted > 0.8 * made.n_proposed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen35"])
+def test_a_lazy_backend_has_the_same_bits(architecture, drafter):
+    """`metal`, emulated: the device may be one pass ahead."""
+    compare(model(architecture, "metal"), CASES, drafter, 16, 512, 200, 22)
+
+
+RANKS = [
+    pytest.param(name, size, is_tensor, marks=[] if (name, size) == ("lfm2-micro", 2) else [pytest.mark.slow])
+    for name in ("lfm2-micro", "gemma3-micro", "qwen3_5-micro") for size in (2, 3) for is_tensor in (False, True)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "size", "is_tensor"), RANKS)
+def test_ranks_have_the_same_bits(name, size, is_tensor):
+    """The proposals travel in the message of a pass."""
+    planned = plan_model(open_checkpoint(DATA / name / "hf"), Conversion())
+    size = size if is_tensor else min(size, planned.config.n_layers)
+
+    def leads(of: Model) -> None:
+        for drafter, seed in (("right", 22), ("nearly right", 23), ("wrong", 14), ("lookup", 9)):
+            made = compare(of, CASES, drafter, 16, 40, 200, seed)
+            assert made.n_proposed > 0
+        of.end()
+
+    def run(group: Group) -> None:
+        backend = create_backend("parallel", threads=1)
+        if is_tensor:
+            backend.group = group
+            own = sliced(planned, group.rank, group.size).build(backend).model
+            return follow_tensor(own, group) if group.rank else leads(TensorParallel(own, group))
+        counts = [1] * (size - 1) + [planned.config.n_layers - size + 1]
+        own = planned._replace(stage=stages_of(counts, size, planned.config)[group.rank]).build(backend).model
+        return follow(own, group) if group.rank else leads(Pipeline(own, group))
+
+    run_ranks(size, run)
 
 
 # ---- planted bugs are found ----
