@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ids
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ pytest.importorskip("numba")
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import mlx_engine
+from mlx_engine import Constraint
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.cache.prefix import PrefixCache
@@ -26,6 +29,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.pipeline import Pipeline, follow, stages_of
 from mlx_engine.distributed.tensor import TensorParallel, follow_tensor, sliced
+from mlx_engine.engine import Engine
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.request import Request, Sequence
@@ -231,6 +235,69 @@ def test_right_proposals_make_fewer_passes(architecture):
 def test_a_lazy_backend_has_the_same_bits(architecture, drafter):
     """`metal`, emulated: the device may be one pass ahead."""
     compare(model(architecture, "metal"), CASES, drafter, 16, 512, 200, 22)
+
+
+STORY = "Once upon a time there was a little girl who had a red ball and a big dog, and "
+SCHEMA = Constraint.json_schema(
+    {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+     "required": ["name", "age"], "additionalProperties": False}
+)  # fmt: skip
+WARM = {"temperature": 1.1, "top_k": 90, "presence_penalty": 0.4}
+CALLS: list[tuple[int, ...]] = []
+
+
+def noted(ids, logits):
+    CALLS.append(tuple(ids))
+    logits[ids[-1]] -= 1
+    return logits
+
+
+def never(ids, logits):
+    if len(ids) > 24:
+        raise RuntimeError("no")
+    return logits
+
+
+WAYS: list[tuple[str, int, dict]] = [
+    (STORY, 1, {"constraint": SCHEMA, "logprobs": 0}),
+    (STORY, 1, {"constraint": SCHEMA}),
+    ("Tom", 2, {"constraint": SCHEMA, "seed": 3, "logprobs": 0, **WARM}),
+    ("Lily", 1, {"constraint": Constraint.regex("[0-9]{2,9}( [a-z]+){0,3}"), "logprobs": 0}),
+    (STORY, 2, {"processors": noted, "seed": 5, "logprobs": 0, **WARM}),
+    (STORY, 1, {"processors": never}),
+]
+
+
+@cache
+def builtin() -> Engine:
+    return mlx_engine.load("builtin", "parallel", threads=1)
+
+
+@pytest.mark.parametrize("drafter", ["nearly right", "wrong"])
+def test_masks_and_processors_see_accepted_tokens_alone(drafter):
+    """They are called as without proposals: as often, with the same ids; and they fail at the same token."""
+    engine = builtin()
+
+    def answers(seed: int | None) -> tuple[list[object], list[tuple[int, ...]]]:
+        CALLS.clear()
+        requests = [engine.request(prompt, Options.of(20, **given), n=n) for prompt, n, given in WAYS]
+        made = None
+        if seed is not None:
+            made = Hostile(Scripts(drafter, KNOWN, requests, seed), seed, engine.config.vocab_size)
+        pool = engine.model.new_pool(900, n_sequences=8)
+        run(Scheduler(engine.model, pool, slots=8, speculation=made), requests)
+        assert [str(request.error) for request in requests if request.error] == [
+            "processors[0] (never) failed after 25 tokens: RuntimeError: no"
+        ]
+        found = [(out.token_ids, out.text, out.finish_reason, out.logprobs) for r in requests for out in r.outputs]
+        for request in requests if made is None else ():
+            KNOWN.append(SimpleNamespace(continued=[out.token_ids for out in request.outputs]))
+        assert made is None or made.n_proposed > 50
+        return found, sorted(CALLS)
+
+    KNOWN: list[SimpleNamespace] = []
+    expected = answers(None)
+    assert all(answers(seed) == expected for seed in (1, 2))
 
 
 RANKS = [
