@@ -32,6 +32,7 @@ from mlx_engine.commands.options.model import (
     Backend,
     ComputeOptions,
     Model,
+    Speculate,
     Strict,
     Think,
     choose_backend,
@@ -39,7 +40,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError
 from mlx_engine.errors import size as size_of
-from mlx_engine.options import Options, Sampling
+from mlx_engine.options import OFF, Options, Sampling
 
 if TYPE_CHECKING:
     from mlx_engine.cache.size import CacheSize
@@ -230,6 +231,7 @@ def generate(
         ),
     ] = None,
     strict: Strict = False,
+    speculate: Speculate = OFF,
     sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
@@ -238,7 +240,7 @@ def generate(
     from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {**compute.machine(), **compute.changes(run.context_len)}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())

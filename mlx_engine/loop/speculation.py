@@ -16,10 +16,10 @@ proposals have gained or cost; when it is empty, nothing is proposed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from mlx_engine.cache.pool import kv_layers
@@ -269,8 +269,9 @@ class Speculation:
         if draft.ids:
             self._count(draft, draft.kind, is_right=ids[draft.n_read] == draft.ids[0])
         draft.drafter.extend(ids[draft.n_read :])
-        found, strength = draft.drafter.propose(min(self._most, sequence.output.max_tokens - len(ids) - 1))
-        draft.ids, draft.n_read = self._known(found), len(ids)
+        most = max(0, min(self._most, sequence.output.max_tokens - len(ids) - 1))
+        found, strength = draft.drafter.propose(most)
+        draft.ids, draft.n_read = self._known(found[:most]), len(ids)
         draft.kind = max(0, bisect_right(LENGTHS, strength) - 1)
         return draft
 

@@ -14,7 +14,6 @@ import typer
 from mlx_engine.commands.console import notice
 from mlx_engine.commands.options.groups import RARE
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
-from mlx_engine.options import OFF
 
 if TYPE_CHECKING:
     from mlx_engine.weights.conversion import Conversion
@@ -61,6 +60,16 @@ Think: TypeAlias = Annotated[
         show_default="the template's",
         rich_help_panel="Prompt",
     ),
+]
+Speculate: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--speculate",
+        metavar="HOW",
+        help="off, lookup or auto: check tokens of earlier text, several in one pass; answers are the same.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
 ]
 SUGGESTED = "Use the sampling that the model's files suggest where no option sets it."
 
@@ -152,15 +161,6 @@ class ComputeOptions(LoadOptions):
     """Model and backend. `LoadOptions`, compiled kernels or NumPy, and whether memory is checked."""
 
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels."), RARE] = False
-    speculate: Annotated[
-        str,
-        typer.Option(
-            "--speculate",
-            metavar="HOW",
-            help="off, lookup or auto: check tokens of earlier text in one pass; answers are the same.",
-        ),
-        RARE,
-    ] = OFF
     allow_too_large: Annotated[
         bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free."), RARE
     ] = False
@@ -172,7 +172,7 @@ class ComputeOptions(LoadOptions):
 
     def machine(self) -> dict[str, Any]:
         """Return the keyword arguments of `load` that do not change results."""
-        return {"threads": self.threads, "allow_too_large": self.allow_too_large, "speculate": self.speculate}
+        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
 
     def changes(self, context_len: int | None) -> dict[str, Any]:
         """Return the keyword arguments of `load` that change results, for texts of up to `context_len` tokens.
