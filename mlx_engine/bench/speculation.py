@@ -1,9 +1,9 @@
 """Measure speculation: each text of a file is answered with and without proposed tokens, in turn.
 
 A file has a JSON object per line: `prompt`, a text or messages; and, if wanted, `name`, `max_tokens`, `prediction`, and
-`right`, a share from 0 to 1. With `right`, the tokens of the answer without proposals are proposed, each right with this
-probability: this gives the factor at a given acceptance, also of a model with random weights. Answers are greedy, go on
-past end-of-text tokens, and must have the same digest with and without proposals.
+`right`, a share from 0 to 1. With `right`, the tokens of the answer without proposals are proposed, each right with
+this probability: this gives the factor at a given acceptance, also of a model with random weights. Answers are greedy,
+go on past end-of-text tokens, and must have the same ids with and without proposals.
 """
 
 from __future__ import annotations

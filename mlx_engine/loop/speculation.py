@@ -30,18 +30,22 @@ from mlx_engine.weights.model import Model
 # The most tokens that are proposed for one sequence in a pass, and the most rows of a pass with proposed tokens: up to
 # 32 rows all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# Matches of at least so many ids are one kind of evidence, and how often they are right before anything is known.
+# Matches of at least so many ids are one kind of evidence, and the share that is right before anything is known.
 LENGTHS, PRIOR = (1, 3, 4, 6, 9, 16), (0.15, 0.3, 0.5, 0.65, 0.8, 0.9)
 # The weight of what was known before, in proposals; and the number of latest proposals that count.
 WEIGHT, LATEST = 4.0, 64
-# Tokens that the proposals of a sequence may cost at its start, more for each of its tokens, and the most that it saves.
+# Tokens that proposals may cost a sequence at its start, more for each of its tokens, and the most that it saves.
 START, PER_TOKEN, MOST_SAVED = 1.0, 0.005, 8.0
 # The expected rate with proposals must be so much higher than without.
 MARGIN = 1.02
 # On a lazy backend a sequence waits for its token before the next pass if a proposal is as likely as this to be right.
 PROMISING = 0.5
-# The time of a pass by rows before any is measured: 1, and this for each further row. And the weight of a new time.
-PER_ROW, NEWEST = 0.2, 0.2
+# The time of a pass by rows before any is measured: 1, and this for each further row.
+PER_ROW = 0.2
+# Rows whose times are kept, the number of new times that change them, and the weights of a longer and a shorter time.
+CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
+# A token that is less likely to be right than this is not proposed.
+LEAST = 0.1
 
 
 # The slots for states of proposed tokens, where a model has states: each takes memory.
@@ -133,21 +137,34 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        # The time by rows, made again after `RENEW` new times.
+        self._curve, self._n_new = [_usual(n) for n in range(CURVE)], 0
 
     def add(self, n_rows: int, seconds: float) -> None:
-        """Add the time of a pass that has run no prompt."""
-        known = self._seconds.get(n_rows)
-        # A pass during which kernels were compiled, or other work ran, counts as twice the usual time.
-        seconds = min(seconds, 2 * self(n_rows)) if self._seconds else seconds
-        self._seconds[n_rows] = seconds if known is None else known + NEWEST * (seconds - known)
+        """Add the time of a pass that has run no prompt.
+
+        Other work on the machine makes passes longer, never shorter: shorter times count more than longer ones.
+        """
+        known, self._n_new = self._seconds.get(n_rows), self._n_new + 1
+        if known is None:
+            # Kernels may have been compiled during the first pass with so many rows.
+            self._seconds[n_rows] = min(seconds, 1.5 * self(n_rows)) if self._seconds else seconds
+            self._n_new = RENEW
+        else:
+            self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
 
     def __call__(self, n_rows: int) -> float:
         """Return the time of a pass with so many rows, in any unit."""
-        known = self._seconds.get(n_rows)
-        if known is not None or not self._seconds:
-            return known or _usual(n_rows)
+        if self._n_new >= RENEW and self._seconds:
+            self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
+        return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
+
+    def _estimate(self, n_rows: int) -> float:
+        """Return the time of a pass with so many rows: no more than that of a pass with more."""
+        if n_rows in self._seconds:
+            return min(seconds for n, seconds in self._seconds.items() if n >= n_rows)
         nearest = min(self._seconds, key=lambda measured: abs(measured - n_rows))
-        return self._seconds[nearest] * _usual(n_rows) / _usual(nearest)
+        return self._estimate(nearest) * _usual(n_rows) / _usual(nearest)
 
     def lines(self) -> list[str]:
         """Return a line with the measured times."""
@@ -220,8 +237,10 @@ class Speculation:
         asking = [chunk for chunk in chunks if _may_ask(chunk) and is_settled(chunk.sequence)]
         if not asking:
             return
-        n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
         drafts = [self.look(chunk.sequence) for chunk in asking]
+        if not any(draft.ids for draft in drafts):
+            return
+        n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
         numbers = self.plan(asking, drafts, n_rows)
         extra = self._extra(n_rows, len(asking), sum(numbers))
         for chunk, draft, n in zip(asking, drafts, numbers, strict=True):
@@ -235,26 +254,28 @@ class Speculation:
 
     def plan(self, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int) -> list[int]:
         """Return how many tokens to propose for each chunk: those with the highest expected tokens per second."""
-        n = len(chunks)
-        room = MOST_ROWS - n_rows
+        n, numbers = len(chunks), [0] * len(chunks)
+        chances = [self.probability(draft) if draft.ids else 0.0 for draft in drafts]
+        if max(chances) < LEAST:
+            return numbers
         each = self._extra(n_rows, n, 4) / 4
         likely: list[tuple[float, int]] = []
-        for i, draft in enumerate(drafts):
-            n_tokens = len(chunks[i].sequence.output.token_ids)
-            budget = START + PER_TOKEN * n_tokens + draft.account
-            p, right = self.probability(draft), 1.0
-            for _ in range(min(len(draft.ids), int(budget / each) if each else MOST)):
-                right *= p
+        for i, (chunk, draft, chance) in enumerate(zip(chunks, drafts, chances, strict=True)):
+            budget = START + PER_TOKEN * len(chunk.sequence.output.token_ids) + draft.account
+            right, most = 1.0, int(budget / each) if each else len(draft.ids)
+            for _ in range(min(len(draft.ids), most)):
+                right *= chance
+                if right < LEAST:
+                    break
                 likely.append((right, i))
-        numbers, best = [0] * n, MARGIN * n / self.costs(n_rows)
-        expected, order = float(n), sorted(likely, key=lambda one: -one[0])[: max(0, room)]
-        n_best = 0
-        for r, (right, _) in enumerate(order, start=1):
+        likely.sort(key=lambda one: -one[0])
+        expected, best, n_best = float(n), MARGIN * n / self.costs(n_rows), 0
+        for r, (right, _) in enumerate(likely[: max(0, MOST_ROWS - n_rows)], start=1):
             expected += right
             rate = expected / self.costs(n_rows + r)
             if rate > best:
                 best, n_best = rate, r
-        for _, i in order[:n_best]:
+        for _, i in likely[:n_best]:
             numbers[i] += 1
         return numbers
 
@@ -313,7 +334,9 @@ class Speculation:
 
     def _known(self, ids: abc.Sequence[int]) -> abc.Sequence[int]:
         """Return the ids before the first one that the vocabulary does not have."""
-        return next((ids[:i] for i, one in enumerate(ids) if not 0 <= one < self._n_vocabulary), ids)
+        if not ids or (min(ids) >= 0 and max(ids) < self._n_vocabulary):
+            return ids
+        return ids[: next(i for i, one in enumerate(ids) if not 0 <= one < self._n_vocabulary)]
 
     def _extra(self, n_rows: int, n_sequences: int, n: int) -> float:
         """Return the tokens that the sequences of a pass would get in the time that n more rows take."""
