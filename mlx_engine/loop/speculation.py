@@ -35,9 +35,9 @@ LENGTHS, PRIOR = (1, 3, 4, 6, 9, 16), (0.15, 0.3, 0.5, 0.65, 0.8, 0.9)
 # The weight of what was known before, in proposals; and the number of latest proposals that count.
 WEIGHT, LATEST = 4.0, 64
 # Tokens that proposals may cost a sequence at its start, more for each of its tokens, and the most that it saves.
-START, PER_TOKEN, MOST_SAVED = 1.0, 0.005, 8.0
+START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
 # The expected rate with proposals must be so much higher than without.
-MARGIN = 1.02
+MARGIN = 1.05
 # On a lazy backend a sequence waits for its token before the next pass if a proposal is as likely as this to be right.
 PROMISING = 0.5
 # The time of a pass by rows before any is measured: 1, and this for each further row.
@@ -50,8 +50,8 @@ LEAST = 0.1
 
 # The slots for states of proposed tokens, where a model has states: each takes memory.
 MOST_STATES = 8
-# `auto` proposes nothing for models with fewer parameters: their passes take less time than ten searches.
-FEWEST_PARAMETERS = 1 << 26
+# `auto` proposes nothing for models with fewer parameters: looking for proposals takes 1 % of so short a pass.
+FEWEST_PARAMETERS = 1 << 28
 
 
 class Use(NamedTuple):
