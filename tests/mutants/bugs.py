@@ -250,6 +250,11 @@ MUTANTS = [
     Mutant("both sides of a split page have one reference", "RadixTree._split", "at % self._page", "False"),
     Mutant("a page of a window is filled with other tokens", "RadixTree._fill", "node.end <= n", "True"),
     Mutant("a use is not marked", "PrefixCache.attach", "self._use(path)", "pass"),
+    # ---- Speculation ----
+    Mutant("a wrong proposal is accepted", "Scheduler._accept_chunk", "token == chunk.proposed[n]", "True"),
+    Mutant(
+        "a draw after a proposal reads the row before it", "ModelRunner.choose_next", "chunk.row + i", "chunk.row + i - 1"
+    ),
     # ---- States ----
     Mutant("a pass writes over the state that it reads", "SequenceState.begin", "self._pool.take()", "source.slot"),
     Mutant(
