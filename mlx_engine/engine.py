@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from mlx_engine.backends import EXACT, check_backend, create_backend
+from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import SequenceInput
@@ -116,6 +116,7 @@ def load(
     jit: bool = True,
     context: int | None = None,
     activations: str = EXACT,
+    kv_type: str | None = None,
     speculate: str = OFF,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -140,6 +141,8 @@ def load(
             for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
         activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
             are faster and round, see docs/precision.md.
+        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
+            activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
         speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
             see docs/speculation.md; "auto" does so where it cannot be slower; "off" does not.
         allow_too_large: load a model that needs more memory than is free.
@@ -155,7 +158,8 @@ def load(
     """
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
-    options |= {"allow_too_large": allow_too_large, "activations": activations, "speculate": speculate}
+    options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
+    options |= {"speculate": speculate}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -961,6 +965,7 @@ def open_source(
     jit: bool = True,
     context: int | None = None,
     activations: str = EXACT,
+    kv_type: str | None = None,
     speculate: str = OFF,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -981,13 +986,14 @@ def open_source(
         configure_log()
     # Check the backend before anything is downloaded; create it when the model file has been opened.
     check_backend(backend, activations)
+    kv_type = kv_type_of(activations, kv_type)
     check_speculate(speculate)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, speculate
+    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
     return CheckedCheckpoint(path, planned, backend, *how)
 
 
@@ -1006,6 +1012,7 @@ class CheckedCheckpoint:
         allow_too_large: whether to load a model that needs more memory than is free.
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
         activations: the type of the backend's activations.
+        kv_type: the type of keys and values.
         speculate: how tokens are proposed.
     """
 
@@ -1018,6 +1025,7 @@ class CheckedCheckpoint:
     allow_too_large: bool = False
     shard: Shard | None = None
     activations: str = EXACT
+    kv_type: str = EXACT
     speculate: str = OFF
     prompts: RequestBuilder = field(init=False)
     _is_checked: bool = False
@@ -1026,7 +1034,7 @@ class CheckedCheckpoint:
         if self.shard is not None:
             config = hashlib.sha256(repr(self.config).encode()).hexdigest()
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
-            settings["activations"] = self.activations
+            settings |= {"activations": self.activations, "kv_type": self.kv_type}
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
 
@@ -1043,7 +1051,8 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        return create_backend(self.backend, threads=self.threads, jit=self.jit, activations=self.activations)
+        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type}
+        return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
         """Compare the memory that the model needs with the free memory, and warn of weights that are expanded.

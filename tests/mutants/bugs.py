@@ -253,7 +253,10 @@ MUTANTS = [
     # ---- Speculation ----
     Mutant("a wrong proposal is accepted", "Scheduler._accept_chunk", "token == chunk.proposed[n]", "True"),
     Mutant(
-        "a draw after a proposal reads the row before it", "ModelRunner.choose_next", "chunk.row + i", "chunk.row + i - 1"
+        "a draw after a proposal reads the row before it",
+        "ModelRunner.choose_next",
+        "chunk.row + i",
+        "chunk.row + i - 1",
     ),
     # ---- States ----
     Mutant("a pass writes over the state that it reads", "SequenceState.begin", "self._pool.take()", "source.slot"),

@@ -113,6 +113,7 @@ def test_a_disturbed_pass_changes_the_costs_little():
         costs.add(1, COSTS[1])
     assert before <= costs(4) < 1.15 * before
     assert costs(2) <= costs(4) <= costs(8) <= costs(100)
+    assert costs.lines()[0].startswith("milliseconds of a pass by rows: 1: 25.00, 2: 25.50, ")
 
 
 def test_the_first_pass_with_a_number_of_rows_may_have_compiled_kernels():
@@ -138,13 +139,19 @@ def test_where_tokens_are_proposed():
         mlx_engine.load("builtin", speculate="on")
 
 
+@pytest.fixture
+def usual_costs(monkeypatch):
+    """Plans that do not depend on the time that passes take here."""
+    monkeypatch.setattr(PassCosts, "add", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def engine():
     with mlx_engine.load("builtin", "parallel", threads=1, speculate="lookup") as loaded:
         yield loaded
 
 
-def test_python_has_the_same_answer_in_fewer_passes(engine):
+def test_python_has_the_same_answer_in_fewer_passes(engine, usual_costs):
     with mlx_engine.load("builtin", "parallel", threads=1) as plain:
         expected = plain.generate(REPEATED, 60, logprobs=0, ignore_eos=True)
         predicted = plain.generate("Tom had", 60, logprobs=0, ignore_eos=True)
@@ -158,7 +165,7 @@ def test_python_has_the_same_answer_in_fewer_passes(engine):
     assert again.n_accepted > 20
 
 
-def test_a_scheduler_looks_in_other_sequences_unless_it_keeps_them_apart(engine):
+def test_a_scheduler_looks_in_other_sequences_unless_it_keeps_them_apart(engine, usual_costs):
     def accepted(**how):
         scheduler, found = engine.scheduler(slots=1, kv_memory=1 << 22, **how), []
         for _ in range(2):
@@ -175,7 +182,7 @@ def test_a_scheduler_looks_in_other_sequences_unless_it_keeps_them_apart(engine)
     assert second <= first + 2
 
 
-def test_the_command_reports_what_was_proposed():
+def test_the_command_reports_what_was_proposed(usual_costs):
     line = ["generate", REPEATED, "-n", "60", "-b", "parallel", "--ignore-eos", "--speculate", "lookup"]
     found = CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False)
     counts = json.loads(found.stdout)["speculation"]
@@ -184,10 +191,9 @@ def test_the_command_reports_what_was_proposed():
     shown = CliRunner().invoke(app, [*line, "-v"], catch_exceptions=False).stderr
     assert "Speculation: lookup" in shown
     assert "tokens proposed in" in shown
-    assert "milliseconds of a pass by rows: 1:" in shown
 
 
-def test_texts_of_a_benchmark(tmp_path, engine):
+def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
     from mlx_engine.bench.speculation import markdown, rows, texts_of
 
     file = tmp_path / "texts.jsonl"
