@@ -72,13 +72,12 @@ def simulated(token, n_tokens, n=1):
     while len(chunks[0].sequence.output.token_ids) < n_tokens:
         drafts = [made.look(chunk.sequence) for chunk in chunks]
         numbers = made.plan(chunks, drafts, n)
-        extra = made._extra(n, n, sum(numbers))
         seconds += made.costs(n + sum(numbers))
         for chunk, draft, k in zip(chunks, drafts, numbers, strict=True):
             n_right = k if token == 5 else 0
             chunk.sequence.output.token_ids += [5] * (1 + n_right)
             if k:
-                draft.cost = extra * k / sum(numbers)
+                draft.under_way = n, n, sum(numbers)
                 chunk.proposed, chunk.n = [token] * k, 1 + n_right
                 made.learn(chunk)
     n_made = sum(len(chunk.sequence.output.token_ids) for chunk in chunks) / n
