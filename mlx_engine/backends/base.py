@@ -74,6 +74,8 @@ class Backend(Primitives):
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
+    # Whether the bits of a row do not depend on the other rows of a pass; docs/exactness.md has exceptions.
+    fixes_bits: bool = False
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 

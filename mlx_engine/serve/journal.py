@@ -136,7 +136,7 @@ def _is_torn(path: Path) -> bool:
 
 
 # Options that change no token, and the one that is a struct of its own.
-LEFT_OUT = ("sampling", "logprobs", "timeout")
+LEFT_OUT = ("sampling", "logprobs", "timeout", "prediction")
 
 # The options of `load` that a line may have; `replay` passes them to `load`.
 LOAD_OPTIONS = ("activations", "kv_type", "allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")

@@ -53,7 +53,6 @@ NOOPS_OF_CHAT: Mapping[str, Schema] = {
     "functions": _one_of([]),
     "modalities": _one_of(["text"]),
     "moderation": _one_of(),
-    "prediction": _one_of(),
     "verbosity": _one_of("medium"),
     "web_search_options": _one_of(),
 }
@@ -156,6 +155,20 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionName
 
 
+class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """A text that the answer may repeat, such as a file before an edit. It may make the answer faster."""
+
+    type: Literal["content"]
+    content: str | list[PredictedText]
+
+
 TOOL_CHOICES = ("none", "auto", "required")
 
 
@@ -212,6 +225,11 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
     def limit(self) -> int | None:
         """The largest number of new tokens; None for as many as fit."""
         raise NotImplementedError
+
+    @property
+    def predicted(self) -> str | None:
+        """A text that the answers may repeat; None for none."""
+        return None
 
     def asked(self) -> Asked:
         """Return the constraint of the answers.
@@ -338,6 +356,15 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def predicted(self) -> str | None:
+        """The predicted output; None for none."""
+        if self.prediction is None:
+            return None
+        content = self.prediction.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
     @property
     def n_logprobs(self) -> int | None:
@@ -380,7 +407,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     def forget_prompt(self) -> None:
         """Drop the messages and the tools."""
-        self.messages, self.chat_template_kwargs, self.tools = [], None, None
+        self.messages, self.chat_template_kwargs, self.tools, self.prediction = [], None, None, None
 
     def _tools(self) -> list[dict[str, Any]]:
         """Return the tools of the prompt. Without a choice of tools there are none, so that no model can call one."""

@@ -172,6 +172,14 @@ MUTANTS = [
     ),
     Mutant("a match is one token too long", "_agreeing", "int(differing[0])", "int(differing[0]) + 1"),
     Mutant("both sides of a split page have one reference", "RadixTree._split", "at % self._page", "False"),
+    # ---- Speculation ----
+    Mutant("a wrong proposal is accepted", "Scheduler._accept_chunk", "token == chunk.proposed[n]", "True"),
+    Mutant(
+        "a draw after a proposal reads the row before it",
+        "ModelRunner.choose_next",
+        "chunk.row + i",
+        "chunk.row + i - 1",
+    ),
     # ---- States ----
     Mutant("a pass writes over the state that it reads", "SequenceState.begin", "self._pool.take()", "source.slot"),
     Mutant(

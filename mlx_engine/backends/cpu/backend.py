@@ -66,6 +66,8 @@ _KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_
 class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
+    fixes_bits = True
+
     def __init__(self, library: Library, name: str, threads: int, activations: str = "f32") -> None:
         self.name, self.threads, self.activations = name, threads, activations
         super().__init__()
