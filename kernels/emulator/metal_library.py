@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import lint
 from .arrays import array_at, memory_of, output_bytes
-from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library
+from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library, uses_tensors
 from .dispatch import Alignments, around, misplaced, note, raise_mistakes
 from .errors import CompileError, EmulatorError, LaunchError, LintError, MemoryFaultError
 from .findings import Finding, Place
@@ -433,7 +433,9 @@ def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
     """
     base = BUILDS.get(build, UNOPTIMIZED)
     entries = "".join(kernel.entry(i) for i, kernel in enumerate(kernels))
-    text = f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n{kernels[0].code()}\n{entries}"
+    code = kernels[0].code()
+    header = "msl/tensors.h" if uses_tensors(code) else "msl/all.h"
+    text = f"#include <{header}>\n{attributes()}#include <msl/whole.h>\n{code}\n{entries}"
     return kernel_library(text, Build(base.name, (*base.flags, *_FLAGS)))
 
 

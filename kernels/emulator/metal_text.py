@@ -103,11 +103,12 @@ def _split(parameter: str) -> tuple[str, dict[str, str]]:
 
 
 def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
-    """Return name, type, and whether it is a pointer (or an array), or a reference."""
-    found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", declared.split("=")[0].strip())
+    """Return name ("unnamed" without one), type, and whether it is a pointer (or an array), or a reference."""
+    written = declared.split("=")[0].strip()
+    found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", f"{written} unnamed" if written[-1:] in "*&" else written)
     if found is None:
-        raise CompileError(f"kernel '{kernel}': expected a parameter with a name, found `{declared}`")
-    kind = declared[: found.start()]
+        raise CompileError(f"kernel '{kernel}': expected a parameter, found `{declared}`")
+    kind = written[: found.start()]
     plain = re.sub(
         r"\b(?:const|constant|device|threadgroup|thread|volatile|restrict|__restrict|coherent)\b|[*&]", " ", kind
     )
@@ -118,6 +119,7 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
+_SIZED = r"(?:(?:metal\s*::\s*)?vec\s*<[^<>]*>)"
 _PARAMETER = re.compile(r"\b(?:typename|class)\s+(?!\.)(\w+)\b(?=\s*[,>=])")
 _ALIAS = re.compile(r"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
 
@@ -139,12 +141,14 @@ class Rewriter:
 
     def __init__(self, text: str) -> None:
         names = "|".join(map(re.escape, type_names(text)))
-        kind = rf"(?:{_VECTOR}|vec\s*<[^<>]*>" + (rf"|{names}" if names else "") + ")"
+        kind = rf"(?:{_VECTOR}|{_SIZED}" + (rf"|{names}" if names else "") + ")"
         self._cast = re.compile(
             rf"(?P<before>(?:^|[^\w\s)\]>]|\breturn\b|\belse\b)\s*)\(\s*(?:const\s+|thread\s+)*(?P<type>{kind})\s*\)"
             r"(?=\s*[\w(*&~!.+-])"
         )
-        self._declaration = re.compile(rf"(?P<type>\b{_VECTOR})(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])")
+        self._declaration = re.compile(
+            rf"(?P<type>\b(?:{_VECTOR}|{_SIZED}))(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])"
+        )
         self._call = re.compile(rf"(?<![\w:.~>])(?<!typename )(?P<type>{kind})\s*\((?!\s*[*&)])")
 
     def rewritten(self, body: str) -> str:
@@ -292,6 +296,7 @@ _STANDARD = frozenset(
         "atomic",
         "common",
         "compute",
+        "cooperative_tensor",
         "extended_vector",
         "geometric",
         "graphics",
@@ -308,6 +313,7 @@ _STANDARD = frozenset(
         "simdgroup",
         "simdgroup_matrix",
         "stdlib",
+        "tensor",
         "texture",
         "type_traits",
         "types",
@@ -386,6 +392,8 @@ def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalTe
     with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="reading-") as scratch:
         for header in sorted(_STANDARD):
             (Path(scratch) / f"metal_{header}").write_text("")
+        (Path(scratch) / "MetalPerformancePrimitives").mkdir()
+        (Path(scratch) / "MetalPerformancePrimitives" / "MetalPerformancePrimitives.h").write_text("")
         places = [file.resolve().parent] if file else []
         given = f'#line 1 "{file.resolve() if file else name}"\n{text}'
         expanded = preprocess(given, [*places, *folders], Path(scratch))
@@ -468,8 +476,13 @@ _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on paramet
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
+# `half2 (&pairs)[4]` is no construction, which the macro `half2(...)` would take it for.
+_REFERENCE = re.compile(rf"\b({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
+
+
 def _legal(text: str) -> str:
     """Return the text as clang takes it: literals are floats, attributes are gone, halves become bfloats."""
+    text = _REFERENCE.sub(r"__typeof__(\1)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
 

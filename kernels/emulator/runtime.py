@@ -44,12 +44,13 @@ class Failure(IntEnum):
     UNORDERED_SIMD = 17
     SPINNING = 18
     BOUNDS = 19
-    SAME_VALUE = 20
-    TRUNCATED = 21
-    UNWRITTEN = 22
-    SHIFTED = 23
-    WRITER = 24
-    NOT_WRITTEN = 25
+    TENSOR = 20
+    SAME_VALUE = 21
+    TRUNCATED = 22
+    UNWRITTEN = 23
+    SHIFTED = 24
+    WRITER = 25
+    NOT_WRITTEN = 26
 
     @property
     def is_note(self) -> bool:
@@ -93,7 +94,7 @@ class Report(ctypes.Structure):
         ("code", ctypes.c_ulong),
         ("other_code", ctypes.c_ulong),
         ("object", ctypes.c_char_p),
-        ("detail", ctypes.c_char * 160),
+        ("detail", ctypes.c_char * 320),
     )
     kind: int
     site: Site
@@ -127,7 +128,7 @@ class ThreadgroupArray(ctypes.Structure):
 class Options(ctypes.Structure):
     """Options of a dispatch."""
 
-    NAMES = ("seed", "all_lanes", "races", "at_end", "poison", "patience")
+    NAMES = ("seed", "all_lanes", "races", "at_end", "poison", "patience", "m5")
     _fields_ = (*((name, ctypes.c_uint) for name in NAMES), ("print_from", _Three), ("trace", ctypes.c_ulong))
 
 
