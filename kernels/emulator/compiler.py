@@ -271,8 +271,8 @@ def runtime_library() -> Path:
     return _built(name, compile_in)
 
 
-# Descriptors of products are arguments of templates, and tensors have indices of several numbers: C++23, which takes
-# longer to compile.
+# Descriptors of products are arguments of templates, and tensors have indices of several numbers: C++23. Clang 22 fails
+# where it packs loads of bools, as masks of attention have them.
 _TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|dextents|cooperative_tensor)\b")
 
 
@@ -282,7 +282,7 @@ def uses_tensors(text: str) -> bool:
 
 
 def _language(text: str) -> tuple[str, ...]:
-    return ("-std=c++2b",) if uses_tensors(text) else ()
+    return ("-std=c++2b", "-fno-slp-vectorize") if uses_tensors(text) else ()
 
 
 def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:

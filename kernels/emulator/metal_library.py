@@ -226,6 +226,7 @@ class WholeKernel:
         guard: str | None = None,
         time_limit: float = TIME_LIMIT,
         trace: tuple[int, int] | None = None,
+        layout: str = "any",
     ) -> dict[int, Any]:
         """Run the kernel over the grid.
 
@@ -236,11 +237,12 @@ class WholeKernel:
             grid: threads per axis, not threadgroups.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             threadgroup_memory: bytes by index, for parameters with `[[threadgroup(n)]]`.
-            seed: as of `metal_kernel`, and so are `build`, `lanes`, `guard` and `time_limit`.
+            seed: as of `metal_kernel`, and so are `build`, `lanes`, `guard`, `time_limit` and `layout`.
             build: "spaces", "undefined" or "races".
             lanes: "active" or "all".
             guard: "end" or "start".
             time_limit: seconds.
+            layout: "any" or "m5".
             trace: a buffer and a byte of it: `statistics.writer` says which thread wrote it last, and where. Only in
                 the build "races".
 
@@ -251,11 +253,13 @@ class WholeKernel:
             EmulatorError: the kernel or its call is wrong; see `errors`.
         """
         where = f"kernel '{self.name}'"
-        check_switches(where, seed, build, lanes, guard)
+        check_switches(where, seed, build, lanes, guard, layout)
         check_grid(where, grid, threadgroup)
         at_end = guard == "end" if guard else seed % 2 == 0
         poison = POISONS[(seed + 2 * (build == "races")) % len(POISONS)]
-        options = Options(seed, lanes == "all", build == "races", at_end, poison, int(time_limit * 1000))
+        options = Options(
+            seed, lanes == "all", build == "races", at_end, poison, int(time_limit * 1000), layout == "m5"
+        )
         run = _Run(grid, threadgroup, options, build, trace)
         given = self._given(dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers)))
         sizes = self._sizes(threadgroup_memory or {})

@@ -141,7 +141,7 @@ class Rewriter:
 
     def __init__(self, text: str) -> None:
         names = "|".join(map(re.escape, type_names(text)))
-        kind = rf"(?:{_VECTOR}|{_SIZED}" + (rf"|{names}" if names else "") + ")"
+        kind = rf"(?:{_VECTOR}|{_SIZED}" + (rf"|(?:{names})(?:\s*<[^<>]*>)?" if names else "") + ")"
         self._cast = re.compile(
             rf"(?P<before>(?:^|[^\w\s)\]>]|\breturn\b|\belse\b)\s*)\(\s*(?:const\s+|thread\s+)*(?P<type>{kind})\s*\)"
             r"(?=\s*[\w(*&~!.+-])"
@@ -149,7 +149,7 @@ class Rewriter:
         self._declaration = re.compile(
             rf"(?P<type>\b(?:{_VECTOR}|{_SIZED}))(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])"
         )
-        self._call = re.compile(rf"(?<![\w:.~>])(?<!typename )(?P<type>{kind})\s*\((?!\s*[*&)])")
+        self._call = re.compile(rf"(?<![\w:.~>])(?<!typename )(?P<type>{kind})\s*\((?!\s*(?:\)|[*&]+\s*\w*\s*\)))")
 
     def rewritten(self, body: str) -> str:
         """Return the body of a function, with the same lines."""

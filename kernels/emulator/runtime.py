@@ -142,12 +142,21 @@ class Statistics(ctypes.Structure):
         barriers: barriers, one per thread.
         switches: switches between fibres.
         threadgroup_bytes: bytes of threadgroup memory.
+        tensor_operations: operations on tensors, one per scope.
         undefined: the first shuffle that read a lane which takes no part, whose value is NaN; None if there was none.
         notes: what may be a mistake.
         writer: which thread wrote the element last that `trace` names; None if that is unknown.
     """
 
-    NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
+    NAMES = (
+        "threads",
+        "threadgroups",
+        "simd_operations",
+        "barriers",
+        "switches",
+        "threadgroup_bytes",
+        "tensor_operations",
+    )
     _fields_ = tuple((name, ctypes.c_ulong) for name in NAMES)
     threads: int
     threadgroups: int
@@ -155,6 +164,7 @@ class Statistics(ctypes.Structure):
     barriers: int
     switches: int
     threadgroup_bytes: int
+    tensor_operations: int
     undefined: str | None = None
     notes: tuple[Finding, ...] = ()
     writer: Finding | None = None

@@ -133,7 +133,7 @@ typedef struct {
 } msl_options;
 
 typedef struct {
-  unsigned long threads, threadgroups, simd_operations, barriers, switches, threadgroup_bytes;
+  unsigned long threads, threadgroups, simd_operations, barriers, switches, threadgroup_bytes, tensor_operations;
 } msl_statistics;
 
 // Returns how many reports there are; there is room for 2 * MSL_MAX_FINDINGS.

@@ -208,6 +208,7 @@ void msl_meet(unsigned simdgroups, const void* mine, const char* what, const cha
   if (simdgroups == 1) msl_exchange(&nothing, 1, MSL_ALL_LANES, what, file, line, &unused);
   if (simdgroups > 1) meet_group(what, file, line);
   *met = (msl_met){&brought[first], threads, *unmoved};
+  counted.tensor_operations += *unmoved;
   *unmoved = 0;
 }
 
