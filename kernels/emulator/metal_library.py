@@ -181,6 +181,17 @@ class Library:
         return WholeKernel(self.name, self._text, found, values)
 
 
+    def prepare(self, kernels: Sequence[WholeKernel], build: str = "spaces") -> None:
+        """Compile kernels of this file together, all with the same function constants: faster than one by one.
+
+        Raises:
+            CompileError: one of them does not compile.
+        """
+        file = compile_together(kernels, build)
+        for i, kernel in enumerate(kernels):
+            kernel.use(build, Entry(file, i))
+
+
 @dataclass(frozen=True)
 class _Run:
     grid: Sequence[int]
@@ -310,11 +321,15 @@ class WholeKernel:
     ) -> dict[int, Any] | None:
         """Return what was written, or None if the kernel needs more alignments, which are noted."""
         placed = self._place(given, run.options)
-        addresses = [
-            sizes[one.slot] if one.role == "threadgroup" else placed[one.slot].start if one.slot in placed else 0
-            for one in self.parameters
-            if one.role != "attribute"
-        ]
+        shapes = {one.slot: self._shape(one, given[one.slot]) for one in self.parameters if one.is_tensor}
+        addresses = []
+        for one in self.parameters:
+            if one.role == "threadgroup":
+                addresses.append(sizes[one.slot])
+            elif one.role == "buffer":
+                addresses.append(placed[one.slot].start if one.slot in placed else 0)
+            if one.is_tensor:
+                addresses.append(ctypes.addressof(shapes[one.slot]))
         written = [(i, value, placed[i]) for i, value in given.items() if value is not None and self._writes(i)]
         watched = [(buffer.start, buffer.bytes, value.bytes is None) for _, value, buffer in written]
         if run.trace is not None:
@@ -337,6 +352,16 @@ class WholeKernel:
         note(statistics, failed)
         self.statistics = statistics
         return {i: value.array(buffer.start) for i, value, buffer in written}
+
+    def _shape(self, one: MetalParameter, value: Contents | None) -> Any:
+        """Return how many axes an array has, and its extents as those of a tensor: the contiguous last axis first."""
+        shape = getattr(value.like, "shape", None) if value is not None else None
+        if not shape:
+            raise LaunchError(
+                f"kernel '{self.name}', buffer {one.slot} ('{one.name}', a tensor): expected an array of one axis or "
+                f"more, found {value.like if value is not None else None!r}"
+            )
+        return (ctypes.c_long * (1 + len(shape)))(len(shape), *reversed([int(n) for n in shape]))
 
     def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
         """Return the buffers by index; an array that was given twice is in one."""
@@ -389,6 +414,10 @@ class WholeKernel:
                 raise self._unset(str(error)) from None
         return self._entries[build]
 
+    def use(self, build: str, entry: Entry) -> None:
+        """Take what was compiled together with other kernels; see `Library.prepare`."""
+        self._entries[build] = entry
+
     def _unset(self, error: str) -> LaunchError:
         """Return the error for a function constant without a value, which is a symbol that nobody defines."""
         symbol = re.search(r"undefined symbol: (\w+)", error)
@@ -412,6 +441,10 @@ class WholeKernel:
                 ordinal = self._function.arrays + memory
                 value = f'msl_threadgroup_array({ordinal}, (unsigned)(unsigned long){value}, "{one.name}", 0)'
                 memory += 1
+            if one.is_tensor:
+                arguments.append(f"msl_bound_tensor{{buffers[{place}], (const long*)buffers[{place + 1}]}}")
+                place += 2
+                continue
             kind = one.declared.rstrip("&") + "*" if one.is_reference else one.declared
             if self._function.is_typed:
                 arguments.append(f"{'*' if one.is_reference else ''}(({kind}){value})")

@@ -32,6 +32,7 @@ class MetalParameter(NamedTuple):
         attribute: the attribute of the thread that it has.
         declared: the whole text of its type.
         is_optional: whether a function constant decides if it exists.
+        is_tensor: whether it is a tensor, bound with the extents of its array.
     """
 
     name: str
@@ -43,8 +44,10 @@ class MetalParameter(NamedTuple):
     attribute: str
     declared: str
     is_optional: bool = False
+    is_tensor: bool = False
 
 
+_TENSOR = re.compile(r"(?:metal\s*::\s*)?tensor\s*<\s*(?P<element>[^,<>]+),.*>$", re.DOTALL)
 _ATTRIBUTE = re.compile(r"(\w+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?")
 _BRACKETS = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 
@@ -70,7 +73,8 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
         if attribute:
             yield MetalParameter(name, "attribute", 0, kind, False, False, attribute, "")
             continue
-        if not (is_pointer or is_reference):
+        tensor = _TENSOR.match(whole)
+        if not (is_pointer or is_reference or tensor):
             found = ", ".join(given) or "no attribute"
             raise CompileError(
                 f"kernel '{kernel}', parameter '{name}': expected a buffer, threadgroup memory or an attribute of a "
@@ -79,8 +83,9 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
         role = "threadgroup" if re.search(r"\bthreadgroup\b", declared) else "buffer"
         index = int(given[role]) if given.get(role) else next(i for i in range(99) if i not in taken[role])
         taken[role].add(index)
-        fixed = re.search(r"\b(?:const|constant)\b", declared.split("*")[0].split("&")[0])
-        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole, "function_constant" in given)
+        fixed = re.search(r"\b(?:const|constant)\b", (tensor["element"] if tensor else declared).split("*")[0].split("&")[0])
+        optional = "function_constant" in given
+        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole, optional, bool(tensor))
 
 
 def _separated(listed: str) -> Iterator[str]:

@@ -186,10 +186,11 @@ void msl_multiply_ints(const int* a, const int* b, int* c, unsigned m, unsigned 
 void msl_tensor_wrong(const char* file, unsigned line, const char* format, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
 
-// The same for what goes wrong at many places; each ends the threadgroup.
-void msl_outside(long index, int axis, long origin, long extent, long edge) __attribute__((noreturn));
-void msl_beyond_capacity(long index, unsigned capacity) __attribute__((noreturn));
-void msl_not_mapped(void) __attribute__((noreturn));
+// The same at the place of the call, which the compiler must not merge with others.
+#define MSL_NEVER_RETURNS __attribute__((noreturn, nomerge))
+void msl_outside(long index, int axis, long origin, long extent, long edge) MSL_NEVER_RETURNS;
+void msl_beyond_capacity(long index, unsigned capacity) MSL_NEVER_RETURNS;
+void msl_not_mapped(void) MSL_NEVER_RETURNS;
 void msl_tensor_unplaced(const char* file, unsigned line, const char* operand);  // returns if `m5`
 
 // Elementary functions, see math.c.

@@ -97,6 +97,7 @@ void races_forget_pending(void);  // of a thread that has ended before its store
 
 // tensors.c
 void tensors_begin(void);
+void tensors_next_group(void);
 
 // threadgroup.c
 void threadgroup_prepare(int at_end, int races);

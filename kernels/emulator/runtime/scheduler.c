@@ -313,6 +313,7 @@ static void run_group(void) {
   counted.threadgroups++;
   counted.threads += group.threads;
   races_next_group();
+  tensors_next_group();
   threadgroup_poison();
   group_over = grid_over;
   begin_threads();

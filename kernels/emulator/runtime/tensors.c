@@ -15,10 +15,16 @@
 static msl_layout layouts[MAX_LAYOUTS];
 static unsigned layout_count, layouts_asked[MAX_LAYOUTS];
 static const void* brought[MSL_MAX_THREADS];
-static unsigned nobody_has_gone_on[MSL_MAX_THREADS / MSL_SIMD_WIDTH];
+// How often each thread has met all others of its threadgroup, and for how many of these meetings one has acted.
+static unsigned meetings[MSL_MAX_THREADS], acted;
 
 void tensors_begin(void) {
   while (layout_count) free((void*)layouts[--layout_count].at);
+}
+
+void tensors_next_group(void) {
+  acted = 0;
+  memset(meetings, 0, sizeof meetings);
 }
 
 void msl_tensor_wrong(const char* file, unsigned line, const char* format, ...) {
@@ -190,7 +196,7 @@ unsigned msl_place_in_scope(unsigned simdgroups) {
 
 void msl_meet(unsigned simdgroups, const void* mine, const char* what, const char* file, unsigned line, msl_met* met) {
   unsigned index = running_index(), first = simdgroups == 1 ? index / MSL_SIMD_WIDTH * MSL_SIMD_WIDTH : 0;
-  unsigned threads = threads_of(simdgroups), *unmoved = &nobody_has_gone_on[first / MSL_SIMD_WIDTH];
+  unsigned threads = threads_of(simdgroups), is_first = 1;
   if (!simdgroups) first = index;
   if (simdgroups > 1 && running_threads() != threads)
     msl_tensor_wrong(file, line,
@@ -202,14 +208,19 @@ void msl_meet(unsigned simdgroups, const void* mine, const char* what, const cha
                      "%s needs a whole SIMD-group, and this one has %u threads\nlaunch a multiple of 32 threads", what,
                      running_threads() - first);
   brought[index] = mine;
-  *unmoved = 1;
-  msl_exchanged unused;
-  char nothing = 0;
-  if (simdgroups == 1) msl_exchange(&nothing, 1, MSL_ALL_LANES, what, file, line, &unused);
-  if (simdgroups > 1) meet_group(what, file, line);
-  *met = (msl_met){&brought[first], threads, *unmoved};
-  counted.tensor_operations += *unmoved;
-  *unmoved = 0;
+  if (simdgroups == 1) {
+    msl_exchanged found;
+    char nothing = 0;
+    msl_exchange(&nothing, 1, MSL_ALL_LANES, what, file, line, &found);
+    is_first = found.first;
+  } else if (simdgroups > 1) {
+    unsigned meeting = meetings[index]++;
+    meet_group(what, file, line);
+    is_first = acted == meeting;
+    acted += is_first;
+  }
+  *met = (msl_met){&brought[first], threads, is_first};
+  counted.tensor_operations += is_first;
 }
 
 // ---- products ----

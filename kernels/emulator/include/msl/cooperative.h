@@ -152,7 +152,7 @@ class cooperative_tensor {
     return {this, mapped(other)};
   }
   template <class Other>
-  MSL_LARGE_FUNC unsigned mapped(Other other) const {
+  MSL_FUNC unsigned mapped(Other other) const {
     *lies->asked = *other.of->lies->asked = 1;
     msl_at at = other.of->mine[other.of->inside(other.i)];
     if (at.row < 0) return other.i < lies->capacity ? other.i : 0;

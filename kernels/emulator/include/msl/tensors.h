@@ -1,6 +1,7 @@
 // <metal_tensor>: matrices, and arrays of more axes, in memory. The first axis is the one whose elements are adjacent.
 #pragma once
 #include <msl/all.h>
+#define MSL_TENSORS
 
 namespace metal {
 
