@@ -180,7 +180,6 @@ class Library:
             values[index] = str(value).lower() if isinstance(value, bool) else repr(value)
         return WholeKernel(self.name, self._text, found, values)
 
-
     def prepare(self, kernels: Sequence[WholeKernel], build: str = "spaces") -> None:
         """Compile kernels of this file together, all with the same function constants: faster than one by one.
 
@@ -451,10 +450,14 @@ class WholeKernel:
             else:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
+        # By a pointer, so that no argument of the template is looked for among the types of these arguments.
+        function, pointed = self._function.function, ""
+        if not self._function.is_typed:
+            pointed, function = f"  decltype({function})* msl_function = {function};\n", "msl_function"
         return (
             f'#line 1 "entry"\nextern "C" __attribute__((visibility("default")))\n'
             f"void msl_entry_{index}(void* const* buffers, const msl_thread* self) {{\n"
-            f"  {self._function.function}({', '.join(arguments)});\n}}\n"
+            f"{pointed}  {function}({', '.join(arguments)});\n}}\n"
         )
 
     def code(self) -> str:

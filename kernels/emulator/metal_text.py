@@ -83,7 +83,9 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
         role = "threadgroup" if re.search(r"\bthreadgroup\b", declared) else "buffer"
         index = int(given[role]) if given.get(role) else next(i for i in range(99) if i not in taken[role])
         taken[role].add(index)
-        fixed = re.search(r"\b(?:const|constant)\b", (tensor["element"] if tensor else declared).split("*")[0].split("&")[0])
+        fixed = re.search(
+            r"\b(?:const|constant)\b", (tensor["element"] if tensor else declared).split("*")[0].split("&")[0]
+        )
         optional = "function_constant" in given
         yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole, optional, bool(tensor))
 

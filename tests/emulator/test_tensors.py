@@ -128,7 +128,9 @@ def tiled(name: str, sizes: tuple[int, int, int], **how: Any) -> tuple[Any, Any]
     w = rng.integers(-8, 8, (n, k)).astype(np.int8)
     grid = (-(-n // 32) * 64, -(-m // 16), 1)
     function = compiled(how.get("build", "spaces"))[name]
-    found = function([x, w, scales, out(m, n), np.array([m, n, k, 0], np.int32)], grid=grid, threadgroup=(64, 1, 1), **how)
+    found = function(
+        [x, w, scales, out(m, n), np.array([m, n, k, 0], np.int32)], grid=grid, threadgroup=(64, 1, 1), **how
+    )
     return found[3], (x.astype(np.float64) @ w.T.astype(np.float64)) * scales.astype(np.float64)
 
 
