@@ -1,8 +1,8 @@
 """Kernels of MLX and of mlx-kquant for the accelerators of an M5, and what they must compute.
 
-The headers of MLX's kernels come with its package. Those of mlx-kquant are in the folder `metal` of its source, which the
-environment names in MLX_KQUANT. Most of these kernels place their operands in registers as on an M5, so that they run
-with `layout="m5"`.
+The headers of MLX's kernels come with its package. Those of mlx-kquant are in the folder `metal` of its source, which
+the environment names in MLX_KQUANT. Most of these kernels place their operands in registers as on an M5, so that they
+run with `layout="m5"`.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def attention(d: int, bq: int, bk: int, threads: tuple[int, int, int], causal: b
         numbers = {"B": 1, "H": 2, "D": d, "qL": q_len, "kL": k_len, "gqa_factor": 2}
         counts = {"NQ": _up(q_len, bq), "NK": _up(k_len, bk), "NQ_aligned": q_len // bq, "NK_aligned": k_len // bk}
         counts |= {"qL_rem": q_len % bq, "kL_rem": k_len % bk, "qL_off": k_len - q_len}
-        strides = {name: ("3i8", (2 * q_len * d, q_len * d, d)) for name in ("Q", "O")}
-        strides |= {name: ("3i8", (k_len * d, k_len * d, d)) for name in ("K", "V")}
+        strides = dict.fromkeys(("Q", "O"), ("3i8", (2 * q_len * d, q_len * d, d)))
+        strides |= dict.fromkeys(("K", "V"), ("3i8", (k_len * d, k_len * d, d)))
         params = structure(
             **{name: ("i4", value) for name, value in numbers.items()},
             scale=("f4", d**-0.5),
@@ -423,7 +423,7 @@ KQUANT = os.environ.get("MLX_KQUANT")
 
 def _stored(rng: np.random.Generator, type_name: str, n: int, k: int) -> tuple[Array, Array]:
     """Return a matrix in blocks of llama.cpp, [N, bytes], and its values."""
-    from gguf import GGMLQuantizationType, quants  # noqa: PLC0415 - for these cases alone
+    from gguf import GGMLQuantizationType, quants
 
     if type_name == "Q8_0":
         data = quants.quantize(rng.uniform(-0.5, 0.5, (n, k)).astype(np.float32), GGMLQuantizationType.Q8_0)

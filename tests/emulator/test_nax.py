@@ -62,7 +62,7 @@ def test_they_rely_on_one_layout() -> None:
 
 
 def test_a_descriptor_for_another_number_of_rows() -> None:
-    """Two squares above each other are multiplied with a descriptor for two beside each other; no kernel of MLX does."""
+    """Squares above each other are multiplied with a descriptor for two beside each other; none of MLX does."""
     case = CASES[0]
     launch = case.launch(case.sizes[0], np.random.default_rng(0))
     wrong = case.text.replace("gemm<half, 64, 128, 64, 2, 4,", "gemm<half, 64, 128, 64, 2, 8,")
