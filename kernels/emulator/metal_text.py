@@ -139,11 +139,16 @@ def type_names(text: str) -> list[str]:
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
 
+# `f({x, y, z}, n)`: three elements of a vector.
+_LIST = re.compile(r"(?<=[\w>]\()(\s*)\{([^{};,]*,[^{};,]*,[^{};,]*)\}(?=\s*,)")
+
+
 class Rewriter:
     """Rewrites the bodies of functions.
 
     `(T)x` becomes a conversion by value, for vectors and for types that may be vectors; `T(a, b)` becomes a call of
-    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call.
+    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call; a list of three that is an argument, a call
+    of `msl_list`.
     """
 
     def __init__(self, text: str) -> None:
@@ -162,6 +167,7 @@ class Rewriter:
         """Return the body of a function, with the same lines."""
         body = self._cast.sub(lambda match: f"{match['before']}metal::msl_to<{match['type']}>{{}}->*", body)
         body = self._declaration.sub(_initialized, body)
+        body = _LIST.sub(r"\1metal::msl_list(\2)", body)
         return self._call.sub(lambda match: f"metal::msl_construct<{match['type']}>(", body)
 
 

@@ -98,6 +98,8 @@ struct Byte {
   operator float() thread { return bits; }
 };
 static half2 last(thread const half2 (&pairs)[2]) { return pairs[1]; }
+static int sum(uint3 at, int more) { return at.x + 10 * at.y + 100 * at.z + 1000 * more; }
+static int sum(int at, int more) { return at + more; }
 template <typename T, typename U = T>
 kernel void unusual(device const T* x, const device uint8_t*, device U* y, constant int&) {
   threadgroup typename Stage<T>::type held[2];
@@ -110,7 +112,7 @@ kernel void unusual(device const T* x, const device uint8_t*, device U* y, const
   y[0] = pair.x + 10 * pair.y;
   y[1] = all[7];
   y[2] = held[1].y + short_.w;
-  y[3] = T(byte);
+  y[3] = T(byte) + sum({uint(x[0]), 2, 3}, 4);
 }
 template [[host_name("unusual_float")]] kernel decltype(unusual<float>) unusual<float>;
 

@@ -25,4 +25,21 @@ struct msl_to {
   }
 };
 
+// A list of three in braces, as the argument of a vector, for which clang finds no function; or of a structure.
+template <class A, class B, class C>
+struct msl_three {
+  A a;
+  B b;
+  C c;
+  template <class T, class = enable_if_t<!is_arithmetic_v<T>>>
+  MSL_FUNC constexpr operator T() const {
+    if constexpr (msl_is_vector<T>) return msl_make<T>(a, b, c);
+    else return T{a, b, c};
+  }
+};
+template <class A, class B, class C>
+MSL_FUNC constexpr msl_three<A, B, C> msl_list(A a, B b, C c) {
+  return {a, b, c};
+}
+
 }  // namespace metal
