@@ -147,8 +147,8 @@ class Rewriter:
     """Rewrites the bodies of functions.
 
     `(T)x` becomes a conversion by value, for vectors and for types that may be vectors; `T(a, b)` becomes a call of
-    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call; a list of three that is an argument, a call
-    of `msl_list`.
+    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call; a list of three that is an argument, a
+    call of `msl_list`.
     """
 
     def __init__(self, text: str) -> None:
