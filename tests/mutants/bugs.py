@@ -366,6 +366,12 @@ MUTANTS = [
         "late = fault.seen == 'afterwards'",
         "late = False",
     ),
+    Mutant(
+        "an array is bound to a tensor with its axes in the array's order",
+        "WholeKernel._shape",
+        "reversed([int(n) for n in shape])",
+        "[int(n) for n in shape]",
+    ),
     # ---- MLX's folders ----
     Mutant(
         "settings of single matrices forgotten",
