@@ -1049,7 +1049,7 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type}
+        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": self.planned.needs()}
         return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:

@@ -89,6 +89,13 @@ MUTANTS = [
         "return not any(name in code for name in _CALLED)",
         "return True",
     ),
+    Mutant(
+        "damaged machine code is loaded",
+        "_loaded",
+        'hashlib.sha256(file.read_bytes()).hexdigest() != of["sha256"]',
+        "False",
+    ),
+    Mutant("code that this processor cannot run is loaded", "_fits", "target.needs <= instruction_sets()", "True"),
     Mutant("a bundled application starts itself", "build", 'getattr(sys, "frozen", False)', "False"),
     Mutant(
         "the tail of a layer norm not centred",
