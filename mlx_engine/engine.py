@@ -26,7 +26,9 @@ from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import SequenceInput
+from mlx_engine.cache.disk import DEFAULT_NBYTES, DiskPrefixes, PrefixFolder, backend_identity, source_digest
 from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.checkpoint.identity import kept_digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.pooling import read_pooling
 from mlx_engine.checkpoint.sources import resolve
@@ -115,6 +117,8 @@ def load(
     activations: str = EXACT,
     kv_type: str | None = None,
     allow_too_large: bool = False,
+    prefix_dir: str | Path | None = None,
+    prefix_disk: int = DEFAULT_NBYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
@@ -140,6 +144,9 @@ def load(
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
             activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
         allow_too_large: load a model that needs more memory than is free.
+        prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
+            computing them again; see docs/prefixes.md. None keeps none on disk.
+        prefix_disk: the most bytes of files in this folder; the least recently used are removed.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
 
@@ -160,7 +167,10 @@ def load(
         raise OptionError(
             f"context must be {expected}, not {context:,}", option="context", expected=expected, found=context
         )
-    return Engine(opened, progress)
+    engine = Engine(opened, progress)
+    if prefix_dir is not None:
+        engine.keep_prefixes(prefix_dir, prefix_disk)
+    return engine
 
 
 class Engine:
@@ -183,6 +193,9 @@ class Engine:
         about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
         self._model: Model | None = model
         self._taps: list[Tap] | None = None
+        self._prefixes: PrefixFolder | None = None
+        how = {"config": repr(opened.config), "conversion": str(planned.conversion), "layers": repr(model.kv_layers)}
+        self._identified = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in how.items()}
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
@@ -205,10 +218,32 @@ class Engine:
         `close` waits for a running forward pass. Later calls, also on existing streams and schedulers, raise
         ClosedError.
         """
+        if self._prefixes is not None:
+            self._prefixes.close()
         model, self._model = self._model, None
         if model is not None:
             model.backend.close()
         self._prompts.close()
+
+    def keep_prefixes(self, folder: str | Path, max_nbytes: int = DEFAULT_NBYTES) -> None:
+        """Keep the keys and values of prompts in a folder, for schedulers made from now on and for later runs.
+
+        Raises:
+            OptionError: several processes share the model, or its backend is `scalar`; or `max_nbytes` is negative.
+        """
+        be = self.model.backend
+        if self.model.is_shared or be.name == "scalar":
+            whose = "a model that this process has alone" if self.model.is_shared else "another backend than scalar"
+            raise OptionError(f"prefix_dir needs {whose}", option="prefix_dir", expected=whose, found=str(folder))
+        if not is_whole(max_nbytes) or max_nbytes < 0:
+            message = f"prefix_disk must be a number of bytes, not {shown(max_nbytes)}"
+            raise OptionError(message, option="prefix_disk", expected="at least 0", found=max_nbytes)
+        about = {**self._identified, **backend_identity(be)}
+
+        def identify(kept: Path) -> dict[str, str]:
+            return {**about, "model": kept_digest(self.path, kept), "source": source_digest()}
+
+        self._prefixes = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
 
     @property
     def prompts(self) -> RequestBuilder:
@@ -586,7 +621,8 @@ class Engine:
             OptionError: the memory is too small for a single page.
         """
         pool = pool_for(self.model, slots, kv_memory)
-        prefix = PrefixCache(pool, whole_pages=whole_pages) if prefix_cache else None
+        disk = None if self._prefixes is None else DiskPrefixes(pool, self._prefixes)
+        prefix = PrefixCache(pool, whole_pages=whole_pages, disk=disk) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
@@ -602,7 +638,11 @@ class Engine:
         slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
         lengths = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
         n_tokens = max(sum(lengths[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
-        return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
+        pool, prefix = self.model.new_pool(n_tokens, n_sequences=slots), None
+        if self._prefixes is not None:
+            self._prefixes.flush()  # writes that wait hold the memory of earlier pools
+            prefix = PrefixCache(pool, disk=DiskPrefixes(pool, self._prefixes))
+        return Scheduler(self.model, pool, slots=slots, prefix=prefix)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""

@@ -362,15 +362,16 @@ class Scheduler:
         if request.times.admitted is None:
             request.match = match._replace(pages=[], state=None)  # the pages may soon be reused
             request.n_cached = request.n_prefilled = match.length
+            request.n_from_disk = match.from_disk
 
     def _keep_prompts(self, prefix: PrefixCache, sequences: abc.Sequence[Sequence]) -> None:
         """Keep the prompts that have been run, as prefixes for later requests."""
         for sequence in sequences:
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
             # An answer seldom ends at a page boundary: keep the states at the boundaries inside the answer.
-            at_page = prefix.whole_pages and kv.length % self.pool.page == 0
+            at_page = (prefix.whole_pages or prefix.disk is not None) and kv.length % self.pool.page == 0
             if sequence.output.token_ids and at_page and has_states:
-                prefix.insert(sequence.ids[: kv.length], kv)
+                prefix.insert(sequence.ids[: kv.length], kv, on_disk=False)
             # Layers with a window soon give back the first pages of a prompt, and models with states reuse a prefix
             # only where a state is held: insert the prompt after each chunk. Otherwise insert it once, at its end.
             chunks_count = self._has_windows or has_states

@@ -1,0 +1,640 @@
+"""Prefixes on disk: the pages and states of the prefix cache as files, which a later start finds again.
+
+A file has one whole page of one group of layers, or the states of all layers after a whole page. Its name is the end of
+a chain of SHA-256 digests over the token ids up to and including its page, so a prefix is found by walking its pages.
+The files of one *identity* are in a folder of their own: one model, one order of sums, one type of keys and values and
+one size of pages. A header repeats all of this, and a checksum covers header and contents.
+
+Pages are written soon after the prompt has been read, not when they are evicted: so a process that is killed has kept
+the prompt, and evicting needs no write. A thread writes them. On backends that compute at once it reads a page in
+place, while passes run, and then looks at the page's *generation*: pages of the prefix cache do not change until the
+cache drops them, which counts the generation up, and then what was read is discarded. So the writer holds no page, and
+no step waits for it. A lazy backend copies pages when they are offered, up to `MOST_COPIED` bytes.
+
+A file that is not as expected is removed, and its prompt is computed. Files are read into memory of this process, not
+mapped: another program that cut a mapped file short would end the process, and the bytes that were checked must be the
+bytes that are used. Drafts are renamed when they are complete. Several processes may share a folder: the least recently
+used files are removed when all files together are larger than the bound; the pages of a prefix go from its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import platform
+import queue
+import stat
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata, resources
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.cache.pool import KVLayer, KVPool
+from mlx_engine.cache.sequence import KVSequence
+from mlx_engine.kernels.drafts import draft
+from mlx_engine.observe import log
+from mlx_engine.quant.key_values import DTYPES, row_length
+
+# The default bound of a folder.
+DEFAULT_NBYTES = 20 << 30
+MAGIC, VERSION = b"mlxekv\r\n", 1
+ENDING = ".kv"
+# The name of the folder's description, which also says that the folder is one of prefixes.
+README, ABOUT = "README.txt", "about.txt"
+TEXT = """\
+This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
+computing the prompts again. Prompts can be recovered from keys and values: keep this folder as private as the prompts.
+Any file may be removed at any time; `mlx_engine cache remove prefixes` removes all.
+"""
+# The most writes that wait, and the most bytes of copies of a lazy backend among them. What exceeds them is dropped.
+MOST_JOBS, MOST_COPIED = 4096, 256 << 20
+# Seconds without a write after one has failed, and between two marks of a file as used.
+PAUSE, TOUCHED = 60.0, 60.0
+# Seconds that the end of a process waits for the writer.
+PATIENCE = 20.0
+# Seconds that the first prompt waits for the folder to be open.
+BRIEFLY = 0.5
+_HEADER = struct.Struct("<8sI32s32s8sQ")
+_CHECK = hashlib.sha256().digest_size
+STATE = "s"
+
+
+class Key(NamedTuple):
+    """A page of one group of layers, or with `part` "s" the states after it, and its chain of token ids (32 bytes)."""
+
+    chain: bytes
+    part: str
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return f"{self.chain[:16].hex()}-{self.part}{ENDING}"
+
+
+class Piece(NamedTuple):
+    """An array of a file: a layer's page (2, G, page, row), or an array of a layer's state."""
+
+    layer: int
+    number: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass
+class DiskStats:
+    """Counters since the start.
+
+    Attributes:
+        tokens: tokens of prompts that were read from files.
+        read: files that were read.
+        written: files that were written.
+        dropped: files that were not written: the queue was full, the page was evicted first, or a write failed.
+        damaged: files that were removed, because they were not as expected.
+        removed: files that were removed, because all files together were too large.
+        nbytes: bytes of all files, as far as this process knows.
+    """
+
+    tokens: int = 0
+    read: int = 0
+    written: int = 0
+    dropped: int = 0
+    damaged: int = 0
+    removed: int = 0
+    nbytes: int = 0
+
+
+def chains(ids: np.ndarray, page: int) -> list[bytes]:
+    """Return the chain at the end of each whole page of token ids (n,)."""
+    found, last = [], struct.pack("<q", page)
+    numbers = np.ascontiguousarray(ids, dtype="<i8")
+    for first in range(0, len(ids) - page + 1, page):
+        last = hashlib.sha256(last + numbers[first : first + page].tobytes()).digest()
+        found.append(last)
+    return found
+
+
+def pieces(pool: KVPool) -> dict[str, list[Piece]]:
+    """Return the arrays in the file of each part: the groups "0", "1", ..., and "s" for states."""
+    parts: dict[str, list[Piece]] = {str(group): [] for group in range(len(pool.windows))}
+    states: list[Piece] = []
+    for i, layer in enumerate(pool.layers):
+        if isinstance(layer, KVLayer):
+            shape = 2, layer.n_kv_heads, pool.page, row_length(layer.head_dim, layer.type)
+            parts[str(pool.stores.group_of[i])].append(Piece(i, 0, shape, np.dtype(DTYPES[layer.type])))
+        else:
+            states += [Piece(i, j, shape, np.dtype(np.float32)) for j, shape in enumerate(layer.shapes)]
+    return {**parts, **({STATE: states} if states else {})}
+
+
+def source_digest() -> str:
+    """Return a digest of the source that computes keys and values, or decides how: it stands for the order of sums.
+
+    Bits do not change with most edits; a prefix that is computed again is cheap, a wrong bit is not.
+    """
+    total = hashlib.sha256()
+    for package in ("backends", "models", "weights", "config", "quant", "kernels"):
+        root = resources.files(f"mlx_engine.{package}")
+        pending = [(package, root)]
+        while pending:
+            where, folder = pending.pop()
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+                name = f"{where}/{entry.name}"
+                if entry.is_dir() and entry.name != "__pycache__":
+                    pending.append((name, entry))
+                elif entry.name.endswith((".py", ".metal", ".h")):
+                    total.update(f"{name}\n".encode())
+                    total.update(entry.read_bytes())
+    return total.hexdigest()
+
+
+def backend_identity(be: Backend) -> dict[str, str]:
+    """Return what the bits of keys and values depend on in a backend.
+
+    Compiled kernels have the same bits on every processor; the others depend on their libraries and the device.
+    """
+    found = {"backend": type(be).__name__, "activations": be.activations, "kv_type": be.kv_type, "format": str(VERSION)}
+    if type(be).__name__ == "CompiledBackend":
+        return found
+    libraries = {name: metadata.version(name) for name in ("numpy", "mlx")}
+    machine = {"device": f"{be.name} {be.device}", "machine": platform.machine(), "processor": platform.processor()}
+    return {**found, **machine, **libraries}
+
+
+class PrefixFolder:
+    """The files of one identity in a folder, a bound on the files of all identities, and the thread that writes.
+
+    Attributes:
+        path: the folder.
+        max_nbytes: the bound.
+        stats: counters.
+        identity: the digest of what keys and values depend on besides token ids; empty until the folder is open.
+        ours: the folder of the identity; None until it is open, and if it cannot be used.
+    """
+
+    def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
+        """Begin to open the folder, in a thread.
+
+        Args:
+            path: the folder, which is made if there is none.
+            max_nbytes: the bound on the bytes of all files in it.
+            model: the name of the model, for the user.
+            identify: returns what keys and values depend on besides token ids. Given the folder, in which it may keep a
+                digest of the model's files, because it reads all of them.
+        """
+        self.path, self.max_nbytes, self.stats = path, max_nbytes, DiskStats()
+        self.identity = b""
+        self.ours: Path | None = None
+        # Names that exist or are about to be written, with the time of their last mark; and names that cannot be used.
+        self._known: dict[str, float] = {}
+        self._bad: set[str] = set()
+        self._n_new, self._paused_until, self._has_warned = 0, 0.0, False
+        self._has_waited = False
+        self._process, self._is_open = os.getpid(), threading.Event()
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_JOBS)
+        begin = partial(_opened, weakref.ref(self), self._is_open, model, identify)
+        self._thread = threading.Thread(target=_work, args=(self._jobs, begin), name="prefixes", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, _ended, self._jobs, self._thread, self._is_open, self._process)
+
+    def wait(self, seconds: float = PATIENCE) -> bool:
+        """Wait until the folder is open, and return whether it can be used."""
+        return self._is_open.wait(seconds) and self.ours is not None
+
+    def wait_briefly(self) -> None:
+        """Wait once for the folder to be open: for a model whose digest is known this is a matter of milliseconds."""
+        if not self._has_waited and self.is_here:
+            self._has_waited = True
+            self._is_open.wait(BRIEFLY)
+
+    def flush(self) -> None:
+        """Wait until everything that was offered has been written or dropped."""
+        if self.is_here:
+            self._jobs.join()
+
+    def close(self) -> None:
+        """Write what waits, for at most `PATIENCE` seconds, and end the thread."""
+        self._end()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread runs: it does not after `close`, nor in a process that was forked."""
+        return self._end.alive and self._process == os.getpid()
+
+    def do(self, job: Callable[[], None]) -> bool:
+        """Have the thread run a job; return False if too many wait."""
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
+
+    def open(self, model: str, about: Mapping[str, str]) -> None:
+        """Find or make the folder of an identity, which only this user can read.
+
+        Raises:
+            OSError: it cannot be made, or another user could read or change it.
+        """
+        text = "".join(f"{key}: {value}\n" for key, value in sorted(about.items()))
+        self.identity = hashlib.sha256(text.encode()).digest()
+        plain = "".join(c if c.isalnum() or c in "-._" else "_" for c in model).lstrip(".")[:60]
+        ours = self.path / f"{plain}-{self.identity[:8].hex()}"
+        ours.mkdir(mode=0o700, exist_ok=True)
+        check_private(ours)
+        (ours / "drafts").mkdir(mode=0o700, exist_ok=True)
+        for file, content in ((self.path / README, TEXT), (ours / ABOUT, text)):
+            if not file.exists():
+                file.write_text(content, encoding="utf-8")
+        self._known = dict.fromkeys((entry.name for entry in os.scandir(ours) if entry.name.endswith(ENDING)), 0.0)
+        self.stats.nbytes = sum(size for _, size, _ in self.files())
+        self.ours = ours
+
+    def has(self, key: Key) -> bool:
+        """Return whether there is a file, perhaps written by another process."""
+        name = key.name
+        if self.ours is None or name in self._bad:
+            return False
+        if name not in self._known and (self.ours / name).exists():
+            self._known[name] = 0.0
+        return name in self._known
+
+    def claim(self, key: Key) -> bool:
+        """Return whether this file is neither there nor about to be written; from now on it is."""
+        if key.name in self._known or key.name in self._bad:
+            return False
+        self._known[key.name] = 0.0
+        return True
+
+    def forget(self, key: Key) -> None:
+        """Undo a claim: the file was not written."""
+        self._known.pop(key.name, None)
+        self.stats.dropped += 1
+
+    def header(self, key: Key, nbytes: int) -> bytes:
+        """Return the header of a file."""
+        part = key.part.encode().ljust(8, b"\0")
+        return _HEADER.pack(MAGIC, VERSION, self.identity, key.chain, part, nbytes)
+
+    def read(self, key: Key, nbytes: int) -> np.ndarray | None:
+        """Return the contents (nbytes,) uint8 of a file. Remove it and return None if it is not as expected."""
+        start = _HEADER.size + _CHECK
+        buffer = np.empty(start + nbytes + 1, dtype=np.uint8)
+        if self.ours is None:
+            return None
+        try:
+            n = read_into(self.ours / key.name, memoryview(buffer.data))
+        except OSError:
+            self._refuse(key)
+            return None
+        header = self.header(key, nbytes)
+        whole, content = bytes(buffer[:start]), buffer[start : start + nbytes]
+        if n != start + nbytes or whole[: _HEADER.size] != header or whole[_HEADER.size :] != check(header, content):
+            self.stats.damaged += 1
+            self._refuse(key)
+            with contextlib.suppress(OSError):
+                (self.ours / key.name).unlink()
+            return None
+        self.stats.read += 1
+        return content
+
+    def _refuse(self, key: Key) -> None:
+        """Do not look for a file again. A file that is written anew is found by the next start."""
+        self._known.pop(key.name, None)
+        self._bad.add(key.name)
+
+    def write(self, key: Key, content: np.ndarray) -> None:
+        """Write a file, and remove others if all are too large.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self.ours is not None  # noqa: S101 - the writer starts when it is known
+        header = self.header(key, content.nbytes)
+        with draft(self.ours / "drafts" / key.name) as path:
+            with path.open("wb", buffering=0) as file:
+                for part in (header + check(header, content), content.data):
+                    view = memoryview(part)
+                    while len(view):
+                        view = view[file.write(view) or 0 :]
+            path.replace(self.ours / key.name)
+        self.stats.written += 1
+        self.stats.nbytes += content.nbytes + len(header) + _CHECK
+        self._n_new += content.nbytes
+        # Other processes write, too: count again now and then.
+        if self.stats.nbytes > self.max_nbytes or self._n_new > self.max_nbytes // 16:
+            self.bound()
+
+    def bound(self) -> None:
+        """Remove the least recently used files of all identities until they take at most the bound."""
+        found = sorted(self.files())
+        self.stats.nbytes, self._n_new = sum(size for _, size, _ in found), 0
+        for _, size, path in found:
+            if self.stats.nbytes <= self.max_nbytes:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+                self.stats.removed += 1
+            self.stats.nbytes -= size
+            if path.parent == self.ours:
+                self._known.pop(path.name, None)
+
+    def files(self) -> list[tuple[int, int, Path]]:
+        """Return the time of the last use in ns, the bytes and the path of each file of every identity."""
+        return files_in(self.path)
+
+    def use(self, keys: Sequence[Key]) -> None:
+        """Mark the files of a prefix as used, its end as used longest ago."""
+        now, at = time.monotonic(), time.time_ns()
+        for i, key in enumerate(keys):
+            if self.ours is not None and now - self._known.get(key.name, now) > TOUCHED:
+                self._known[key.name] = now
+                with contextlib.suppress(OSError):
+                    os.utime(self.ours / key.name, ns=(at - i, at - i))
+
+    def keep(self, key: Key, content: np.ndarray) -> None:
+        """Write a file, or forget it if that fails, and then write none for a while: the disk may be full."""
+        if time.monotonic() < self._paused_until:
+            self.forget(key)
+            return
+        try:
+            self.write(key, content)
+        except OSError as error:
+            self.forget(key)
+            self.warn(error)
+            self._paused_until = time.monotonic() + PAUSE
+
+    def warn(self, error: OSError) -> None:
+        """Warn once that prefixes are not kept."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warn(f"{self.path}: prefixes are not kept there ({error.strerror or error}); prompts are computed")
+
+
+class DiskPrefixes:
+    """Prefixes on disk for the prefix cache of one pool. All methods are called by the thread that runs passes.
+
+    Attributes:
+        folder: the folder.
+    """
+
+    def __init__(self, pool: KVPool, folder: PrefixFolder) -> None:
+        self._pool, self._backend, self.folder = pool, pool.backend, folder
+        self._pieces = pieces(pool)
+        self._nbytes = {part: sum(piece.nbytes for piece in of) for part, of in self._pieces.items()}
+        self._n_copied = 0
+
+    @property
+    def stats(self) -> DiskStats:
+        """Counters of the folder since the start."""
+        return self.folder.stats
+
+    def chain(self, ids: np.ndarray) -> list[bytes]:
+        """Return the chain at the end of each whole page of token ids (n,)."""
+        return chains(ids, self._pool.page)
+
+    # ---- reading ----
+
+    def reach(self, chain: Sequence[bytes], first: int) -> int:
+        """Return how many pages of a prefix can be used, at least `first`, given its chain and the pages held already.
+
+        Groups without a window need the file of every page after `first`, groups with a window those that later tokens
+        read. Models with states need the states after the last page.
+        """
+        n = len(chain)
+        self.folder.wait_briefly()
+        for group, window in enumerate(self._pool.windows):
+            if window is None:
+                n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
+        while n > first and not self._ends_at(chain, first, n):
+            n -= 1
+        return n
+
+    def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
+        """Return whether there are the pages that windows need after n pages, and the states."""
+        for group, window in enumerate(self._pool.windows):
+            begin = n if window is None else max(first, max(0, n * self._pool.page + 1 - window) // self._pool.page)
+            if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
+                return False
+        return STATE not in self._pieces or self.folder.has(Key(chain[n - 1], STATE))
+
+    def _needed(self, chain: Sequence[bytes], first: int, n: int) -> dict[int, list[Key]]:
+        """Return the files that n pages of a prefix need, by the number of the page, from page `first` on."""
+        page, windows = self._pool.page, self._pool.windows
+        begins = [first if window is None else max(first, max(0, n * page + 1 - window) // page) for window in windows]
+        keys = {p: [Key(chain[p], str(g)) for g, begin in enumerate(begins) if p >= begin] for p in range(first, n)}
+        if STATE in self._pieces:
+            keys[n - 1].append(Key(chain[n - 1], STATE))
+        return keys
+
+    def fill(self, kv: KVSequence, chain: Sequence[bytes]) -> bool:
+        """Append the pages of a prefix to a sequence that has the first of them; return False if a file is damaged.
+
+        Raises:
+            CacheFullError: the pool has too few free pages.
+        """
+        page = self._pool.page
+        first, n = kv.length // page, len(chain)
+        needed = self._needed(chain, first, n)
+        for p in range(first, n):
+            kv.begin(page)
+            slots = {str(group): int(table[p]) for group, table in enumerate(kv.tables)}
+            slots[STATE] = kv.state.newest.slot
+            if not all(self._load(key, slots[key.part]) for key in needed[p]):
+                kv.roll_back(page)
+                return False
+            kv.commit(page)
+        return True
+
+    def _load(self, key: Key, slot: int) -> bool:
+        """Copy a file to a page, given its first slot, or to a slot of states; return False if it cannot be used."""
+        content = self.folder.read(key, self._nbytes[key.part])
+        if content is None:
+            return False
+        at, stores, states = 0, self._pool.stores.layers, self._pool.states.stores
+        for piece in self._pieces[key.part]:
+            values = content[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+            at += piece.nbytes
+            if key.part == STATE:
+                self._backend.state_restore(states[piece.layer][piece.number], slot, values)
+            else:
+                stores[piece.layer] = self._backend.kv_restore(stores[piece.layer], slot, values)
+        return True
+
+    # ---- writing ----
+
+    def offer(self, chain: bytes, part: str, slot: int, generations: np.ndarray, number: int) -> None:
+        """Write a page or states soon, unless they are there already.
+
+        Args:
+            chain: the chain at the end of the page.
+            part: the group of layers, or `STATE`.
+            slot: the first slot of the page, or the slot of the states.
+            generations: while entry `number` is the same, the slots are as they are now.
+            number: the number of the page or the slot.
+        """
+        key, generation = Key(chain, part), generations[number]
+        if not self.folder.is_here or not self.folder.claim(key):
+            return
+        nbytes = self._nbytes[key.part]
+        content = None
+        if self._backend.lazy and self._n_copied + nbytes <= MOST_COPIED:
+            content = self._copy(key.part, slot)
+            self._n_copied += nbytes
+        if content is None and self._backend.lazy:
+            self.folder.forget(key)
+            return
+        is_current = partial(_is_current, generations, number, generation)
+        if not self.folder.do(partial(self._write, key, slot, is_current, content)):
+            self._n_copied -= 0 if content is None else nbytes
+            self.folder.forget(key)
+
+    def use(self, chain: Sequence[bytes]) -> None:
+        """Mark the files of a prefix as used, soon."""
+        if chain and self.folder.is_here:
+            self.folder.do(partial(self.folder.use, [Key(end, part) for end in chain for part in self._pieces]))
+
+    def _copy(self, part: str, slot: int) -> np.ndarray:
+        """Return the bytes of a page or of states."""
+        content, at = np.empty(self._nbytes[part], dtype=np.uint8), 0
+        for piece in self._pieces[part]:
+            if part == STATE:
+                values = self._backend.state_read(self._pool.states.stores[piece.layer][piece.number], slot)
+            else:
+                values = self._backend.kv_read(self._pool.stores.layers[piece.layer], slot, self._pool.page)
+            target = content[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+            np.copyto(target, values, casting="no")
+            at += piece.nbytes
+        return content
+
+    def _write(self, key: Key, slot: int, is_current: Callable[[], bool], content: np.ndarray | None) -> None:
+        """Write a file in the writer's thread."""
+        folder = self.folder
+        if content is not None:
+            self._n_copied -= content.nbytes
+        if content is None and is_current():
+            content = self._copy(key.part, slot)
+            if not is_current():  # the page was overwritten, perhaps while it was read
+                content = None
+        if content is None or folder.ours is None:
+            folder.forget(key)
+            return
+        folder.keep(key, content)
+
+
+def _is_current(generations: np.ndarray, number: int, generation: int) -> bool:
+    return bool(generations[number] == generation)
+
+
+def check(header: bytes, content: np.ndarray) -> bytes:
+    """Return the checksum of a file."""
+    total = hashlib.sha256(header)
+    total.update(content.data)
+    return total.digest()
+
+
+def read_into(path: Path, buffer: memoryview) -> int:
+    """Read a regular file into a buffer, and return how many bytes were read, at most those of the buffer.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb", 0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path}: no regular file")
+        n = 0
+        while n < len(buffer) and (read := file.readinto(buffer[n:])):
+            n += read
+        return n
+
+
+def check_private(folder: Path) -> None:
+    """Check that no other user can read or change a folder.
+
+    Raises:
+        PermissionError: another user can.
+    """
+    found = folder.lstat()
+    is_ours = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+    if not stat.S_ISDIR(found.st_mode) or not is_ours:
+        raise PermissionError(f"{folder.name} is not a folder that this user alone can read and write")
+
+
+def files_in(path: Path) -> list[tuple[int, int, Path]]:
+    """Return the time of the last use in ns, the bytes and the path of each file of a folder of prefixes."""
+    found = []
+    with contextlib.suppress(OSError):
+        for ours in sorted(path.iterdir()):
+            if not ours.is_symlink() and (ours / ABOUT).is_file():
+                for entry in os.scandir(ours):
+                    if entry.name.endswith(ENDING):
+                        with contextlib.suppress(OSError):
+                            about = entry.stat(follow_symlinks=False)
+                            found.append((about.st_mtime_ns, about.st_size, Path(entry.path)))
+    return found
+
+
+def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:
+    """Run jobs until None comes, with a low priority: passes need the processor's cores."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    begin()
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds the pool
+        jobs.task_done()
+
+
+def _opened(
+    folder: weakref.ref[PrefixFolder],
+    is_open: threading.Event,
+    model: str,
+    identify: Callable[[Path], Mapping[str, str]],
+) -> None:
+    """Open a folder in the writer's thread, unless it is dropped meanwhile."""
+    given = folder()
+    path = Path() if given is None else given.path
+    del given
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = identify(path)  # reads the model's files
+        if (still := folder()) is not None:
+            still.open(model, about)
+    except OSError as error:
+        if (still := folder()) is not None:
+            still.warn(error)
+    finally:
+        is_open.set()
+
+
+def _ended(
+    jobs: queue.Queue[Callable[[], None] | None], thread: threading.Thread, is_open: threading.Event, process: int
+) -> None:
+    """End the writer's thread when it has done its jobs."""
+    if process != os.getpid():
+        return
+    with contextlib.suppress(queue.Full):
+        jobs.put(None, timeout=PATIENCE)
+    if thread is not threading.current_thread() and is_open.is_set():
+        thread.join(PATIENCE)
+
+
+def _always() -> bool:
+    return True
