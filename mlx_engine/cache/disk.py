@@ -590,6 +590,16 @@ def files_in(path: Path) -> list[tuple[int, int, Path]]:
     return found
 
 
+def parts_of(path: Path) -> list[Path]:
+    """Return what a folder of prefixes has of ours: the folders of identities, digests of models, and its README."""
+    try:
+        entries = sorted(path.iterdir())
+    except OSError:
+        return []
+    ours = [e for e in entries if (e / ABOUT).is_file() and not e.is_symlink()]
+    return [*ours, *path.glob("model-*.sha256"), path / README] if ours else []
+
+
 def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:
     """Run jobs until None comes, with a low priority: passes need the processor's cores."""
     if sys.platform == "linux":

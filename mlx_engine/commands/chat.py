@@ -25,7 +25,7 @@ import typer
 from mlx_engine.commands.console import BOM, TextWriter, notice, progress_bar, read_text, reports_errors, safe_for
 from mlx_engine.commands.generate import NO_TEMPLATE, rates
 from mlx_engine.commands.options.constraint import ConstraintOptions
-from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
@@ -36,6 +36,7 @@ from mlx_engine.commands.options.model import (
     Think,
     choose_backend,
 )
+from mlx_engine.commands.options.prefixes import PrefixOptions
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
 from mlx_engine.options import Options, Sampling, aliases, declared
@@ -86,6 +87,7 @@ def chat(
     run: Options,
     constraint: ConstraintOptions,
     compute: ComputeOptions,
+    prefixes: Annotated[PrefixOptions, RARE],
     suggested: Annotated[
         bool,
         typer.Option("--suggested/--no-suggested", help=SUGGESTED, rich_help_panel=first_sentence(Sampling.__doc__)),
@@ -116,7 +118,7 @@ def chat(
     how = {**compute.machine(), **compute.changes(run.context_len)}
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
-    used = choose_backend(backend, strict=strict)
+    used, _ = choose_backend(backend, strict=strict), prefixes.nbytes
 
     def begin(name: str, messages: Sequence[Any]) -> Conversation:
         with progress_bar("opening", quiet=quiet) as progress:
@@ -127,6 +129,7 @@ def chat(
         check(opened.prompts, options, list(messages) or shortest(system), variables, described)
         with progress_bar("loading", quiet=quiet) as progress:
             loaded = engine.Engine(opened, progress)
+        prefixes.use(loaded)
         conversation = Conversation(loaded, options, system=system, variables=variables, tools=described)
         greet(name, conversation, chosen, quiet=quiet)
         return conversation
