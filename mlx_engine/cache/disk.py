@@ -62,6 +62,8 @@ Any file may be removed at any time; `mlx_engine cache remove prefixes` removes 
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 # Seconds without a write after one has failed, and between two marks of a file as used.
 PAUSE, TOUCHED = 60.0, 60.0
+# By this each page of a prefix counts as used longer ago than the page before: pages are removed from its end.
+STEP_NS = 1_000_000_000
 # Seconds that the end of a process waits for the writer.
 PATIENCE = 20.0
 # Seconds that the first prompt waits for the folder to be open.
@@ -270,7 +272,7 @@ class PrefixFolder:
         name = key.name
         if self.ours is None or name in self._bad:
             return False
-        if name not in self._known and (self.ours / name).exists():
+        if name not in self._known and os.path.exists(self.ours / name):  # noqa: PTH110 - Path.exists may raise
             self._known[name] = 0.0
         return name in self._known
 
@@ -291,35 +293,37 @@ class PrefixFolder:
         part = key.part.encode().ljust(8, b"\0")
         return _HEADER.pack(MAGIC, VERSION, self.identity, key.chain, part, nbytes)
 
-    def read(self, key: Key, nbytes: int) -> np.ndarray | None:
-        """Return the contents (nbytes,) uint8 of a file. Remove it and return None if it is not as expected."""
-        start = _HEADER.size + _CHECK
-        buffer = np.empty(start + nbytes + 1, dtype=np.uint8)
-        if self.ours is None:
-            return None
+    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
+        """Return the contents (nbytes,) uint8 of a file, in a buffer of `room(nbytes)` bytes.
+
+        Remove the file and return None if it is not as expected.
+        """
+        assert self.ours is not None  # noqa: S101 - `has` has found the file
+        start, header = _HEADER.size + _CHECK, self.header(key, nbytes)
         try:
-            n = read_into(self.ours / key.name, memoryview(buffer.data))
+            n = read_into(self.ours / key.name, memoryview(buffer.data)[: room(nbytes)])
         except OSError:
-            self._refuse(key)
-            return None
-        header = self.header(key, nbytes)
-        whole, content = bytes(buffer[:start]), buffer[start : start + nbytes]
-        if n != start + nbytes or whole[: _HEADER.size] != header or whole[_HEADER.size :] != check(header, content):
-            self.stats.damaged += 1
-            self._refuse(key)
-            with contextlib.suppress(OSError):
-                (self.ours / key.name).unlink()
+            n = 0
+        content, before = buffer[start : start + nbytes], bytes(buffer[: min(n, start)])
+        if n != start + nbytes or before != header + check(header, content):
+            self._remove(key)
             return None
         self.stats.read += 1
         return content
 
-    def _refuse(self, key: Key) -> None:
-        """Do not look for a file again. A file that is written anew is found by the next start."""
+    def _remove(self, key: Key) -> None:
+        """Remove a file that cannot be used; if that fails, do not look for it again."""
+        assert self.ours is not None  # noqa: S101 - `has` has found the file
+        path = self.ours / key.name
+        self.stats.damaged += os.path.lexists(path)
         self._known.pop(key.name, None)
-        self._bad.add(key.name)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        if os.path.lexists(path):
+            self._bad.add(key.name)
 
-    def write(self, key: Key, content: np.ndarray) -> None:
-        """Write a file, and remove others if all are too large.
+    def write(self, key: Key, content: np.ndarray, used: int) -> None:
+        """Write a file with a time of its last use in ns, and remove others if all are too large.
 
         Raises:
             OSError: it cannot be written.
@@ -332,6 +336,7 @@ class PrefixFolder:
                     view = memoryview(part)
                     while len(view):
                         view = view[file.write(view) or 0 :]
+            os.utime(path, ns=(used, used))
             path.replace(self.ours / key.name)
         self.stats.written += 1
         self.stats.nbytes += content.nbytes + len(header) + _CHECK
@@ -358,32 +363,33 @@ class PrefixFolder:
         """Return the time of the last use in ns, the bytes and the path of each file of every identity."""
         return files_in(self.path)
 
-    def use(self, keys: Sequence[Key]) -> None:
+    def use(self, chain: Sequence[bytes], parts: Sequence[str]) -> None:
         """Mark the files of a prefix as used, its end as used longest ago."""
         now, at = time.monotonic(), time.time_ns()
-        for i, key in enumerate(keys):
+        for i, key in ((i, Key(end, part)) for i, end in enumerate(chain) for part in parts):
             if self.ours is not None and now - self._known.get(key.name, now) > TOUCHED:
                 self._known[key.name] = now
                 with contextlib.suppress(OSError):
-                    os.utime(self.ours / key.name, ns=(at - i, at - i))
+                    os.utime(self.ours / key.name, ns=(at - i * STEP_NS, at - i * STEP_NS))
 
-    def keep(self, key: Key, content: np.ndarray) -> None:
+    def keep(self, key: Key, content: np.ndarray, used: int) -> None:
         """Write a file, or forget it if that fails, and then write none for a while: the disk may be full."""
         if time.monotonic() < self._paused_until:
             self.forget(key)
             return
         try:
-            self.write(key, content)
+            self.write(key, content, used)
         except OSError as error:
             self.forget(key)
             self.warn(error)
             self._paused_until = time.monotonic() + PAUSE
 
-    def warn(self, error: OSError) -> None:
+    def warn(self, error: Exception) -> None:
         """Warn once that prefixes are not kept."""
         if not self._has_warned:
             self._has_warned = True
-            log.warn(f"{self.path}: prefixes are not kept there ({error.strerror or error}); prompts are computed")
+            reason = getattr(error, "strerror", None) or error
+            log.warn(f"{self.path}: prefixes are not kept there ({reason}); prompts are computed")
 
 
 class DiskPrefixes:
@@ -397,7 +403,7 @@ class DiskPrefixes:
         self._pool, self._backend, self.folder = pool, pool.backend, folder
         self._pieces = pieces(pool)
         self._nbytes = {part: sum(piece.nbytes for piece in of) for part, of in self._pieces.items()}
-        self._n_copied = 0
+        self._n_copied, self._buffer = 0, np.empty(room(max(self._nbytes.values(), default=0)), dtype=np.uint8)
 
     @property
     def stats(self) -> DiskStats:
@@ -463,7 +469,7 @@ class DiskPrefixes:
 
     def _load(self, key: Key, slot: int) -> bool:
         """Copy a file to a page, given its first slot, or to a slot of states; return False if it cannot be used."""
-        content = self.folder.read(key, self._nbytes[key.part])
+        content = self.folder.read(key, self._nbytes[key.part], self._buffer)
         if content is None:
             return False
         at, stores, states = 0, self._pool.stores.layers, self._pool.states.stores
@@ -478,17 +484,17 @@ class DiskPrefixes:
 
     # ---- writing ----
 
-    def offer(self, chain: bytes, part: str, slot: int, generations: np.ndarray, number: int) -> None:
+    def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
         """Write a page or states soon, unless they are there already.
 
         Args:
-            chain: the chain at the end of the page.
+            chain: the chain up to the end of the page.
             part: the group of layers, or `STATE`.
             slot: the first slot of the page, or the slot of the states.
             generations: while entry `number` is the same, the slots are as they are now.
             number: the number of the page or the slot.
         """
-        key, generation = Key(chain, part), generations[number]
+        key, generation = Key(chain[-1], part), generations[number]
         if not self.folder.is_here or not self.folder.claim(key):
             return
         nbytes = self._nbytes[key.part]
@@ -500,14 +506,15 @@ class DiskPrefixes:
             self.folder.forget(key)
             return
         is_current = partial(_is_current, generations, number, generation)
-        if not self.folder.do(partial(self._write, key, slot, is_current, content)):
+        used = time.time_ns() - (len(chain) - 1) * STEP_NS
+        if not self.folder.do(partial(self._write, key, slot, is_current, content, used)):
             self._n_copied -= 0 if content is None else nbytes
             self.folder.forget(key)
 
     def use(self, chain: Sequence[bytes]) -> None:
         """Mark the files of a prefix as used, soon."""
         if chain and self.folder.is_here:
-            self.folder.do(partial(self.folder.use, [Key(end, part) for end in chain for part in self._pieces]))
+            self.folder.do(partial(self.folder.use, chain, tuple(self._pieces)))
 
     def _copy(self, part: str, slot: int) -> np.ndarray:
         """Return the bytes of a page or of states."""
@@ -522,7 +529,9 @@ class DiskPrefixes:
             at += piece.nbytes
         return content
 
-    def _write(self, key: Key, slot: int, is_current: Callable[[], bool], content: np.ndarray | None) -> None:
+    def _write(
+        self, key: Key, slot: int, is_current: Callable[[], bool], content: np.ndarray | None, used: int
+    ) -> None:
         """Write a file in the writer's thread."""
         folder = self.folder
         if content is not None:
@@ -534,11 +543,16 @@ class DiskPrefixes:
         if content is None or folder.ours is None:
             folder.forget(key)
             return
-        folder.keep(key, content)
+        folder.keep(key, content, used)
 
 
 def _is_current(generations: np.ndarray, number: int, generation: int) -> bool:
     return bool(generations[number] == generation)
+
+
+def room(nbytes: int) -> int:
+    """Return the bytes of a file with contents of `nbytes` bytes, and one more, which shows that it is longer."""
+    return _HEADER.size + _CHECK + nbytes + 1
 
 
 def check(header: bytes, content: np.ndarray) -> bytes:
@@ -607,7 +621,10 @@ def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
     begin()
     while (job := jobs.get()) is not None:
-        job()
+        try:
+            job()
+        except Exception as error:  # whatever it is, it must not end the thread: `flush` waits for it
+            log.warn(f"prefixes on disk: {error}")
         del job  # it holds the pool
         jobs.task_done()
 
@@ -627,7 +644,7 @@ def _opened(
         about = identify(path)  # reads the model's files
         if (still := folder()) is not None:
             still.open(model, about)
-    except OSError as error:
+    except Exception as error:  # of the disk, or of the model's files, which may be gone
         if (still := folder()) is not None:
             still.warn(error)
     finally:

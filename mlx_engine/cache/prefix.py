@@ -260,10 +260,10 @@ class PrefixCache:
             is_whole = (pages >= 0) & (reach == (np.arange(len(pages)) + 1) * page)
             for p in is_whole.nonzero()[0].tolist():
                 number = int(pages[p]) // page
-                disk.offer(chain[p], str(group), int(pages[p]), held.generations[group], number)
+                disk.offer(chain[: p + 1], str(group), int(pages[p]), held.generations[group], number)
         for length, slot in (item for node in path for item in node.states.items()):
             if length % page == 0 and length <= len(ids):
-                disk.offer(chain[length // page - 1], STATE, slot, states.generations, slot)
+                disk.offer(chain[: length // page], STATE, slot, states.generations, slot)
 
     def _check(self, kv: KVSequence) -> None:
         if kv.pool is not self.pool:

@@ -362,7 +362,7 @@ class Scheduler:
         if request.times.admitted is None:
             request.match = match._replace(pages=[], state=None)  # the pages may soon be reused
             request.n_cached = request.n_prefilled = match.length
-            request.n_from_disk = match.from_disk
+            request.n_from_disk = min(match.length, max(request.n_from_disk, match.from_disk))
 
     def _keep_prompts(self, prefix: PrefixCache, sequences: abc.Sequence[Sequence]) -> None:
         """Keep the prompts that have been run, as prefixes for later requests."""

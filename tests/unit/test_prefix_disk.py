@@ -1,0 +1,235 @@
+"""Prefixes on disk: what is written, read, marked, removed and refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+import mlx_engine
+from mlx_engine.cache import disk
+from mlx_engine.cache.disk import Key, PrefixFolder, chains, files_in
+from mlx_engine.errors import OptionError
+from mlx_engine.observe import log
+from mlx_engine.options import Options
+from tests.golden.test_prefix_disk import PAGE, answers, model, opened
+from tests.properties.prefix_damage import Cases
+
+PROMPT = [(7 * i) % 300 for i in range(4 * PAGE + 5)]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(log, "warn", found.append)
+    return found
+
+
+def folder_of(path: Path, max_nbytes: int = 1 << 30) -> PrefixFolder:
+    folder = PrefixFolder(path, max_nbytes, "a model", lambda _: {"model": "x"})
+    assert folder.wait()
+    return folder
+
+
+def kept(folder: PrefixFolder, i: int, nbytes: int = 1000) -> Key:
+    key = Key(bytes([i]) * 32, "0")
+    assert folder.claim(key)
+    folder.keep(key, np.full(nbytes, i, dtype=np.uint8), time.time_ns() + i)
+    return key
+
+
+def test_damaged_files_are_removed_and_computed(tmp_path: Path):
+    cases = Cases(tmp_path)
+    for seed in range(60):
+        cases.run(seed)
+    assert min(cases.used.values()) >= 10
+    assert set(cases.used) == {"from files", "computed", "damaged"}
+
+
+def test_the_chain_depends_on_every_token_before_and_on_the_page():
+    ids = np.arange(40)
+    other = ids.copy()
+    other[3] = 99
+    found, changed = chains(ids, 8), chains(other, 8)
+    assert len(found) == 5
+    assert not set(found) & set(changed)
+    assert chains(ids[:39], 8) == found[:4]
+    assert chains(np.arange(40), 4)[1] != found[0]
+
+
+def test_only_this_user_can_read_the_files_and_the_folder_says_what_it_is(tmp_path: Path):
+    folder = folder_of(tmp_path / "new" / "prefixes")
+    kept(folder, 1)
+    assert folder.ours is not None
+    for path in (folder.path, folder.ours, folder.ours / "drafts"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert "Prompts can be recovered" in (folder.path / disk.README).read_text()
+    assert (folder.ours / disk.ABOUT).read_text() == "model: x\n"
+    assert list((folder.ours / "drafts").iterdir()) == []
+    folder.close()
+
+
+def test_the_least_recently_used_files_are_removed_and_a_prefix_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(disk, "STEP_NS", 1)
+    folder = folder_of(tmp_path, 5700)
+    keys = [kept(folder, i) for i in range(4)]
+    folder.use([key.chain for key in keys[:2]], ["0"])
+    for i in range(4, 6):
+        keys.append(kept(folder, i))
+    assert [folder.has(key) for key in keys] == [True, True, False, True, True, True]
+    folder.close()
+    again = folder_of(tmp_path, 5700)
+    assert again.stats.nbytes == sum(size for _, size, _ in files_in(tmp_path)) <= 5700
+    ends = [
+        time for time, _, path in sorted(files_in(tmp_path), reverse=True) if path.name in {k.name for k in keys[:2]}
+    ]
+    assert ends[0] - ends[1] == disk.STEP_NS
+    again.close()
+
+
+def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]):
+    folder = folder_of(tmp_path)
+    first = kept(folder, 1)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk.os, "utime", full)
+        others = [kept(folder, i) for i in (2, 3)]
+    assert folder.has(first)
+    assert not any(map(folder.has, others))
+    assert warnings == [f"{tmp_path}: prefixes are not kept there (No space left on device); prompts are computed"]
+    folder._paused_until = 0.0
+    assert folder.has(kept(folder, 2))
+    folder.close()
+
+
+def test_a_removed_folder_and_one_of_another_user_cost_one_warning_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+):
+    of = model("qwen3", "simd", "f32")
+    cold, _ = answers(of, [PROMPT], prefix=False)
+    folder = opened(of, tmp_path / "a")
+    answers(of, [PROMPT], folder)
+    for path in sorted((tmp_path / "a").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert answers(of, [PROMPT, PROMPT[:40]], folder)[0][:1] == cold
+    folder.close()
+    monkeypatch.setattr(disk.os, "getuid", lambda: os.geteuid() + 1)
+    other = PrefixFolder(tmp_path / "b", 1 << 30, "model", lambda _: {})
+    assert not other.wait()
+    assert answers(of, [PROMPT], other)[0] == cold
+    other.close()
+    assert len(warnings) == 2
+    assert "not a folder that this user alone can read" in warnings[1]
+
+
+def test_pages_that_are_evicted_before_they_are_written_are_dropped(tmp_path: Path):
+    of = model("gemma3", "simd", "f32")
+    folder = opened(of, tmp_path)
+    hold, go = disk.threading.Event(), disk.threading.Event()
+    folder.do(lambda: (hold.set(), go.wait(10)))  # type: ignore[func-returns-value,arg-type,return-value]
+    hold.wait(10)
+    flush, folder.flush = folder.flush, go.set  # type: ignore[method-assign,assignment]
+    prompts = [[i, *PROMPT[1:]] for i in range(6)]
+    cold, _ = answers(of, prompts, prefix=False)
+    found, _ = answers(of, prompts, folder, n_tokens=2 * len(PROMPT))
+    flush()
+    assert found == cold
+    assert folder.stats.dropped > 10
+    assert folder.stats.written > 0
+    folder.close()
+    again = opened(of, tmp_path)
+    assert answers(of, prompts, again)[0] == cold
+    assert again.stats.read > 0 == again.stats.damaged
+    again.close()
+
+
+def test_files_of_another_process_are_found(tmp_path: Path):
+    of = model("qwen3", "simd", "f32")
+    first, second = opened(of, tmp_path), opened(of, tmp_path)
+    answers(of, [PROMPT], first)
+    _, (request,) = answers(of, [PROMPT], second)
+    assert request.n_from_disk == 4 * PAGE
+    first.close()
+    second.close()
+
+
+CHILD = """
+import sys, mlx_engine
+from pathlib import Path
+from mlx_engine.cache import pool
+with mlx_engine.load("builtin", "simd", prefix_dir=sys.argv[1]) as engine:
+    print("ready", flush=True)
+    for i in range(1000):
+        engine.generate([i % 500 + 5] + list(range(10, 500)), 1)
+"""
+
+
+def killed_while_writing(path: Path, rng: random.Random) -> None:
+    """Kill a process that writes, after 0 to 0.3 s of writing."""
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(path)], cwd=ROOT, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(rng.uniform(0, 0.3))
+        child.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_process_that_is_killed_leaves_no_wrong_file(tmp_path: Path, n: int):
+    rng, prompts = random.Random(0), [[i + 5, *range(10, 500)] for i in range(3)]
+    with mlx_engine.load("builtin", "simd") as engine:
+        cold = [engine.generate(ids, 3, logprobs=0).digest for ids in prompts]
+    for _ in range(n):
+        killed_while_writing(tmp_path, rng)
+        with mlx_engine.load("builtin", "simd", prefix_dir=tmp_path) as engine:
+            assert [engine.generate(ids, 3, logprobs=0).digest for ids in prompts] == cold
+            assert engine._prefixes is not None
+            assert engine._prefixes.stats.damaged == 0
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_an_engine_reads_what_an_earlier_one_wrote_and_refuses_what_it_cannot_do(tmp_path: Path):
+    ids = list(range(10, 300))
+    for kv_type in ("f32", "q8_0"):
+        for n_disk in (0, 256):
+            with mlx_engine.load("builtin", "simd", kv_type=kv_type, prefix_dir=tmp_path) as engine:
+                stream = engine.run(ids, Options.of(2), scheduler=engine.scheduler(kv_memory=64 << 20))
+                assert "".join(stream) == stream.generation.text
+                assert stream.request.n_from_disk == n_disk
+    assert len({path.parent for _, _, path in files_in(tmp_path)}) == 2
+    with mlx_engine.load("builtin", "simd") as engine, pytest.raises(OptionError, match="prefix_disk must be"):
+        engine.keep_prefixes(tmp_path, -1)
+    with pytest.raises(OptionError, match="prefix_dir needs another backend than scalar"):
+        mlx_engine.load("builtin", "scalar", prefix_dir=tmp_path)
+
+
+def test_a_changed_model_file_has_another_digest(tmp_path: Path):
+    from mlx_engine.checkpoint.identity import digest, kept_digest
+
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"a" * 1000)
+    first = kept_digest(file, tmp_path)
+    assert first == kept_digest(file, tmp_path) == digest(file)
+    (kept_in,) = tmp_path.glob("*.sha256")
+    kept_in.write_text("damaged")
+    assert kept_digest(file, tmp_path) == first
+    status = file.stat()
+    file.write_bytes(b"a" * 999 + b"b")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert kept_digest(file, tmp_path) != first
