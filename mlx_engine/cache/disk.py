@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata, resources
+from io import RawIOBase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.cache.pool import KVLayer, KVPool
 from mlx_engine.cache.sequence import KVSequence
+from mlx_engine.errors import FormatError
 from mlx_engine.kernels.drafts import draft
 from mlx_engine.observe import log
 from mlx_engine.quant.key_values import DTYPES, row_length
@@ -69,6 +71,7 @@ PATIENCE = 20.0
 # Seconds that the first prompt waits for the folder to be open.
 BRIEFLY = 0.5
 _HEADER = struct.Struct("<8sI32s32s8sQ")
+MAGIC_FILE, _FILE = b"mlxekvs\n", struct.Struct("<8sI32sQ")
 _CHECK = hashlib.sha256().digest_size
 STATE = "s"
 
@@ -179,7 +182,75 @@ def backend_identity(be: Backend) -> dict[str, str]:
     return {**found, **machine, **libraries}
 
 
-class PrefixFolder:
+def identity_of(about: Mapping[str, str]) -> tuple[str, bytes]:
+    """Return what keys and values depend on as text, and its digest."""
+    text = "".join(f"{key}: {value}\n" for key, value in sorted(about.items()))
+    return text, hashlib.sha256(text.encode()).digest()
+
+
+class SavedPrefixes:
+    """The pages and states of files that `Saver` has written. They are read alone; nothing is removed or added.
+
+    Attributes:
+        stats: counters.
+        identity: the digest of what keys and values depend on besides token ids; empty if it is not known yet.
+        saved: the file of each page and state, and where it begins there, by name.
+    """
+
+    def __init__(self, identity: bytes = b"") -> None:
+        self.identity, self.stats = identity, DiskStats()
+        self.saved: dict[str, tuple[Path, int]] = {}
+
+    def add(self, path: Path, identity: bytes) -> list[int]:
+        """Use a file that `Saver` has written, and return its token ids.
+
+        Raises:
+            FormatError: it is no such file, or is of another model, version or type of keys and values.
+            OSError: it cannot be read.
+        """
+        ids, records = opened(path, identity)
+        self.identity = identity
+        self.saved |= {name: (path, at) for name, at in records.items()}
+        return ids
+
+    @property
+    def is_here(self) -> bool:
+        """Whether pages can be written."""
+        return False
+
+    def wait_briefly(self) -> None:
+        """Wait once until it is known what there is."""
+
+    def flush(self) -> None:
+        """Wait until everything that was offered has been written or dropped."""
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+
+    def has(self, key: Key) -> bool:
+        """Return whether there is a page or a state."""
+        return key.name in self.saved
+
+    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
+        """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
+
+        Forget it and return None if it is not as expected.
+        """
+        path, at = self.saved[key.name]
+        try:
+            n = read_into(path, memoryview(buffer.data)[: room(nbytes) - 1], at)
+        except OSError:
+            n = 0
+        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
+        if content is None:
+            self.stats.damaged += 1
+            del self.saved[key.name]
+        else:
+            self.stats.read += 1
+        return content
+
+
+class PrefixFolder(SavedPrefixes):
     """The files of one identity in a folder, a bound on the files of all identities, and the thread that writes.
 
     Attributes:
@@ -200,11 +271,13 @@ class PrefixFolder:
             identify: returns what keys and values depend on besides token ids. Given the folder, in which it may keep a
                 digest of the model's files, because it reads all of them.
         """
-        self.path, self.max_nbytes, self.stats = path, max_nbytes, DiskStats()
-        self.identity = b""
+        super().__init__()
+        self.path, self.max_nbytes = path, max_nbytes
         self.ours: Path | None = None
-        # Names that exist or are about to be written, with the time of their last mark; and names that cannot be used.
+        # Names that exist, with the time of their last mark; names that are about to be written; and names that can
+        # neither be used nor removed.
         self._known: dict[str, float] = {}
+        self._claimed: set[str] = set()
         self._bad: set[str] = set()
         self._n_new, self._paused_until, self._has_warned = 0, 0.0, False
         self._has_waited = False
@@ -253,8 +326,7 @@ class PrefixFolder:
         Raises:
             OSError: it cannot be made, or another user could read or change it.
         """
-        text = "".join(f"{key}: {value}\n" for key, value in sorted(about.items()))
-        self.identity = hashlib.sha256(text.encode()).digest()
+        text, self.identity = identity_of(about)
         plain = "".join(c if c.isalnum() or c in "-._" else "_" for c in model).lstrip(".")[:60]
         ours = self.path / f"{plain}-{self.identity[:8].hex()}"
         ours.mkdir(mode=0o700, exist_ok=True)
@@ -263,13 +335,15 @@ class PrefixFolder:
         for file, content in ((self.path / README, TEXT), (ours / ABOUT, text)):
             if not file.exists():
                 file.write_text(content, encoding="utf-8")
-        self._known = dict.fromkeys((entry.name for entry in os.scandir(ours) if entry.name.endswith(ENDING)), 0.0)
+        self._known |= {entry.name: 0.0 for entry in os.scandir(ours) if entry.name.endswith(ENDING)}
         self.stats.nbytes = sum(size for _, size, _ in self.files())
         self.ours = ours
 
     def has(self, key: Key) -> bool:
         """Return whether there is a file, perhaps written by another process."""
         name = key.name
+        if super().has(key):
+            return True
         if self.ours is None or name in self._bad:
             return False
         if name not in self._known and os.path.exists(self.ours / name):  # noqa: PTH110 - Path.exists may raise
@@ -278,37 +352,32 @@ class PrefixFolder:
 
     def claim(self, key: Key) -> bool:
         """Return whether this file is neither there nor about to be written; from now on it is."""
-        if key.name in self._known or key.name in self._bad:
+        if key.name in self._known or key.name in self._claimed or key.name in self._bad:
             return False
-        self._known[key.name] = 0.0
+        self._claimed.add(key.name)
         return True
 
     def forget(self, key: Key) -> None:
         """Undo a claim: the file was not written."""
-        self._known.pop(key.name, None)
+        self._claimed.discard(key.name)
         self.stats.dropped += 1
 
-    def header(self, key: Key, nbytes: int) -> bytes:
-        """Return the header of a file."""
-        part = key.part.encode().ljust(8, b"\0")
-        return _HEADER.pack(MAGIC, VERSION, self.identity, key.chain, part, nbytes)
-
     def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
-        """Return the contents (nbytes,) uint8 of a file, in a buffer of `room(nbytes)` bytes.
+        """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
 
         Remove the file and return None if it is not as expected.
         """
-        assert self.ours is not None  # noqa: S101 - `has` has found the file
-        start, header = _HEADER.size + _CHECK, self.header(key, nbytes)
+        if super().has(key) or self.ours is None:
+            return super().read(key, nbytes, buffer)
         try:
             n = read_into(self.ours / key.name, memoryview(buffer.data)[: room(nbytes)])
         except OSError:
             n = 0
-        content, before = buffer[start : start + nbytes], bytes(buffer[: min(n, start)])
-        if n != start + nbytes or before != header + check(header, content):
+        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
+        if content is None:
             self._remove(key)
-            return None
-        self.stats.read += 1
+        else:
+            self.stats.read += 1
         return content
 
     def _remove(self, key: Key) -> None:
@@ -329,15 +398,15 @@ class PrefixFolder:
             OSError: it cannot be written.
         """
         assert self.ours is not None  # noqa: S101 - the writer starts when it is known
-        header = self.header(key, content.nbytes)
+        header = header_of(self.identity, key, content.nbytes)
         with draft(self.ours / "drafts" / key.name) as path:
             with path.open("wb", buffering=0) as file:
-                for part in (header + check(header, content), content.data):
-                    view = memoryview(part)
-                    while len(view):
-                        view = view[file.write(view) or 0 :]
+                write_all(file, header + check(header, content))
+                write_all(file, content.data)
             os.utime(path, ns=(used, used))
             path.replace(self.ours / key.name)
+        self._known[key.name] = 0.0
+        self._claimed.discard(key.name)
         self.stats.written += 1
         self.stats.nbytes += content.nbytes + len(header) + _CHECK
         self._n_new += content.nbytes
@@ -399,7 +468,7 @@ class DiskPrefixes:
         folder: the folder.
     """
 
-    def __init__(self, pool: KVPool, folder: PrefixFolder) -> None:
+    def __init__(self, pool: KVPool, folder: SavedPrefixes) -> None:
         self._pool, self._backend, self.folder = pool, pool.backend, folder
         self._pieces = pieces(pool)
         self._nbytes = {part: sum(piece.nbytes for piece in of) for part, of in self._pieces.items()}
@@ -495,28 +564,30 @@ class DiskPrefixes:
             number: the number of the page or the slot.
         """
         key, generation = Key(chain[-1], part), generations[number]
-        if not self.folder.is_here or not self.folder.claim(key):
+        folder = self.folder
+        if not isinstance(folder, PrefixFolder) or not folder.is_here or not folder.claim(key):
             return
         nbytes = self._nbytes[key.part]
         content = None
         if self._backend.lazy and self._n_copied + nbytes <= MOST_COPIED:
-            content = self._copy(key.part, slot)
+            content = self.copied(key.part, slot)
             self._n_copied += nbytes
         if content is None and self._backend.lazy:
-            self.folder.forget(key)
+            folder.forget(key)
             return
         is_current = partial(_is_current, generations, number, generation)
         used = time.time_ns() - (len(chain) - 1) * STEP_NS
-        if not self.folder.do(partial(self._write, key, slot, is_current, content, used)):
+        if not folder.do(partial(self._write, folder, key, slot, is_current, content, used)):
             self._n_copied -= 0 if content is None else nbytes
-            self.folder.forget(key)
+            folder.forget(key)
 
     def use(self, chain: Sequence[bytes]) -> None:
         """Mark the files of a prefix as used, soon."""
-        if chain and self.folder.is_here:
-            self.folder.do(partial(self.folder.use, chain, tuple(self._pieces)))
+        folder = self.folder
+        if chain and isinstance(folder, PrefixFolder) and folder.is_here:
+            folder.do(partial(folder.use, chain, tuple(self._pieces)))
 
-    def _copy(self, part: str, slot: int) -> np.ndarray:
+    def copied(self, part: str, slot: int) -> np.ndarray:
         """Return the bytes of a page or of states."""
         content, at = np.empty(self._nbytes[part], dtype=np.uint8), 0
         for piece in self._pieces[part]:
@@ -530,14 +601,19 @@ class DiskPrefixes:
         return content
 
     def _write(
-        self, key: Key, slot: int, is_current: Callable[[], bool], content: np.ndarray | None, used: int
+        self,
+        folder: PrefixFolder,
+        key: Key,
+        slot: int,
+        is_current: Callable[[], bool],
+        content: np.ndarray | None,
+        used: int,
     ) -> None:
         """Write a file in the writer's thread."""
-        folder = self.folder
         if content is not None:
             self._n_copied -= content.nbytes
         if content is None and is_current():
-            content = self._copy(key.part, slot)
+            content = self.copied(key.part, slot)
             if not is_current():  # the page was overwritten, perhaps while it was read
                 content = None
         if content is None or folder.ours is None:
@@ -548,6 +624,26 @@ class DiskPrefixes:
 
 def _is_current(generations: np.ndarray, number: int, generation: int) -> bool:
     return bool(generations[number] == generation)
+
+
+def header_of(identity: bytes, key: Key, nbytes: int) -> bytes:
+    """Return the header of a file."""
+    return _HEADER.pack(MAGIC, VERSION, identity, key.chain, key.part.encode().ljust(8, b"\0"), nbytes)
+
+
+def sound(header: bytes, read: np.ndarray, nbytes: int) -> np.ndarray | None:
+    """Return the contents (nbytes,) of a file that was read; None if header, length or checksum are not as expected."""
+    start = len(header) + _CHECK
+    content = read[start:]
+    is_sound = len(content) == nbytes and bytes(read[:start]) == header + check(header, content)
+    return content if is_sound else None
+
+
+def write_all(file: RawIOBase, content: bytes | memoryview) -> None:
+    """Write all bytes to an unbuffered file."""
+    view = memoryview(content)
+    while len(view):
+        view = view[file.write(view) or 0 :]
 
 
 def room(nbytes: int) -> int:
@@ -562,8 +658,8 @@ def check(header: bytes, content: np.ndarray) -> bytes:
     return total.digest()
 
 
-def read_into(path: Path, buffer: memoryview) -> int:
-    """Read a regular file into a buffer, and return how many bytes were read, at most those of the buffer.
+def read_into(path: Path, buffer: memoryview, at: int = 0) -> int:
+    """Read a regular file from a position on, until a buffer is full, and return how many bytes were read.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
@@ -572,6 +668,7 @@ def read_into(path: Path, buffer: memoryview) -> int:
     with os.fdopen(os.open(path, flags), "rb", 0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path}: no regular file")
+        file.seek(at)
         n = 0
         while n < len(buffer) and (read := file.readinto(buffer[n:])):
             n += read
@@ -602,6 +699,67 @@ def files_in(path: Path) -> list[tuple[int, int, Path]]:
                             about = entry.stat(follow_symlinks=False)
                             found.append((about.st_mtime_ns, about.st_size, Path(entry.path)))
     return found
+
+
+# ---- one file with a whole prefix ----
+
+
+class Saver:
+    """Writes the pages and states that a prefix cache offers to one file."""
+
+    def __init__(self, file: RawIOBase, disk: DiskPrefixes, identity: bytes, ids: np.ndarray) -> None:
+        self._file, self._disk, self._identity = file, disk, identity
+        self.n_pages = 0
+        numbers = np.ascontiguousarray(ids, dtype="<i8").tobytes()
+        head = _FILE.pack(MAGIC_FILE, VERSION, identity, len(ids)) + numbers
+        write_all(file, head + hashlib.sha256(head).digest())
+
+    def chain(self, ids: np.ndarray) -> list[bytes]:
+        """Return the chain at the end of each whole page of token ids (n,)."""
+        return self._disk.chain(ids)
+
+    def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
+        """Write a page or states."""
+        _ = generations, number  # no pass runs meanwhile
+        content, key = self._disk.copied(part, slot), Key(chain[-1], part)
+        header = header_of(self._identity, key, content.nbytes)
+        write_all(self._file, header + check(header, content))
+        write_all(self._file, content.data)
+        self.n_pages = max(self.n_pages, len(chain))
+
+
+def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
+    """Return the token ids of a file that `Saver` has written, and where its pages and states begin, by their names.
+
+    Pages after a damaged header are left out; their contents are checked when they are read.
+
+    Raises:
+        FormatError: it is no such file, or is of another model, version or type of keys and values.
+        OSError: it cannot be read.
+    """
+    where, again = str(path), "write it again"
+    with path.open("rb") as file:
+        size, head = file.seek(0, 2), b""
+        file.seek(0)
+        head = file.read(_FILE.size)
+        fields = _FILE.unpack(head) if len(head) == _FILE.size else (b"", 0, b"", 0)
+        if fields[0] != MAGIC_FILE or not 0 <= fields[3] <= size // 8:
+            raise FormatError(where=where, expected="saved keys and values", found="another file", hint=again)
+        if fields[1:3] != (VERSION, identity):
+            found = "those of another model, of another type of keys and values, or of another version"
+            raise FormatError(where=where, expected="keys and values of this model", found=found, hint=again)
+        head += file.read(8 * fields[3])
+        if file.read(_CHECK) != hashlib.sha256(head).digest():
+            raise FormatError(where=where, expected="its token ids", found="damaged ones", hint=again)
+        ids, records = np.frombuffer(head[_FILE.size :], dtype="<i8").tolist(), dict[str, int]()
+        while len(header := file.read(_HEADER.size)) == _HEADER.size:
+            magic, _, _, chain, part, nbytes = _HEADER.unpack(header)
+            at = file.tell() - len(header)
+            if magic != MAGIC or at + room(nbytes) - 1 > size:
+                break
+            records[Key(chain, part.rstrip(b"\0").decode("ascii", "replace")).name] = at
+            file.seek(_CHECK + nbytes, 1)
+    return ids, records
 
 
 def parts_of(path: Path) -> list[Path]:

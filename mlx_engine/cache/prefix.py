@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from mlx_engine.cache.disk import STATE, DiskPrefixes
+from mlx_engine.cache.disk import STATE, DiskPrefixes, Saver
 from mlx_engine.cache.pool import KVPool
 from mlx_engine.cache.radix import Node, RadixTree
 from mlx_engine.cache.sequence import KVSequence
@@ -251,7 +251,12 @@ class PrefixCache:
             self._tree.keep(path, state)
         return path
 
-    def _offer(self, disk: DiskPrefixes, ids: np.ndarray, path: Sequence[Node]) -> None:
+    def save(self, saver: Saver, ids: np.ndarray) -> None:
+        """Offer what the cache holds of token ids (n,) to a file."""
+        path, n = self._tree.walk(ids)
+        self._offer(saver, ids[:n], path)
+
+    def _offer(self, disk: DiskPrefixes | Saver, ids: np.ndarray, path: Sequence[Node]) -> None:
         """Have the whole pages of a path written, and the states that are held after one of them."""
         page, held, states = self.pool.page, self._tree.held, self.pool.states
         chain = disk.chain(ids)

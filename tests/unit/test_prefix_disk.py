@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
@@ -20,11 +21,17 @@ pytest.importorskip("numba")
 import mlx_engine
 from mlx_engine.cache import disk
 from mlx_engine.cache.disk import Key, PrefixFolder, chains, files_in
-from mlx_engine.errors import OptionError
+from mlx_engine.checkpoint import identity
+from mlx_engine.conversation import Conversation
+from mlx_engine.errors import FormatError, OptionError
+from mlx_engine.loop.logprobs import digest
+from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.observe import log
 from mlx_engine.options import Options
+from tests.golden.goldens import DATA
 from tests.golden.test_prefix_disk import PAGE, answers, model, opened
 from tests.properties.prefix_damage import Cases
+from tests.streams import request_of
 
 PROMPT = [(7 * i) % 300 for i in range(4 * PAGE + 5)]
 ROOT = Path(__file__).parents[2]
@@ -220,16 +227,87 @@ def test_an_engine_reads_what_an_earlier_one_wrote_and_refuses_what_it_cannot_do
 
 
 def test_a_changed_model_file_has_another_digest(tmp_path: Path):
-    from mlx_engine.checkpoint.identity import digest, kept_digest
-
     file = tmp_path / "model.gguf"
     file.write_bytes(b"a" * 1000)
-    first = kept_digest(file, tmp_path)
-    assert first == kept_digest(file, tmp_path) == digest(file)
+    first = identity.kept_digest(file, tmp_path)
+    assert first == identity.kept_digest(file, tmp_path) == identity.digest(file)
     (kept_in,) = tmp_path.glob("*.sha256")
     kept_in.write_text("damaged")
-    assert kept_digest(file, tmp_path) == first
+    assert identity.kept_digest(file, tmp_path) == first
     status = file.stat()
     file.write_bytes(b"a" * 999 + b"b")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert kept_digest(file, tmp_path) != first
+    assert identity.kept_digest(file, tmp_path) != first
+
+
+def test_a_saved_prefix_is_used_and_its_damage_is_computed(tmp_path: Path):
+    file, ids = tmp_path / "prefix.kv", list(range(10, 250))
+    with mlx_engine.load("builtin", "simd") as engine:
+        cold = engine.generate([*ids, 9], 4, logprobs=0).digest
+        assert engine.save_prefix(file, ids) == 192
+    for n in (192, 64):
+        with mlx_engine.load("builtin", "simd") as engine:
+            assert engine.load_prefix(file) == ids
+            found = engine.generate([*ids, 9], 4, logprobs=0)
+            assert (found.n_cached, found.digest) == (n, cold)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with (
+        mlx_engine.load("builtin", "simd", kv_type="f16") as engine,
+        pytest.raises(FormatError, match="of another type of keys and values"),
+    ):
+        engine.load_prefix(file)
+    for damaged in (b"", b"x" * 500, content[:60], content[:100] + b"x" + content[101:]):
+        file.write_bytes(damaged)
+        with mlx_engine.load("builtin", "simd") as engine, pytest.raises(FormatError):
+            engine.load_prefix(file)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3-micro", "gemma4e-micro", "qwen3_5-micro", "lfm2-micro"])
+def test_a_saved_prefix_of_models_with_windows_states_and_shared_layers(architecture: str, tmp_path: Path):
+    file, ids = tmp_path / "prefix.kv", [(3 * i) % 50 + 4 for i in range(130)]
+
+    def run(engine: mlx_engine.Engine) -> tuple[str, int, Scheduler]:
+        request = request_of(ids, Options.of(logprobs=0), max_tokens=5)
+        scheduler = engine.scheduler_for([request], keeps=True)
+        scheduler.submit(request)
+        while scheduler.has_work:
+            scheduler.step()
+        logprobs = [token.logprob for token in request.output.logprobs or ()]
+        return digest(request.output.token_ids, logprobs), request.n_from_disk, scheduler
+
+    with mlx_engine.load(DATA / architecture / "hf", "simd") as engine:
+        cold, _, scheduler = run(engine)
+        assert engine.save_prefix(file, ids, scheduler=scheduler) == 128
+    with mlx_engine.load(DATA / architecture / "hf", "simd") as engine:
+        engine.load_prefix(file)
+        assert run(engine)[:2] == (cold, 128)
+
+
+def test_a_conversation_goes_on_after_a_restart(tmp_path: Path):
+    texts = ["Tell me a story about a fox.", "And then?", "What did the fox say? " * 5, "And now?"]
+    options = Options.of(40)
+    with mlx_engine.load("builtin", "simd") as engine:
+        whole = Conversation(engine, options, kv_memory=64 << 20)
+        for text in texts:
+            "".join(whole.ask(text))
+    with mlx_engine.load("builtin", "simd") as engine:
+        first = Conversation(engine, options, kv_memory=64 << 20)
+        for text in texts[:3]:
+            "".join(first.ask(text))
+        assert first.save_prefix(tmp_path / "a.kv") >= 128
+        state = json.loads(json.dumps(first.state()))
+    with mlx_engine.load("builtin", "simd") as engine:
+        engine.load_prefix(tmp_path / "a.kv")
+        second = Conversation(engine, options, kv_memory=64 << 20)
+        second.restore(state, same_model=True)
+        "".join(second.ask(texts[3]))
+        assert second.messages == whole.messages
+        assert second.generation is not None
+        assert whole.generation is not None
+        assert second.generation.prompt_ids == whole.generation.prompt_ids
+        assert second.generation.n_cached >= 128
+        second.undo()
+        assert second.messages == state["messages"]
