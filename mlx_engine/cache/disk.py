@@ -62,6 +62,8 @@ Any file may be removed at any time; `mlx_engine cache remove prefixes` removes 
 """
 # The most writes that wait, and the most bytes of copies of a lazy backend among them. What exceeds them is dropped.
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
+# The bytes of files that are read between two passes, about 0.1 s.
+MOST_READ = 64 << 20
 # Seconds without a write after one has failed, and between two marks of a file as used.
 PAUSE, TOUCHED = 60.0, 60.0
 # By this each page of a prefix counts as used longer ago than the page before: pages are removed from its end.
@@ -478,6 +480,13 @@ class DiskPrefixes:
     def stats(self) -> DiskStats:
         """Counters of the folder since the start."""
         return self.folder.stats
+
+    @property
+    def piece(self) -> int:
+        """The pages that are read at a time if others wait."""
+        if STATE in self._pieces or any(window is not None for window in self._pool.windows):
+            return sys.maxsize
+        return max(1, MOST_READ // max(1, sum(self._nbytes.values())))
 
     def chain(self, ids: np.ndarray) -> list[bytes]:
         """Return the chain at the end of each whole page of token ids (n,)."""

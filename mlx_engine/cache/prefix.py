@@ -57,7 +57,8 @@ class Match(NamedTuple):
             "window": pages that a window needs are not held. "state": no state is held for more tokens. "memory": no
             page was free for a copy.
         state: the state after `length` tokens, for models that have one.
-        from_disk: how many of the `length` tokens were read from files.
+        from_disk: how many of the `length` tokens were read from files by this look-up.
+        has_more: whether files have more tokens, which the next look-up reads.
     """
 
     length: int
@@ -67,6 +68,7 @@ class Match(NamedTuple):
     end: End
     state: Snapshot | None = None
     from_disk: int = 0
+    has_more: bool = False
 
 
 @dataclass
@@ -180,15 +182,18 @@ class PrefixCache:
             found = np.concatenate((found, node.ids))
         return tuple(found[:SHOWN].tolist())
 
-    def attach(self, kv: KVSequence, ids: Sequence[int]) -> Match:
+    def attach(self, kv: KVSequence, ids: Sequence[int], *, is_busy: bool = False) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
         The caller leaves the last token out of `ids`: its logits are not cached, so it must be computed. If nothing is
         found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before
-        that page.
+        that page. If others wait for this thread (`is_busy`), it reads files in pieces, and `has_more` asks for another
+        look-up.
         """
         self._check(kv)
-        first, end = (0, 0) if self.disk is None else self._load(self.disk, ids[: kv.capacity])
+        first, end, has_more = 0, 0, False
+        if self.disk is not None:
+            first, end, has_more = self._load(self.disk, ids[: kv.capacity], is_busy=is_busy)
         found, path = self._match(ids[: kv.capacity])
         self._use(path)
         while found.length and not _adopted(kv, found):
@@ -199,18 +204,23 @@ class PrefixCache:
         self.stats.queried_tokens += len(ids)
         self.stats.cached_tokens += found.length
         if self.disk is not None:
-            found = found._replace(from_disk=max(0, min(end, found.length) - first))
+            found = found._replace(from_disk=max(0, min(end, found.length) - first), has_more=has_more)
             self.disk.stats.tokens += found.from_disk
         return found
 
-    def _load(self, disk: DiskPrefixes, ids: Sequence[int]) -> tuple[int, int]:
-        """Add to the tree what the disk has of a prefix of ids, and return the range of its tokens."""
+    def _load(self, disk: DiskPrefixes, ids: Sequence[int], *, is_busy: bool) -> tuple[int, int, bool]:
+        """Add to the tree what the disk has of a prefix of ids; return the range of its tokens, and if there are more.
+
+        If others wait, it adds one piece. Prefixes with windows or states have an end in few places: they are one.
+        """
         array, page = np.asarray(ids, dtype=np.int64), self.pool.page
         chain = disk.chain(array)
         path, n = self._tree.walk(array)
         first, pages, state = self._tree.usable(path, n, page)
-        end = first
+        end, has_more = first, False
         while (n_pages := disk.reach(chain, first // page)) * page > first:
+            if is_busy and n_pages > first // page + disk.piece:
+                n_pages, has_more = first // page + disk.piece, True
             kv = self.pool.sequence(n_pages * page)
             try:
                 kv.adopt([of_group[: first // page] for of_group in pages], first, state)
@@ -219,11 +229,12 @@ class PrefixCache:
                     end = n_pages * page
                     break
             except CacheFullError:
+                has_more = False
                 break
             finally:
                 kv.close()
         disk.use(chain[: end // page])
-        return first, end
+        return first, end, has_more
 
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence, *, on_disk: bool = True) -> None:
         """Add the first tokens of a sequence to the cache, by sharing its pages and the slots of its states.

@@ -20,7 +20,8 @@ pytest.importorskip("numba")
 
 import mlx_engine
 from mlx_engine.cache import disk
-from mlx_engine.cache.disk import Key, PrefixFolder, chains, files_in
+from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, chains, files_in
+from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint import identity
 from mlx_engine.conversation import Conversation
 from mlx_engine.errors import FormatError, OptionError
@@ -29,7 +30,7 @@ from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.observe import log
 from mlx_engine.options import Options
 from tests.golden.goldens import DATA
-from tests.golden.test_prefix_disk import PAGE, answers, model, opened
+from tests.golden.test_prefix_disk import OPTIONS, PAGE, answers, model, opened
 from tests.properties.prefix_damage import Cases
 from tests.streams import request_of
 
@@ -311,3 +312,26 @@ def test_a_conversation_goes_on_after_a_restart(tmp_path: Path):
         assert second.generation.n_cached >= 128
         second.undo()
         assert second.messages == state["messages"]
+
+
+def test_a_long_prefix_is_read_in_pieces_while_others_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    of = model("qwen3", "simd", "f32")
+    long = [(7 * i) % 300 for i in range(8 * PAGE + 3)]
+    cold, _ = answers(of, [long], prefix=False)
+    folder = opened(of, tmp_path)
+    answers(of, [long], folder)
+    monkeypatch.setattr(disk, "MOST_READ", 1)
+    pool = of.new_pool(2000, n_sequences=2, page=PAGE)
+    scheduler = Scheduler(of, pool, slots=2, prefix=PrefixCache(pool, disk=DiskPrefixes(pool, folder)))
+    other, request = request_of([5, 6], max_tokens=30), request_of(long, OPTIONS, max_tokens=1 + len(long) % 7)
+    scheduler.submit(other)
+    scheduler.step()
+    scheduler.submit(request)
+    n_read = []
+    while scheduler.has_work:
+        n_read.append(request.n_from_disk)
+        scheduler.step()
+    assert n_read[:9] == [PAGE * n for n in range(9)]
+    assert other.metrics.passes[1:10]
+    assert [digest(request.output.token_ids, [t.logprob for t in request.output.logprobs or ()])] == cold
+    folder.close()
