@@ -250,6 +250,18 @@ MUTANTS = [
     Mutant("both sides of a split page have one reference", "RadixTree._split", "at % self._page", "False"),
     Mutant("a page of a window is filled with other tokens", "RadixTree._fill", "node.end <= n", "True"),
     Mutant("a use is not marked", "PrefixCache.attach", "self._use(path)", "pass"),
+    Mutant(
+        "the tokens before a page do not count",
+        "disk.chains",
+        "last + numbers[first : first + page].tobytes()",
+        "numbers[first : first + page].tobytes()",
+    ),
+    Mutant(
+        "a page that was overwritten while it was read is written",
+        "DiskPrefixes._write",
+        "if not is_current():\n    content = None",
+        "pass",
+    ),
     # ---- States ----
     Mutant("a pass writes over the state that it reads", "SequenceState.begin", "self._pool.take()", "source.slot"),
     Mutant(

@@ -335,3 +335,24 @@ def test_a_long_prefix_is_read_in_pieces_while_others_are_answered(tmp_path: Pat
     assert other.metrics.passes[1:10]
     assert [digest(request.output.token_ids, [t.logprob for t in request.output.logprobs or ()])] == cold
     folder.close()
+
+
+def test_a_page_that_changes_while_it_is_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    of, copied = model("qwen3", "simd", "f32"), DiskPrefixes.copied
+    folder = opened(of, tmp_path)
+    pool = of.new_pool(500, page=PAGE)
+    cache = PrefixCache(pool, disk=DiskPrefixes(pool, folder))
+    scheduler = Scheduler(of, pool, prefix=cache)
+
+    def changed(self: DiskPrefixes, part: str, slot: int) -> np.ndarray:
+        content = copied(self, part, slot)
+        if slot == 2 * PAGE:
+            cache._tree.held.generations[0][2] += 1
+        return content
+
+    monkeypatch.setattr(DiskPrefixes, "copied", changed)
+    scheduler.submit(request_of(PROMPT, max_tokens=1))
+    scheduler.step()
+    folder.flush()
+    assert (folder.stats.written, folder.stats.dropped) == (3, 1)
+    folder.close()
