@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("numba")
 
@@ -23,12 +25,15 @@ from mlx_engine.cache import disk
 from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, chains, files_in
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint import identity
+from mlx_engine.commands import app
 from mlx_engine.conversation import Conversation
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.observe import log
 from mlx_engine.options import Options
+from mlx_engine.serve.prometheus import Metrics
+from mlx_engine.serve.worker import Load
 from tests.golden.goldens import DATA
 from tests.golden.test_prefix_disk import OPTIONS, PAGE, answers, model, opened
 from tests.properties.prefix_damage import Cases
@@ -356,3 +361,55 @@ def test_a_page_that_changes_while_it_is_read_is_dropped(tmp_path: Path, monkeyp
     folder.flush()
     assert (folder.stats.written, folder.stats.dropped) == (3, 1)
     folder.close()
+
+
+def cli(*args: str, stdin: str | None = None) -> tuple[str, str]:
+    result = CliRunner().invoke(app, args, input=stdin)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout, result.stderr
+
+
+def test_a_session_goes_on_with_its_text_on_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    how = ("-b", "simd", "-n", "60", "--temp", "0")
+    both, _ = cli("chat", *how, stdin="Tell me a story about a fox.\nAnd then?\n")
+    first, _ = cli("chat", *how, "--session", "fox", stdin="Tell me a story about a fox.\n")
+    second, said = cli("chat", *how, "--session", "fox", stdin="And then?\n/stats\n")
+    assert first + second == both
+    assert f"> Tell me a story about a fox.\n{first}" in said
+    assert "(64 of them cached)" in said
+    _, said = cli("chat", *how, "--session", "fox", "--kv-type", "f16", stdin="And then?\n")
+    assert "the conversation is read again" in said
+    assert "--session must be letters" in CliRunner().invoke(app, ["chat", "--session", "../x"]).stderr
+    for file in (tmp_path / "mlx_engine" / "sessions").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_generate_reads_and_writes_a_prompt_cache(tmp_path: Path):
+    how = ("generate", "Once upon a time there was a fox. " * 10, "-b", "simd", "-n", "5", "--json")
+    cold = json.loads(cli(*how)[0])
+    for _ in range(2):
+        found = json.loads(cli(*how, "--prompt-cache", str(tmp_path / "a.kv"))[0])
+        assert found["token_ids"] == cold["token_ids"]
+        with mlx_engine.load("builtin", "simd") as engine:
+            assert engine.load_prefix(tmp_path / "a.kv")[:-5] == cold["prompt_ids"]
+            assert engine.generate(cold["prompt_ids"], 1).n_cached == 64
+    refused = CliRunner().invoke(app, [*how, "--no-kv", "--prompt-cache", str(tmp_path / "a.kv")])
+    assert "cannot be combined with --no-kv" in refused.stderr
+
+
+def test_prefixes_are_listed_and_removed(tmp_path: Path):
+    (tmp_path / "other.txt").write_text("not ours")
+    folder = folder_of(tmp_path)
+    kept(folder, 1)
+    folder.close()
+    assert re.search(rf"prefixes .*{tmp_path}", cli("cache", "list", "--prefix-dir", str(tmp_path))[0])
+    cli("cache", "remove", "prefixes", "--yes", "--prefix-dir", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
+
+
+def test_metrics_count_files_and_tokens():
+    text = Metrics().text(Load(disk=disk.DiskStats(written=3, nbytes=70)))
+    assert "mlx_engine:prefix_disk_written 3\n" in text
+    assert "mlx_engine:prefix_disk_nbytes 70\n" in text
+    assert "prefix_disk_nbytes" not in Metrics().text(Load())
