@@ -54,7 +54,7 @@ DEFAULT_NBYTES = 20 << 30
 MAGIC, VERSION = b"mlxekv\r\n", 1
 ENDING = ".kv"
 # The name of the folder's description, which also says that the folder is one of prefixes.
-README, ABOUT = "README.txt", "about.txt"
+README, ABOUT, DIGESTS = "README.txt", "about.txt", "digests"
 TEXT = """\
 This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
 computing the prompts again. Prompts can be recovered from keys and values: keep this folder as private as the prompts.
@@ -270,7 +270,7 @@ class PrefixFolder(SavedPrefixes):
             path: the folder, which is made if there is none.
             max_nbytes: the bound on the bytes of all files in it.
             model: the name of the model, for the user.
-            identify: returns what keys and values depend on besides token ids. Given the folder, in which it may keep a
+            identify: returns what keys and values depend on besides token ids. Given a folder in which it may keep a
                 digest of the model's files, because it reads all of them.
         """
         super().__init__()
@@ -417,11 +417,12 @@ class PrefixFolder(SavedPrefixes):
             self.bound()
 
     def bound(self) -> None:
-        """Remove the least recently used files of all identities until they take at most the bound."""
+        """If all files take more than the bound, remove the least recently used until they take 15/16 of it."""
         found = sorted(self.files())
         self.stats.nbytes, self._n_new = sum(size for _, size, _ in found), 0
+        most = self.max_nbytes - self.max_nbytes // 16 if self.stats.nbytes > self.max_nbytes else self.max_nbytes
         for _, size, path in found:
-            if self.stats.nbytes <= self.max_nbytes:
+            if self.stats.nbytes <= most:
                 return
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -772,13 +773,13 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what a folder of prefixes has of ours: the folders of identities, digests of models, and its README."""
+    """Return what a folder of prefixes has of ours: the folders of identities and of digests, and its README."""
     try:
         entries = sorted(path.iterdir())
     except OSError:
         return []
     ours = [e for e in entries if (e / ABOUT).is_file() and not e.is_symlink()]
-    return [*ours, *path.glob("model-*.sha256"), path / README] if ours else []
+    return [*ours, *(path / name for name in (DIGESTS, README) if (path / name).exists())] if ours else []
 
 
 def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:
@@ -808,7 +809,10 @@ def _opened(
     del given
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = identify(path)  # reads the model's files
+        private = path / DIGESTS
+        private.mkdir(mode=0o700, exist_ok=True)
+        check_private(private)
+        about = identify(private)  # reads the model's files
         if (still := folder()) is not None:
             still.open(model, about)
     except Exception as error:  # of the disk, or of the model's files, which may be gone

@@ -86,7 +86,7 @@ def test_only_this_user_can_read_the_files_and_the_folder_says_what_it_is(tmp_pa
     folder = folder_of(tmp_path / "new" / "prefixes")
     kept(folder, 1)
     assert folder.ours is not None
-    for path in (folder.path, folder.ours, folder.ours / "drafts"):
+    for path in (folder.path, folder.ours, folder.ours / "drafts", folder.path / disk.DIGESTS):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert "Prompts can be recovered" in (folder.path / disk.README).read_text()
     assert (folder.ours / disk.ABOUT).read_text() == "model: x\n"
@@ -98,15 +98,15 @@ def test_the_least_recently_used_files_are_removed_and_a_prefix_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(disk, "STEP_NS", 1)
-    folder = folder_of(tmp_path, 5700)
+    folder = folder_of(tmp_path, 6100)
     keys = [kept(folder, i) for i in range(4)]
     folder.use([key.chain for key in keys[:2]], ["0"])
     for i in range(4, 6):
         keys.append(kept(folder, i))
     assert [folder.has(key) for key in keys] == [True, True, False, True, True, True]
     folder.close()
-    again = folder_of(tmp_path, 5700)
-    assert again.stats.nbytes == sum(size for _, size, _ in files_in(tmp_path)) <= 5700
+    again = folder_of(tmp_path, 6100)
+    assert again.stats.nbytes == sum(size for _, size, _ in files_in(tmp_path)) <= 6100
     ends = [
         time for time, _, path in sorted(files_in(tmp_path), reverse=True) if path.name in {k.name for k in keys[:2]}
     ]
