@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ class Load(NamedTuple):
         waiting: answers without a slot.
         kv_usage: the share of the pages of keys and values that are held, 0 to 1.
         pages: pages that answers hold; those of the prefix cache alone are not counted.
-        disk: counters of prefixes on disk, if they are kept.
+        disk: counters of prefixes on disk, if they are kept; their thread still counts.
     """
 
     running: int = 0
@@ -55,7 +54,7 @@ class Load(NamedTuple):
         used = [pool.used_pages(group) for group in range(len(pool.windows))]
         cached = [0 if prefix is None else prefix.evictable_pages(group) for group in range(len(used))]
         usage = max(n / of for n, of in zip(used, pool.n_pages, strict=True))
-        disk = None if prefix is None or prefix.disk is None else replace(prefix.disk.stats)
+        disk = None if prefix is None or prefix.disk is None else prefix.disk.stats
         return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached), disk)
 
 
