@@ -208,6 +208,21 @@ class Backend(Primitives):
         """
 
     @abstractmethod
+    def kv_read(self, store: Array, first: int, n: int) -> np.ndarray:
+        """Return slots [first, first + n) as they are stored (2, G, n, row): a view of the store, or a copy.
+
+        The elements are those of `quant/key_values.py`. May be called outside of sessions; unless the backend is lazy,
+        also by another thread while passes write to other slots.
+        """
+
+    @abstractmethod
+    def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
+        """Write what `kv_read` has returned (2, G, n, row) to slots [first, first + n), and return the store.
+
+        The store may be changed in place. May be called outside of sessions.
+        """
+
+    @abstractmethod
     def kv_nbytes(self, store: Array) -> int:
         """Return the bytes that the store occupies."""
 
@@ -224,6 +239,14 @@ class Backend(Primitives):
     @abstractmethod
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Array:
         """Return a store of `n_slots` arrays of this shape, all zeros."""
+
+    @abstractmethod
+    def state_read(self, store: Array, slot: int) -> np.ndarray:
+        """Return the array of a slot, float32: a view of the store, or a copy. May be called as `kv_read`."""
+
+    @abstractmethod
+    def state_restore(self, store: Array, slot: int, values: np.ndarray) -> None:
+        """Write what `state_read` has returned to a slot. May be called outside of sessions."""
 
     @abstractmethod
     def state_nbytes(self, store: Array) -> int:

@@ -6,7 +6,6 @@ Above a limit of this load the figures are not usable.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import math
 import os
 import platform
@@ -20,7 +19,6 @@ from typing import Any
 import psutil
 
 import mlx_engine
-from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.machine.limits import usable_cores
 
@@ -108,16 +106,6 @@ def commit() -> str | None:
     excluded = [f":(exclude){path}" for path in WRITTEN]
     changed = output_of("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *excluded)
     return f"{head}+" if head and changed else head
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a model file with all its parts, or of a folder's safetensors files in order of names."""
-    total = hashlib.sha256()
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path):
-        with file.open("rb") as stream:
-            while piece := stream.read(1 << 20):
-                total.update(piece)
-    return total.hexdigest()
 
 
 def origin() -> dict[str, object]:

@@ -54,6 +54,8 @@ class KVPool:
     """Pages for up to `n_sequences` sequences with `n_tokens` tokens in total.
 
     Attributes:
+        backend: the backend of the stores.
+        layers: the cache of each layer.
         stores: the KV stores and states of all layers, for forward passes.
         states: the slots of states; it has none if every layer has keys and values.
         windows: the window of each group of layers.
@@ -97,7 +99,8 @@ class KVPool:
                 "expected n_tokens, n_sequences, page and longest_pass of at least 1, found "
                 f"{n_tokens}, {n_sequences}, {page} and {longest_pass}"
             )
-        self._backend, self.n_tokens, self.page, self.longest_pass = backend, n_tokens, page, longest_pass
+        self.backend, self.layers = backend, tuple(layers)
+        self.n_tokens, self.page, self.longest_pass = n_tokens, page, longest_pass
         with_kv = kv_layers(layers)
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in with_kv))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]
@@ -129,7 +132,7 @@ class KVPool:
     def nbytes(self) -> int:
         """Bytes of all pages and of all slots of states, free or in use."""
         different = {id(store): store for store in self.stores.layers if store is not None}.values()
-        return sum(self._backend.kv_nbytes(store) for store in different) + self.states.nbytes
+        return sum(self.backend.kv_nbytes(store) for store in different) + self.states.nbytes
 
     def free_pages(self, group: int) -> int:
         """Return the number of free pages of a group."""
@@ -191,7 +194,7 @@ class KVPool:
         layers = self.stores.layers
         for i, of in enumerate(self.stores.group_of):
             if of == group:
-                layers[i] = self._backend.kv_copy(layers[i], source, target, n)
+                layers[i] = self.backend.kv_copy(layers[i], source, target, n)
 
 
 def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:

@@ -52,6 +52,8 @@ class StatePool:
     Attributes:
         stores: for each layer of the model the stores of its arrays; empty for a layer of attention.
         n_slots: the number of slots, free or in use, with the slot of zeros; 0 if no layer has a state.
+        generations: how often each slot has been taken. While this number is the same, a slot that is held has not
+            changed.
         nbytes_each: bytes of the state of all layers in one slot.
         reclaim: called as `reclaim(n)` if fewer than n slots are free. A prefix cache sets it.
     """
@@ -78,6 +80,7 @@ class StatePool:
             self.stores.append(() if layer is None else shared[layer])
         self.reclaim: Callable[[int], object] | None = None
         self._references = np.zeros(self.n_slots, dtype=np.int64)
+        self.generations = np.zeros(self.n_slots, dtype=np.int64)
         self._free = list(range(self.n_slots - 1, ZERO, -1))
 
     @property
@@ -109,6 +112,7 @@ class StatePool:
         """Allocate a slot, of which one must be free. The caller holds one reference."""
         slot = self._free.pop()
         self._references[slot] = 1
+        self.generations[slot] += 1
         return slot
 
     def retain(self, slot: int) -> None:

@@ -13,8 +13,7 @@ import typer
 from mlx_engine.commands.console import FAILED, reports_errors
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
-from mlx_engine.commands.serve import POWERS, bytes_of
-from mlx_engine.commands.values import columns, plain, print_json
+from mlx_engine.commands.values import POWERS, bytes_of, columns, plain, print_json
 from mlx_engine.errors import OptionError, SourceError, shown, size
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.checkpoint.listing import identity
+from mlx_engine.checkpoint.identity import identity
 from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, gather_values, launched
 from mlx_engine.distributed.heartbeat import FAILED, Heartbeat
 from mlx_engine.distributed.leader import SharedModel, drawing, free_memory, nothing, this_computer

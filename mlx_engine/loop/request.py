@@ -59,6 +59,7 @@ class Request:
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
+        n_from_disk: how many of these were read from files.
         n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
         n_steps: number of passes that computed tokens of this request.
         n_rows: number of tokens of all requests in these passes.
@@ -91,7 +92,7 @@ class Request:
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
         self.predicted_ids = predicted_ids
-        self.n_proposed = self.n_accepted = 0
+        self.n_proposed = self.n_accepted = self.n_from_disk = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.match: Match | None = None
         self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)

@@ -256,7 +256,9 @@ class Scheduler:
             n_slots = sum(1 + len(one.parallel) for one in (first, *self.running))
             if n_slots > self.slots or (first is self._refused and self.running):
                 return
-            self._attach_prefix(first)
+            if self._attach_prefix(first) and self.running:
+                first.rewind()  # running answers go on between two pieces of a prefix that is read from files
+                return
             n_pages = sum(one.n_pages(len(one.unread)) for one in (first, *self.running))
             # Each parallel sample continues in a copy of the prompt's last page.
             if self.running and not self._make_room(n_pages + len(first.parallel)):
@@ -378,18 +380,23 @@ class Scheduler:
 
     # ---- prefixes ----
 
-    def _attach_prefix(self, sequence: Sequence) -> None:
-        """Begin a sequence with its longest cached prefix. At least the last token is left to be run."""
+    def _attach_prefix(self, sequence: Sequence) -> bool:
+        """Begin a sequence with its longest cached prefix, and return whether files have more of it.
+
+        At least the last token is left to be run.
+        """
         if self.prefix is None:
-            return
+            return False
         ids, request = sequence.ids, sequence.request
         # The cache holds no logits or hidden states: positions that the request's reader still needs are run again.
         most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
-        match = self.prefix.attach(sequence.kv, ids[:most])
+        match = self.prefix.attach(sequence.kv, ids[:most], is_busy=bool(self.running))
         sequence.unread = list(ids[match.length :])
         if request.times.admitted is None:
             request.match = match._replace(pages=[], state=None)  # the pages may soon be reused
             request.n_cached = request.n_prefilled = match.length
+            request.n_from_disk = min(match.length, request.n_from_disk + match.from_disk)
+        return match.has_more
 
     def _keep_prompts(self, prefix: PrefixCache, chunks: abc.Sequence[ScheduledChunk]) -> None:
         """Keep the prompts that have been run, as prefixes for later requests."""
@@ -397,9 +404,10 @@ class Scheduler:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
             # An answer seldom ends at a page boundary: keep the states at the boundaries inside the answer.
-            at_page = prefix.whole_pages and kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
+            on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
+            at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
             if sequence.output.token_ids and at_page and has_states:
-                prefix.insert(sequence.ids[: kv.length], kv)
+                prefix.insert(sequence.ids[: kv.length], kv, on_disk=False)
             # Layers with a window soon give back the first pages of a prompt, and models with states reuse a prefix
             # only where a state is held: insert the prompt after each chunk. Otherwise insert it once, at its end.
             chunks_count = self._has_windows or has_states

@@ -60,6 +60,16 @@ class Histogram:
         yield f"{self._name}_count {total}"
 
 
+# Gauges of prefixes on disk, by the name of the counter of `DiskStats`.
+DISK = {
+    "nbytes": "Bytes of files of prefixes.",
+    "written": "Files of prefixes that were written.",
+    "dropped": "Files of prefixes that were not written: too many waited, or the disk failed.",
+    "damaged": "Files of prefixes that were removed because they were not as expected.",
+    "removed": "Files of prefixes that were removed to keep within --prefix-disk.",
+}
+
+
 class Metrics:
     """All metrics of a server. They are updated and read in the event loop."""
 
@@ -70,6 +80,7 @@ class Metrics:
         self._generated = Counter("generation_tokens", "Tokens of answers.")
         self._queries = Counter("prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache.")
         self._hits = Counter("prefix_cache_hits", "Tokens of prompts that were found in the prefix cache.")
+        self._from_disk = Counter("prefix_disk_hits", "Tokens of prompts that were read from files of prefixes.")
         self._success = Counter("request_success", "Answers that have ended, by reason.", "finished_reason")
         self._preemptions = Counter("num_preemptions", "Answers that gave their pages back and were computed again.")
         self._steps = Counter("engine_steps", "Forward passes.")
@@ -110,6 +121,7 @@ class Metrics:
         self._prompt.add(n_prompt)
         self._queries.add(n_prompt)
         self._hits.add(request.n_cached)
+        self._from_disk.add(request.n_from_disk)
         self._generated.add(sum(len(output.token_ids) for output in request.outputs))
         self._preemptions.add(request.n_preemptions)
         for output in request.outputs:
@@ -130,6 +142,8 @@ class Metrics:
             *_gauge("kv_cache_usage_perc", "Share of the pages of keys and values in use, 0 to 1.", load.kv_usage),
             *_gauge("kv_cache_pages_in_use", "Pages of keys and values that answers hold.", load.pages),
         ]
+        for name, about in DISK.items() if load.disk is not None else ():
+            lines += _gauge(f"prefix_disk_{name}", about, getattr(load.disk, name))
         for metric in vars(self).values():
             lines += metric.lines()
         return "\n".join(lines) + "\n"

@@ -494,6 +494,7 @@ def timings(
         write_ms: from the last token to this receipt. The client of a stream has then taken all text before it.
         total_ms: from the arrival of the HTTP request to this receipt.
         cache_n, prompt_n: tokens of the prompt that were taken from the prefix cache, and that were computed.
+        disk_n: how many tokens of `cache_n` were read from files.
         prompt_per_second: prompt_n per second of prompt_ms.
         predicted_n: tokens of all answers.
         predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null without any.
@@ -525,6 +526,7 @@ def timings(
         "write_ms": _ms(_seconds(times.ended, written)),
         "total_ms": _ms(written - received),
         "cache_n": request.n_cached,
+        "disk_n": request.n_from_disk,
         "prompt_n": n_computed,
         "prompt_per_second": _rate(n_computed, prefill),
         "predicted_n": n_tokens,

@@ -44,6 +44,7 @@ class Timings(Reply):
     write_ms: float | None
     total_ms: float | None
     cache_n: int
+    disk_n: int
     prompt_n: int
     prompt_per_second: float | None
     predicted_n: int

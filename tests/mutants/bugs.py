@@ -187,6 +187,18 @@ MUTANTS = [
         "chunk.row + i",
         "chunk.row + i - 1",
     ),
+    Mutant(
+        "the tokens before a page do not count",
+        "disk.chains",
+        "last + numbers[first : first + page].tobytes()",
+        "numbers[first : first + page].tobytes()",
+    ),
+    Mutant(
+        "a page that was overwritten while it was read is written",
+        "DiskPrefixes._write",
+        "if not is_current():\n    content = None",
+        "pass",
+    ),
     # ---- States ----
     Mutant("a pass writes over the state that it reads", "SequenceState.begin", "self._pool.take()", "source.slot"),
     Mutant(

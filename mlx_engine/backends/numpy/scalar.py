@@ -177,6 +177,16 @@ class ScalarBackend(Backend):
             slots[target : target + n] = slots[source : source + n]
         return store
 
+    def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
+        """Return float64: this backend does not round."""
+        return np.array([slots[first : first + n] for slots in store]).transpose(0, 2, 1, 3)
+
+    def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
+        n = values.shape[2]
+        for slots, of in zip(store, values.transpose(0, 2, 1, 3).tolist(), strict=True):
+            slots[first : first + n] = of
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         """Count 8 bytes for each float in a filled slot, without Python's overhead for lists."""
         return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)
@@ -186,6 +196,13 @@ class ScalarBackend(Backend):
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         return [_zeros(shape) for _ in range(n_slots)]
+
+    def state_read(self, store: Native, slot: int) -> np.ndarray:
+        """Return float64: this backend does not round."""
+        return np.array(store[slot])
+
+    def state_restore(self, store: Native, slot: int, values: np.ndarray) -> None:
+        store[slot] = values.tolist()
 
     def state_nbytes(self, store: Native) -> int:
         """Count 8 bytes for each float, without Python's overhead for lists."""

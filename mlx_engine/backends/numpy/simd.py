@@ -242,6 +242,13 @@ class SimdBackend(Backend):
         store[:, :, target : target + n] = store[:, :, source : source + n]
         return store
 
+    def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
+        return np.asarray(store[:, :, first : first + n])
+
+    def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
+        store[:, :, first : first + values.shape[2]] = values
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
@@ -253,6 +260,12 @@ class SimdBackend(Backend):
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         """The system maps the memory only when a slot is written."""
         return np.zeros((n_slots, *shape), dtype=np.float32)
+
+    def state_read(self, store: Native, slot: int) -> np.ndarray:
+        return np.asarray(store[slot])
+
+    def state_restore(self, store: Native, slot: int, values: np.ndarray) -> None:
+        store[slot] = values
 
     def state_nbytes(self, store: Native) -> int:
         return int(store.nbytes)

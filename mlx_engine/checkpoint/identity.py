@@ -1,0 +1,76 @@
+"""Digests of a checkpoint's files: of some of their bytes, which names them quickly, and of all."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from mlx_engine.checkpoint.gguf import part_files
+from mlx_engine.errors import SourceError
+from mlx_engine.kernels.drafts import draft
+
+# Pieces that are read of each file, evenly spaced, and their size: 4 MiB in all.
+PIECES, PIECE_BYTES = 256, 16 << 10
+
+
+def identity(path: Path) -> str:
+    """Return a SHA-256, in hex, of the names, sizes and some bytes of a checkpoint's files.
+
+    Files of at most 4 MiB are read completely. Of larger ones, 256 pieces are read: weights of another training run,
+    another quantisation or another size differ in them, a single edited weight may not.
+
+    Raises:
+        SourceError: a file cannot be read.
+    """
+    hashed = hashlib.sha256()
+    files = [*sorted(path.glob("*.safetensors")), path / "config.json"] if path.is_dir() else part_files(path)
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                size = opened.seek(0, 2)
+                # The name of a GGUF file is the user's choice.
+                hashed.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
+                step = max(PIECE_BYTES, size // PIECES)
+                for at in range(0, size, step):
+                    opened.seek(at)
+                    hashed.update(opened.read(PIECE_BYTES))
+        except OSError as error:
+            raise SourceError(f"{file}: cannot be read ({error.strerror or error}); check the path") from error
+    return hashed.hexdigest()
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a model file with all its parts, or of a folder's safetensors files in order of names."""
+    total = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path):
+        with file.open("rb") as stream:
+            while piece := stream.read(1 << 20):
+                total.update(piece)
+    return total.hexdigest()
+
+
+def kept_digest(path: Path, folder: Path) -> str:
+    """Return the `digest` of a checkpoint, from a file in a folder if none of its files has changed since.
+
+    Reading 1 GB takes about half a second. A file that is written again has another time of change, which programs
+    cannot set.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path)
+    about = [
+        (str(file.resolve()), (of := file.stat()).st_size, of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for file in files
+    ]
+    kept = folder / f"model-{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.sha256"
+    try:
+        known = kept.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        known = ""
+    if len(known) == 64 and set(known) <= set("0123456789abcdef"):
+        return known
+    found = digest(path)
+    with draft(kept) as new:
+        new.write_text(found, encoding="ascii")
+        new.replace(kept)
+    return found
