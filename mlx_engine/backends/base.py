@@ -401,7 +401,10 @@ class Backend(Primitives):
     @dispatch
     def activate(self, x: Array, activation: Activation) -> Array:
         """Return x after the named activation function."""
-        return self.silu(x) if activation == "silu" else self.gelu(x)
+        functions: dict[Activation, Callable[[Array], Array]] = {
+            "silu": self.silu, "gelu": self.gelu, "gelu_erf": self.gelu_erf, "relu2": self.relu2,
+        }  # fmt: skip
+        return functions[activation](x)
 
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:

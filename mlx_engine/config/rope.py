@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mlx_engine.backends.parameters import Growth, Rope
-from mlx_engine.config.declared import CLOSE, Naming, declared
+from mlx_engine.config.declared import CLOSE, Constant, Key, Naming, declared
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import OptionError, is_whole
 
@@ -174,6 +174,9 @@ def longrope_attention(factor: float, context: int) -> float:
 LAYER_KINDS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 SCALING = "rope.scaling."
+# DeepSeek-R1-0528-Qwen3-8B has this key. transformers and llama.cpp compute YaRN's own factor all the same; vLLM
+# multiplies the two.
+ATTN_FACTOR = "attn_factor"
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
 WITH_FACTOR, WITH_CONTEXT = ("linear", "dynamic", "llama3", "yarn", "proportional"), ("llama3", "yarn", "longrope")
 # Old names of longrope.
@@ -367,6 +370,7 @@ class RotationSetting:
         low, high = s.number("beta_slow", 1.0), s.number("beta_fast", 32.0)
         # Written by the first YaRN models; transformers does not read it.
         s.flag("finetuned", True)
+        s.number(ATTN_FACTOR, 1.0)
         beta = 0.0
         if self.grows:
             beta = s.number_or_zero("llama_4_scaling_beta")
@@ -439,6 +443,44 @@ def rotation(
     return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates))
 
 
+DUAL_CHUNK = "dual_chunk_attention_config"
+
+
+def within_chunk(s: Settings, key: str, default: Any) -> int:
+    """Return the context of a model that may have dual chunk attention: at most the size of its chunks.
+
+    Up to there dual chunk attention is the usual attention; from there on it gives tokens other distances. Source:
+    "Qwen2.5-1M Technical Report", arXiv 2501.15383.
+    """
+    n, chunks = s.whole(key, default), s.mapping(DUAL_CHUNK)
+    if chunks is None:
+        return n
+    size = chunks.whole("chunk_size")
+    chunks.refuse_rest(("local_size", ORIGINAL))
+    return min(n, size)
+
+
+def chunked_context(usual: int | Any = REQUIRED) -> Any:
+    """Declare the field `context_length` of a model that may have dual chunk attention."""
+    return declared(Key(within_chunk, "context_length", ("max_position_embeddings", usual)))
+
+
+@dataclass(frozen=True)
+class BeyondChunk(Constant):
+    """The context that dual chunk attention would reach, read for a note to the user alone; None without it."""
+
+    value: int | None = None
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int | None:
+        """Return the context."""
+        return None if s.mapping(DUAL_CHUNK) is None else s.whole("max_position_embeddings")
+
+
+def beyond_chunk() -> Any:
+    """Declare the field `beyond_chunk`."""
+    return declared(BeyondChunk(), compare=False)
+
+
 def for_context(config: Any, context: int | None) -> Any:
     """Return the config for sequences of at most `context` tokens; None is the model's usual context.
 
@@ -475,7 +517,10 @@ def by_length(config: Any) -> Rotation | None:
 
 def context_notes(config: Any) -> tuple[str, ...]:
     """Return a line for the user if a loaded model could have a longer context."""
-    rope = by_length(config)
+    rope, whole = by_length(config), getattr(config, "beyond_chunk", None) or 0
+    if whole > config.context_length:
+        reached = "dual chunk attention, which is not implemented, would reach"
+        return (f"context {config.context_length:,} tokens, one chunk; {reached} {whole:,}",)
     if rope is None or rope.is_long:
         return ()
     return (

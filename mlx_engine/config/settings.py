@@ -39,13 +39,15 @@ _GENERATION = (
     "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
     "sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id",
 )  # fmt: skip
+# Left by the first Llama's classes: a name, and in how many parts a trained matrix was cut, whose results are added.
+_OLD_LLAMA = ("is_llama_config", "pretraining_tp")
 # Settings of other tasks than predicting the next token.
 _OTHER_TASKS = (
     "classifier_dropout", "classifier_from_token", "finetuning_task", "id2label", "is_original_qwen3_reranker",
     "label2id", "num_labels", "problem_type", "task_specific_params",
 )  # fmt: skip
 
-HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_OTHER_TASKS))
+HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_OLD_LLAMA, *_OTHER_TASKS))
 
 # Keys of GGUF files that `checkpoint/pooling.py` reads.
 HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))

@@ -38,7 +38,7 @@ class Config(llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0, "expert_used_count": 0, "rope.scaling.finetuned": True},
-        hf={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+        hf={"hidden_act": "silu"},
     )
 
 
@@ -51,6 +51,7 @@ class HybridConfig(Config):
     expected = Expected(
         hf={
             **Config.expected.hf,
+            "mlp_bias": False,
             "position_embedding_type": stated("rope"),
             "layer_types": each_layer("attention", "full_attention"),
             "layers_block_type": each_layer("attention", "full_attention"),

@@ -24,6 +24,7 @@ from mlx_engine.config.declared import (
     number,
     one_per_head,
     per_head,
+    said,
     whole,
 )
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
@@ -59,6 +60,8 @@ class Config(ConfigBase):
     context_length: int = whole("context_length", ("max_position_embeddings", 2048))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(rules=EVERY_RULE)
+    attention_bias: bool = said(("attention_bias", False))
+    mlp_bias: bool = said(("mlp_bias", False))
 
     expected = Expected(
         gguf={
@@ -68,8 +71,7 @@ class Config(ConfigBase):
             "tensor_data_layout": "Meta AI original pth",
         },
         hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")},
-        # Lengths and names that transformers' Llama does not read; `pretraining_tp` cuts matrices and adds the results.
-        harmless=("is_llama_config", "max_sequence_length", "max_window_layers", "model_max_length", "pretraining_tp"),
+        harmless=("max_sequence_length", "max_window_layers", "model_max_length"),  # transformers does not read them
     )
 
 
@@ -86,12 +88,22 @@ TENSORS = {
     "blk.*.ffn_gate.weight": Row("model.layers.*.mlp.gate_proj.weight", "F D"),
     "blk.*.ffn_up.weight": Row("model.layers.*.mlp.up_proj.weight", "F D"),
     "blk.*.ffn_down.weight": Row("model.layers.*.mlp.down_proj.weight", "D F"),
+    "blk.*.attn_q.bias": Row("model.layers.*.self_attn.q_proj.bias", "HE", when="attention_bias"),
+    "blk.*.attn_k.bias": Row("model.layers.*.self_attn.k_proj.bias", "GE", when="attention_bias"),
+    "blk.*.attn_v.bias": Row("model.layers.*.self_attn.v_proj.bias", "GE", when="attention_bias"),
+    "blk.*.attn_output.bias": Row("model.layers.*.self_attn.o_proj.bias", "D", when="attention_bias"),
+    "blk.*.ffn_gate.bias": Row("model.layers.*.mlp.gate_proj.bias", "F", when="mlp_bias"),
+    "blk.*.ffn_up.bias": Row("model.layers.*.mlp.up_proj.bias", "F", when="mlp_bias"),
+    "blk.*.ffn_down.bias": Row("model.layers.*.mlp.down_proj.bias", "D", when="mlp_bias"),
 }
+# For models of Llama's kind that have no biases.
+NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 # GGUF files of the architecture "llama", and no others, permute the rows of each query and key head so that rotary
 # pairs are (2j, 2j + 1); ours are (j, j + E/2).
 PERMUTED = {
     name: replace(TENSORS[name], heads=heads)
-    for name, heads in (("blk.*.attn_q.weight", "H"), ("blk.*.attn_k.weight", "G"))
+    for part, heads in (("attn_q", "H"), ("attn_k", "G"))
+    for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
 
 

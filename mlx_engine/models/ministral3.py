@@ -46,7 +46,8 @@ class Config(llama.Config):
     window: int | None = whole_or_none(None, ("sliding_window", None))
 
     expected = Expected(
-        gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")}
+        gguf=llama.Config.expected.gguf,
+        hf={"hidden_act": "silu", **llama.NO_BIAS, "layer_types": each_layer("full_attention")},
     )
 
 

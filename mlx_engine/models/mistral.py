@@ -23,7 +23,11 @@ class Config(llama.Config):
 
     window: int | None = whole_or_none(None, ("sliding_window", 4096))
 
-    expected = Expected(gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu"}, harmless=("max_sequence_length",))
+    expected = Expected(
+        gguf=llama.Config.expected.gguf,
+        hf={"hidden_act": "silu", **llama.NO_BIAS},
+        harmless=("max_sequence_length",),
+    )
 
 
 class Model(llama.Model):

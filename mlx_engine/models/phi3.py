@@ -37,8 +37,7 @@ class Config(llama.Config):
         gguf={"attention.causal": True},
         hf={
             "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
+            **llama.NO_BIAS,
             "lm_head_bias": False,
             "full_attn_mod": 1,
             "interpolate_factor": 1,

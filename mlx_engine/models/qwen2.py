@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, each_layer
-from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.declared import Expected, constant, each_layer
+from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
 from mlx_engine.models import llama
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, decoder_plan
@@ -23,7 +23,10 @@ GGUF_ARCHITECTURE = "qwen2"
 class Config(llama.Config):
     """The sizes of a Qwen2 model, as in Llama."""
 
+    context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
+    beyond_chunk: int | None = beyond_chunk()
+    attention_bias: bool = constant(False)
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0},
@@ -31,6 +34,7 @@ class Config(llama.Config):
             "hidden_act": "silu",
             "attention_bias": (True, False),  # transformers does not read it: queries, keys and values have biases
             "qkv_bias": True,
+            "mlp_bias": False,
             "use_sliding_window": False,
             "use_mrope": False,  # multimodal RoPE: three position coordinates, for images
             "layer_types": each_layer("full_attention"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
-from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
 from mlx_engine.models import llama
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, decoder_plan
@@ -27,7 +27,8 @@ class Config(llama.Config):
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")
     )
-    context_length: int = whole("context_length", "max_position_embeddings")
+    context_length: int = chunked_context()
+    beyond_chunk: int | None = beyond_chunk()
     head_dim: int = whole(
         ("attention.key_length", per_head), ("head_dim", 128),
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
@@ -39,7 +40,7 @@ class Config(llama.Config):
         gguf={"attention.causal": True, "expert_count": 0},
         hf={
             "hidden_act": "silu",
-            "attention_bias": False,
+            "mlp_bias": False,
             "use_sliding_window": False,
             "layer_types": each_layer("full_attention"),
         },

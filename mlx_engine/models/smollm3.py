@@ -36,12 +36,10 @@ class Config(llama.Config):
         gguf={"attention.causal": True},
         hf={
             "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
             "use_sliding_window": False,
             "layer_types": each_layer("full_attention"),
         },
-        harmless=("sliding_window", "max_window_layers", "pretraining_tp"),
+        harmless=("sliding_window", "max_window_layers"),
     )
 
 

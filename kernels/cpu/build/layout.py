@@ -19,7 +19,7 @@ def whole_vectors(n: int) -> int:
 LINE_BYTES = 64
 
 # Activations of a product, or of the gate of a gated feed-forward network; 0 is none. The last is for a gate only.
-SILU, GELU, CLAMPED_SWIGLU = 1, 2, 3
+SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 
 # ---- a pool's control block ----
 

@@ -59,7 +59,10 @@ from mlx_engine.observe.log import event
 from mlx_engine.quant.regroup import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-_KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_swiglu": layout.CLAMPED_SWIGLU}
+_KINDS: dict[Gating, int] = {
+    "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
+    "clamped_swiglu": layout.CLAMPED_SWIGLU,
+}  # fmt: skip
 
 
 class CompiledBackend(SimdBackend):

@@ -98,6 +98,12 @@ class ScalarBackend(Backend):
         c = math.sqrt(2 / math.pi)
         return [[0.5 * v * (1 + math.tanh(c * (v + 0.044715 * v**3))) for v in row] for row in x]
 
+    def gelu_erf(self, x: Native) -> Native:
+        return [[0.5 * v * math.erfc(-v / math.sqrt(2)) for v in row] for row in x]
+
+    def relu2(self, x: Native) -> Native:
+        return [[max(v, 0.0) ** 2 for v in row] for row in x]
+
     def add(self, a: Native, b: Native) -> Native:
         return [[u + v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 

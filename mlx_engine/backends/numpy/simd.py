@@ -5,6 +5,7 @@ This backend runs with `--no-jit` and on machines without Numba. It is also the 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from mlx_engine.backends.parameters import (
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.quant.weight import Weight
+
+_ERFC = np.vectorize(math.erfc, otypes=[np.float64])
 
 # Allowed tokens among which the largest logit is found by their ids: up to 4 times as fast as among 152,000 logits.
 FEW = 4096
@@ -153,6 +156,13 @@ class SimdBackend(Backend):
         with np.errstate(over="ignore"):
             inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+
+    def gelu_erf(self, x: Native) -> Native:
+        """NumPy has no error function, and `math.erfc` computes in float64."""
+        return x * (0.5 * _ERFC(x * -math.sqrt(0.5))).astype(np.float32)
+
+    def relu2(self, x: Native) -> Native:
+        return np.square(np.maximum(x, np.float32(0)))
 
     def clamped_swiglu(self, gate: Native, up: Native) -> Native:
         """For a very negative gate the exponential overflows to infinity, and the result is 0, which is correct."""
