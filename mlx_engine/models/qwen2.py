@@ -7,16 +7,25 @@ Differences from Llama: queries, keys and values have biases; small models tie t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, constant, each_layer
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, decoder_plan
 
 ARCHITECTURES = ("qwen2",)
 GGUF_ARCHITECTURE = "qwen2"
+
+
+def without_windows(s: Settings, key: str, config: Any) -> None:
+    """Check that no layer has a window: layers from `max_window_layers` on have one if both settings ask for it."""
+    has_window = s.flag(key, False) and s.whole_or_none("sliding_window", 4096) is not None
+    if has_window and s.whole_or_zero("max_window_layers", 28) < config.n_layers:
+        raise s.error(key, "False", True)
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Config(llama.Config):
             "attention_bias": (True, False),  # transformers does not read it: queries, keys and values have biases
             "qkv_bias": True,
             "mlp_bias": False,
-            "use_sliding_window": False,
+            "use_sliding_window": without_windows,
             "use_mrope": False,  # multimodal RoPE: three position coordinates, for images
             "layer_types": each_layer("full_attention"),
         },

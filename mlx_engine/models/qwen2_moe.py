@@ -32,7 +32,12 @@ class Config(qwen2.Config):
 
     expected = Expected(
         gguf={key: value for key, value in qwen2.Config.expected.gguf.items() if key != "expert_count"},
-        hf={**qwen2.Config.expected.hf, "decoder_sparse_step": 1, "mlp_only_layers": ([], None)},
+        hf={
+            **qwen2.Config.expected.hf,
+            "decoder_sparse_step": 1,
+            "use_sliding_window": False,
+            "mlp_only_layers": ([], None),
+        },
         harmless=(*qwen2.Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
     )
 

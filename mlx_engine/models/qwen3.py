@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
-from mlx_engine.models import llama
+from mlx_engine.models import llama, qwen2
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, decoder_plan
 
@@ -41,7 +41,7 @@ class Config(llama.Config):
         hf={
             "hidden_act": "silu",
             "mlp_bias": False,
-            "use_sliding_window": False,
+            "use_sliding_window": qwen2.without_windows,
             "layer_types": each_layer("full_attention"),
         },
         harmless=("sliding_window", "max_window_layers"),

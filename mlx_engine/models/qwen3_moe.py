@@ -34,6 +34,7 @@ class Config(qwen3.Config):
         hf={
             **qwen3.Config.expected.hf,
             "decoder_sparse_step": 1,
+            "use_sliding_window": False,
             "mlp_only_layers": ([], None),
             "qkv_bias": False,
             "use_qk_norm": True,

@@ -67,6 +67,10 @@ AROUND = {
     "num_experts_per_tok": 0,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "llamabias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rope_parameters": PLAIN},
+    "gpt2erf": {
+        "model_type": "gpt2", "activation_function": "gelu", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512,
+    },
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 4, "rope_parameters": {**PLAIN, "rope_theta": 5e4}},
     "phi3": {
         "model_type": "phi3", **NO_HEAD_DIM, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64,
