@@ -298,8 +298,10 @@ class Backend(Primitives):
         return self.rope(q, rope, positions), self.rope(k, rope.keys, positions), v
 
     @block
-    def norm_rope(self, x: Array, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Array:
-        """Split x (T, N) into heads, norm them and rotate them, for heads of one kind; None for no rotation."""
+    def norm_rope(
+        self, x: Array, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
+    ) -> Array:
+        """Split x (T, N) into heads, norm and rotate them, for heads of one kind; None for no norm or no rotation."""
         x = self.norm(self.heads(x, head_dim), norm)
         return x if rope is None else self.rope(x, rope, positions)
 

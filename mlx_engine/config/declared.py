@@ -148,6 +148,13 @@ class ConfigBase:
     """The base class of configs, whose fields know how to read and write themselves."""
 
     expected: ClassVar[Expected] = Expected()
+    # Of the standard decoder: whether norms are layer norms, also without biases; whether attention and FFN read the
+    # same normed hidden states; whether heads of queries and keys are normed after their rotation; whether in a model
+    # with windows only the layers with a window have rotary embedding.
+    layer_norms: ClassVar[bool] = False
+    is_parallel: ClassVar[bool] = False
+    norms_after_rope: ClassVar[bool] = False
+    only_local_rope: ClassVar[bool] = False
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -320,6 +327,12 @@ def halves(head_dim: int, known: Any) -> str | None:
     if head_dim % 2:
         return "an even number, for its halves are rotated against each other"
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
+
+
+def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
+    """Declare the field `head_dim` of a model whose files may say that a part of each head is rotated."""
+    repeated = ("attention.value_length",)
+    return whole(("attention.key_length", per_head), ("head_dim", usual), repeated=repeated, condition=halves)
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:

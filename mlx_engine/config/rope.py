@@ -196,6 +196,7 @@ class RotationSetting:
     partial: bool = False
     grows: bool = False
     truncates: bool = True
+    part: float = 1.0
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
         """Return the rotary embedding settings."""
@@ -300,7 +301,7 @@ class RotationSetting:
 
     def _from_hf(self, s: Settings, known: Any) -> Rotation:
         theta, scaling = s.number(self.hf, self._usual(known)), s.mapping("rope_parameters")
-        part = s.number("partial_rotary_factor", 1.0) if self.partial else 1.0
+        part = s.number("partial_rotary_factor", self.part) if self.partial else 1.0
         if scaling is not None and self.layers is not None:
             outer, scaling = scaling, scaling.mapping(self.layers)
             outer.refuse_rest(LAYER_KINDS)
@@ -317,10 +318,10 @@ class RotationSetting:
         if self.partial:
             part = scaling.number("partial_rotary_factor", part)
         found = Rotation(scaling.number("rope_theta", theta), n_rotated=self._rotated(s, part, known))
-        found = self._scaled(scaling, found, known, original)
-        scaling.refuse_rest()
         # A base outside the mapping must equal the base in it.
         s.expect(self.hf, found.theta)
+        found = self._scaled(scaling, found, known, original)
+        scaling.refuse_rest()
         return found
 
     def _rotated(self, s: Settings, part: float, known: Any) -> int | None:
@@ -348,6 +349,11 @@ class RotationSetting:
         return _READ[rule](self, s, replace(r, rule=rule, context=context), known)
 
     def _dynamic(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        alpha = s.number_or_zero("alpha")
+        if alpha:  # Hunyuan's: a larger base for sequences of any length
+            for unused in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+                s.number_or_zero(unused)
+            return Rotation(r.theta * alpha ** (known.head_dim / (known.head_dim - 2)))
         s.expect(ORIGINAL, known.context_length)
         return replace(r, factor=s.number("factor"))
 
@@ -425,7 +431,7 @@ def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
 def rotation(
     *, gguf: str = "rope.freq_base", hf: str = "rope_theta", theta: float | Callable[[Any], float] = 10_000.0,
     rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
-    grows: bool = False, truncates: bool = True,
+    grows: bool = False, truncates: bool = True, part: float = 1.0,
 ) -> Any:  # fmt: skip
     """Declare a field that is a `Rotation`. It follows the fields `head_dim` and `context_length`.
 
@@ -438,9 +444,10 @@ def rotation(
         always: whether to write the base to a GGUF file even if it is `theta`.
         partial: whether files may say that only a part of each head is rotated.
         grows: whether files may have Llama 4's attention scaling.
+        part: the part of each head that is rotated if config.json does not say so, for `partial`.
         truncates: whether YaRN's limits in GGUF files, which have no key for it, are rounded to whole pairs.
     """
-    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates))
+    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates, part))
 
 
 DUAL_CHUNK = "dual_chunk_attention_config"

@@ -17,6 +17,7 @@ from mlx_engine.config.declared import Expected, each_layer, number, stated, who
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
+from mlx_engine.models.standard import rope_of
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
@@ -87,7 +88,7 @@ class Model(Decoder):
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = llama.rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
+        rope, eps = rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
         scores = Scores(config.attention_multiplier)
         layers = [
             Layer(

@@ -7,11 +7,8 @@ grouped-query attention. Llama 3 lowers the low rotary frequencies (`rotation.ll
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
@@ -28,12 +25,8 @@ from mlx_engine.config.declared import (
     whole,
 )
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
-from mlx_engine.errors import ModelError
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
-from mlx_engine.weights.parameters import Parameters
-from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
+from mlx_engine.models import standard
+from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, Table, decoder_plan
 
 ARCHITECTURES = ("llama",)
@@ -74,6 +67,11 @@ class Config(ConfigBase):
         harmless=("max_sequence_length", "max_window_layers", "model_max_length"),  # transformers does not read them
     )
 
+    @property
+    def rotary_dim(self) -> int:
+        """The number of elements of each head that are rotated."""
+        return self.rope.n_rotated or self.head_dim
+
 
 TENSORS = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
@@ -105,32 +103,15 @@ PERMUTED = {
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
+# Other architectures have rotary pairs (2j, 2j + 1) in all files.
+INTERLEAVED = {
+    name: replace(TENSORS[name], rotated=heads, interleaved=True)
+    for part, heads in (("attn_q", "H"), ("attn_k", "G"))
+    for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
+}
 
 
-class Model(Decoder):
-    """A Llama model."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, tensors = rope_of(parameters, config), LayerTensors.of(parameters, config.n_layers, config.norm_eps)
-        layers = [
-            Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, window=window),
-                out=t.linear("attn_output"), ffn=Gated.read(t),
-            )
-            for t, window in zip(tensors, config.windows, strict=True)
-        ]  # fmt: skip
-        super().__init__(config, parameters, backend, layers=layers)
-
-
-def rope_of(p: Parameters, cfg: Config) -> Rope:
-    """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
-    rope = cfg.rope.for_heads(cfg.head_dim)
-    if f"{FREQUENCIES}.weight" not in p:
-        return rope
-    factors = p.values(FREQUENCIES).tolist()
-    if not all(0 < factor < math.inf for factor in factors):
-        raise ModelError("rope_freqs.weight has values that are not finite and positive; download the file again")
-    return replace(rope, frequencies=tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
+Model = standard.Model
 
 
 def plan(
@@ -141,18 +122,6 @@ def plan(
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **PERMUTED}, tied=tied))
-
-
-def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:
-    """Return a plan with the tensors that encode a rule of rotary embedding: Llama 3's divisors, and LongRoPE's."""
-    made = with_divisors(checkpoint, made)
-    config: Config = made.config
-    if checkpoint.naming == "gguf":
-        factors = Tensor(f"{FREQUENCIES}.weight", "", (config.head_dim // 2,), required=False)
-        return replace(made, tensors=[*made.tensors, factors])
-    if config.rope.rule != "llama3":
-        return made
-    return replace(
-        made, in_tensors=("rope",), gguf_only={f"{FREQUENCIES}.weight": config.rope.divisors(config.head_dim)}
+    return standard.with_rotation(
+        checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **PERMUTED}, tied=tied)
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, whole_or_none
-from mlx_engine.models import llama
+from mlx_engine.models import llama, standard
 from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("mistral",)
@@ -30,8 +30,7 @@ class Config(llama.Config):
     )
 
 
-class Model(llama.Model):
-    """A Llama model with sliding-window attention."""
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, constant, each_layer
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import llama
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan
+from mlx_engine.models import llama, standard
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("qwen2",)
 GGUF_ARCHITECTURE = "qwen2"
@@ -60,14 +58,7 @@ TENSORS = {
 }
 
 
-class Model(llama.Model):
-    """A Llama model with biases of queries, keys and values."""
+Model = standard.Model
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return decoder_plan(checkpoint, Config, TENSORS)
+plan = standard.plan(Config, TENSORS)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
-from mlx_engine.models import llama, qwen2
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan
+from mlx_engine.models import llama, qwen2, standard
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("qwen3",)
 GGUF_ARCHITECTURE = "qwen3"
@@ -55,14 +53,7 @@ TENSORS = {
 }
 
 
-class Model(llama.Model):
-    """A Llama model with an RMS norm of each query and key head."""
+Model = standard.Model
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return decoder_plan(checkpoint, Config, TENSORS)
+plan = standard.plan(Config, TENSORS)

@@ -61,6 +61,15 @@ class Names:
         return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
 
 
+class Routed:
+    """A base class of configs with experts, which have `n_experts_used` and `normalize`."""
+
+    def routing(self, p: Parameters, i: int) -> Routing:
+        """Return how the router of layer i chooses experts."""
+        of: Any = self
+        return Routing(of.n_experts_used, of.normalize)
+
+
 @dataclass(frozen=True)
 class Count:
     """The number of experts in each layer. In config.json its key depends on the program that wrote the file.

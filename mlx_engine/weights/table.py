@@ -41,6 +41,7 @@ class Row:
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
         rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated; "1" for
             a single head.
+        interleaved: whether files have the two rows of each rotated pair side by side, for `rotated`.
         before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
         after: the rows after this tensor's there.
         gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of a tensor with the
@@ -62,6 +63,7 @@ class Row:
     times: float = 1.0
     kind: str | None = None
     rotated: str | None = None
+    interleaved: bool = False
     gguf: str | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -133,8 +135,8 @@ def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: boo
     same: dict[str, Any] = {}
     if row.before or row.after:
         same["rows"] = first, first + shape[0] + sum(map(size, row.after))
-    if row.rotated is not None and config.rotary_dim != config.head_dim:
-        same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
+    if row.rotated is not None and (row.interleaved or config.rotary_dim != config.head_dim):
+        same |= {"heads": size(row.rotated), "rotated": config.rotary_dim, "interleaved": row.interleaved}
     hf = replace(row.in_hf or row.stored, name=row.hf.replace("*", layer), plus=row.plus, **same)
     if row.gguf is None:
         same.pop("rows", None)

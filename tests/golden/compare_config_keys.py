@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging
 
 from mlx_engine.errors import ModelError
 from tests.unit.test_config_keys import KEYS, PATH, decided
@@ -41,7 +41,8 @@ BASE = {*PreTrainedConfig().to_dict(), "pad_token_id", "bos_token_id", "eos_toke
 
 # Values that `others` does not find.
 OTHERS: dict[str, list[Any]] = {
-    "activation_function": ["gelu", "relu"], "audio_config": [{"hidden_size": 8}, None], "final_logit_softcapping": [0.5],
+    "activation_function": ["gelu", "relu"], "audio_config": [{"hidden_size": 8}, None],
+    "final_logit_softcapping": [0.5],
     "full_attn_idxs": [[0]], "hidden_act": ["gelu"], "hidden_activation": ["silu"], "layer_types": [["invented"] * 4],
     "mlp_only_layers": [[0]], "no_rope_layers": [[1, 0, 1, 0]], "position_embedding_type": ["nope"],
     "rope_parameters": [{"rope_type": "default", "rope_theta": 50.0}, {"rope_type": "invented", "rope_theta": 1e4}],
@@ -94,7 +95,11 @@ def contradictions(kind: str, of: dict[str, Any]) -> list[str]:
     """Return what is wrong with the list of a type."""
     truth = None if "text_config" in of["sizes"] else Truth(kind, of["sizes"])
     listed = {*of["read"], *of["refused"], *of["harmless"]}
-    found = [f"{key} is not listed" for key in CONFIG_MAPPING[kind]().to_dict() if key not in listed | BASE | set(KEYS["everywhere"])]
+    found = [
+        f"{key} is not listed"
+        for key in CONFIG_MAPPING[kind]().to_dict()
+        if key not in listed | BASE | set(KEYS["everywhere"])
+    ]
     if truth is None:  # its text model is a type of its own
         return found
     for key, values in of["harmless"].items():
@@ -149,7 +154,9 @@ def main(arguments: list[str]) -> int:
             KEYS["types"][kind] = draft(kind, KEYS["types"].get(kind, KEYS["types"]["llama"])["sizes"])
         written(KEYS)
         return 0
-    found = [f"{kind}: {line}" for kind in arguments or KEYS["types"] for line in contradictions(kind, KEYS["types"][kind])]
+    found = [
+        f"{kind}: {line}" for kind in arguments or KEYS["types"] for line in contradictions(kind, KEYS["types"][kind])
+    ]
     print(*found, sep="\n")
     return min(len(found), 1)
 
@@ -157,7 +164,9 @@ def main(arguments: list[str]) -> int:
 def written(keys: dict[str, Any], path: Path = PATH) -> None:
     """Write the list with one line for each part of a type."""
     types = ",\n".join(
-        f'  {json.dumps(kind)}: {{\n' + ",\n".join(f"   {json.dumps(part)}: {json.dumps(of[part])}" for part in of) + "}"
+        f"  {json.dumps(kind)}: {{\n"
+        + ",\n".join(f"   {json.dumps(part)}: {json.dumps(of[part])}" for part in of)
+        + "}"
         for kind, of in keys["types"].items()
     )
     around = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in keys.items() if key != "types")

@@ -30,7 +30,7 @@ MUTANTS = [
         'Row("model.layers.*.input_layernorm.weight", "D", plus=1.0)',
         'Row("model.layers.*.input_layernorm.weight", "D")',
     ),
-    Mutant("a window is lost", "llama.Model.__init__", "config.windows", "[None] * config.n_layers"),
+    Mutant("a window is lost", "standard.Model.__init__", "config.windows", "[None] * config.n_layers"),
     Mutant("embedding not scaled", "ScaledEmbeddings.embed", "self.config.hidden_size**0.5", "1.0"),
     Mutant(
         "heads are not permuted for GGUF",

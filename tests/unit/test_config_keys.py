@@ -14,11 +14,8 @@ from typing import Any
 
 import pytest
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.catalog import architectures
-from mlx_engine.config.settings import HARMLESS
 from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.weights.model import model_file
 from tests.unit.test_published_settings import plan
 
 PATH = Path(__file__).parents[1] / "data" / "config-keys.json"

@@ -59,7 +59,6 @@ def test_sizes_as_published(name: str):
     [
         ("HuggingFaceTB/SmolLM2-135M", "rope_interleaved"),
         ("Qwen/Qwen2.5-0.5B", "use_mrope"),
-        ("Qwen/Qwen2.5-0.5B", "use_sliding_window"),
         ("openai-community/gpt2", "add_cross_attention"),
         ("meta-llama/Llama-3.2-1B", "is_encoder_decoder"),
         ("mistralai/Mistral-7B-v0.1", "attention_bias"),
