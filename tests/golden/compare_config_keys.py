@@ -129,19 +129,18 @@ def draft(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """Return what the reader says of other values of each key."""
     made: dict[str, Any] = {"sizes": sizes, "read": {}, "refused": {}, "harmless": {}}
     for key, value in CONFIG_MAPPING[kind](**copy.deepcopy(sizes)).to_dict().items():
-        if key in BASE:
-            continue
-        for other in others(key, value):
+        for other in others(key, value) if key not in BASE | set(KEYS["everywhere"]) else ():
             try:
                 verdict = "read" if decided(kind, sizes, key, other) else "harmless"
-            except ModelError:
-                verdict = "refused"
+            except ModelError as error:
+                # A number of layers may disagree with the list of their kinds.
+                verdict = "refused" if key in str(error) else "read"
             if verdict == "read":
                 made["read"].setdefault(key, other)
-            else:
+            elif key not in made["read"]:
                 made[verdict].setdefault(key, []).append(other)
-        if key in made["read"]:
-            made["refused"].pop(key, None), made["harmless"].pop(key, None)
+    for key in made["read"]:
+        made["refused"].pop(key, None)
     return made
 
 
