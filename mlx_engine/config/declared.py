@@ -254,6 +254,19 @@ def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: 
     return declared(Key(Settings.whole, gguf, hf, repeated, condition))
 
 
+def main_layers(s: Settings, key: str, default: Any) -> int:
+    """Return the number of a model's layers; in GGUF files `block_count` has those of multi-token prediction, too."""
+    n, extra = s.whole(key, default), s.whole_or_zero("nextn_predict_layers") if key == "block_count" else 0
+    if extra >= n:
+        raise s.error("nextn_predict_layers", f"fewer than all {n} layers", extra)
+    return n - extra
+
+
+def n_layers() -> Any:
+    """Declare the field `n_layers`, without layers of multi-token prediction."""
+    return declared(Key(main_layers, "block_count", "num_hidden_layers", condition=believable))
+
+
 def whole_or_none(gguf: Where, hf: Where) -> Any:
     """Declare a field that is a whole number >= 1, or None if the value is null or the naming has no key."""
     return declared(Key(Settings.whole_or_none, gguf, hf))

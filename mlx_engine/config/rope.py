@@ -247,9 +247,10 @@ class RotationSetting:
             yarn_attention(r.factor),
             s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0,
         )
-        # llama.cpp ignores this key. Converters copy config.json's `attention_factor`, if it has one.
+        # llama.cpp ignores this key. Converters copy config.json's `attention_factor` or `attn_factor`, if it has one;
+        # of the second the only published value is 1 / YaRN's own factor.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
-        if not isclose(repeated, usual, rel_tol=CLOSE):
+        if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
         if times:
             usual /= yarn_attention(r.factor, times)

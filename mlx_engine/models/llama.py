@@ -13,11 +13,11 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
-    believable,
     divides,
     each_layer,
     halves,
     n_embeddings,
+    n_layers,
     number,
     one_per_head,
     per_head,
@@ -37,7 +37,7 @@ GGUF_ARCHITECTURE = "llama"
 class Config(ConfigBase):
     """The sizes and the rotary embedding of a Llama model."""
 
-    n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
+    n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
     intermediate_size: int = whole("feed_forward_length", "intermediate_size")
     n_heads: int = whole("attention.head_count", "num_attention_heads")

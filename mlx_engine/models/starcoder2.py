@@ -34,7 +34,10 @@ class Config(llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True}, hf={"mlp_type": "default", "norm_type": "layer_norm"},
-        harmless=("activation_function", "residual_dropout", "embedding_dropout", "attention_softmax_in_fp32"),
+        harmless=(
+            "activation_function", "layer_norm_epsilon", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+            "scale_attn_weights",
+        ),
     )  # fmt: skip
 
 
