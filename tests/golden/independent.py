@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "arcee": ARCH.ARCEE,
     "cohere2": ARCH.COHERE2, "ernie4_5": ARCH.ERNIE4_5, "exaone4": ARCH.EXAONE4, "gemma2": ARCH.GEMMA2,
     "gemma3_text": ARCH.GEMMA3, "glm4": ARCH.GLM4, "granite": ARCH.GRANITE, "hunyuan_v1_dense": ARCH.HUNYUAN_DENSE,
     "llama": ARCH.LLAMA, "ministral3": ARCH.MISTRAL3, "mistral": ARCH.LLAMA, "mixtral": ARCH.LLAMA,
@@ -34,7 +35,7 @@ ELSEWHERE = {
     "nanochat": "llama.cpp has no such architecture",
 }  # fmt: skip
 # Their converters permute rows of queries and keys.
-PERMUTED = ("granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+PERMUTED = ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
 WINDOWED = ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")
 LAYER_NORMS = ("cohere2", "starcoder2")
 KEYS_OF_EXPERTS = {

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
+from transformers.models.arcee import modeling_arcee
 from transformers.models.cohere2 import modeling_cohere2
 from transformers.models.ernie4_5 import modeling_ernie4_5
 from transformers.models.exaone4 import modeling_exaone4
@@ -42,6 +43,7 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
+    modeling_arcee,
     rope_utils, modeling_cohere2, modeling_ernie4_5, modeling_exaone4, modeling_glm4, modeling_hunyuan_v1_dense,
     modeling_llama, modeling_nanochat, modeling_seed_oss, modeling_starcoder2, modeling_gemma4, modeling_granite,
     modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3, modeling_phi3, modeling_smollm3,
@@ -78,6 +80,7 @@ AROUND = {
     "num_experts_per_tok": 0,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "arcee": {"model_type": "arcee", "rope_parameters": PLAIN},
     "cohere2": {
         "model_type": "cohere2", **TWO_HEADS, "num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.25,
         "rope_parameters": {**PLAIN, "rope_theta": 500.0},
