@@ -359,10 +359,10 @@ class Backend(Primitives):
 
     @block
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:
-        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D)."""
+        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D); without a weight, its factor is 1."""
         inner = self.norm_gate_up(h, None, expert.gate, expert.up, "silu")
         y = self.note(expert.down.name, self.linear(inner, expert.down))
-        return self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
+        return y if expert.weight is None else self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
 
     @block
     def sigmoid_gate(self, x: Array, gate: Array) -> Array:

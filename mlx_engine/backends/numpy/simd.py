@@ -201,10 +201,13 @@ class SimdBackend(Backend):
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
         """A stable sort keeps experts with equal logits in ascending order."""
-        ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
-        p = softmax(logits)
+        p = softmax(logits) if routing.scoring == "softmax" else self.sigmoid(logits)
+        ranked = logits if routing.ranks_logits else p if routing.bias is None else p + routing.bias
+        ranked = ranked if routing.groups is None else _of_groups(ranked, *routing.groups)
+        ids = np.sort(np.argsort(-ranked, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
         weights = np.take_along_axis(p, ids, axis=-1)
-        weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+        total = weights.sum(axis=-1, keepdims=True) + np.float32(routing.sum_eps)
+        weights = weights / total if routing.normalize else weights
         return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
@@ -351,3 +354,12 @@ def _largest_allowed(row: Native, mask: np.ndarray) -> int:
 
 def _unit(x: Native) -> Native:
     return x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(TINY))
+
+
+def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
+    """Return scores (T, X), minus infinity for experts outside of the k best of n groups."""
+    groups = ranked.reshape(len(ranked), n, -1)
+    sums = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+    kept = np.zeros(sums.shape, dtype=bool)
+    np.put_along_axis(kept, np.argsort(-sums, axis=-1, kind="stable")[:, :k], True, axis=1)
+    return np.where(kept[..., None], groups, np.float32(-np.inf)).reshape(ranked.shape)
