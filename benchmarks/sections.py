@@ -293,6 +293,26 @@ def activations(rows: Sequence[Row]) -> str:
     return f"{source(rows[0])}\n\n{ACTIVATIONS_INTRO}\n\n{table(head, lines, n_words=3)}\n"
 
 
+KV_TYPES_INTRO = """The qwen3-0.6b shape in Q8_0; 64 tokens are generated after a long text, with `--kv-type` of each
+type, and by llama.cpp, whose keys and values are float16, in the same rounds. A factor is over `f32`."""
+
+
+def kv_types(rows: Sequence[Row]) -> str:
+    """Return the rates of each type of keys and values, and of llama.cpp, by processor and depth."""
+    cells: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row["processor"], row["contest"]), []).append(row)
+    lines = []
+    for (processor, test), of in cells.items():
+        of = [row for row in of if row["time"] == of[-1]["time"]]
+        exact = next(row for row in of if row["engine"] == OURS)
+        for row in of:
+            what = row["setting"] if row["engine"] == OURS else f"{LLAMA}, {row['setting']}"
+            lines.append([what, test, processor, rate(row), factor(row, exact)])
+    head = ["type", "test", "code for", "tokens/s", "factor"]
+    return f"{source(rows[0])}\n\n{KV_TYPES_INTRO}\n\n{table(head, lines, n_words=3)}\n"
+
+
 def llama_quants(rows: Sequence[Row]) -> str:
     """Return the newest measurement as text."""
     rows = [row for row in rows if row["time"] == rows[-1]["time"]]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from mlx_engine.backends import EXACT, check_backend, create_backend
+from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import SequenceInput
@@ -113,6 +113,7 @@ def load(
     jit: bool = True,
     context: int | None = None,
     activations: str = EXACT,
+    kv_type: str | None = None,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
@@ -136,6 +137,8 @@ def load(
             for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
         activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
             are faster and round, see docs/precision.md.
+        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
+            activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
         allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
@@ -149,7 +152,7 @@ def load(
     """
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
-    options |= {"allow_too_large": allow_too_large, "activations": activations}
+    options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -935,6 +938,7 @@ def open_source(
     jit: bool = True,
     context: int | None = None,
     activations: str = EXACT,
+    kv_type: str | None = None,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
@@ -954,12 +958,13 @@ def open_source(
         configure_log()
     # Check the backend before anything is downloaded; create it when the model file has been opened.
     check_backend(backend, activations)
+    kv_type = kv_type_of(activations, kv_type)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations
+    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type
     return CheckedCheckpoint(path, planned, backend, *how)
 
 
@@ -978,6 +983,7 @@ class CheckedCheckpoint:
         allow_too_large: whether to load a model that needs more memory than is free.
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
         activations: the type of the backend's activations.
+        kv_type: the type of keys and values.
     """
 
     path: Path
@@ -989,6 +995,7 @@ class CheckedCheckpoint:
     allow_too_large: bool = False
     shard: Shard | None = None
     activations: str = EXACT
+    kv_type: str = EXACT
     prompts: RequestBuilder = field(init=False)
     _is_checked: bool = False
 
@@ -996,7 +1003,7 @@ class CheckedCheckpoint:
         if self.shard is not None:
             config = hashlib.sha256(repr(self.config).encode()).hexdigest()
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
-            settings["activations"] = self.activations
+            settings |= {"activations": self.activations, "kv_type": self.kv_type}
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
 
@@ -1013,7 +1020,8 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        return create_backend(self.backend, threads=self.threads, jit=self.jit, activations=self.activations)
+        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type}
+        return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
         """Compare the memory that the model needs with the free memory, and warn of weights that are expanded.

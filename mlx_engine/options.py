@@ -184,7 +184,7 @@ class Sampling:
     """
 
     temperature: float = option(
-        0.0, "Divide the logits by T; 0 is greedy: always the most likely token.", float, least=0,
+        0.0, "Divide the logits by T; 0 is greedy.", float, least=0,
         flags=("--temp",), aliases=("temp",), metavar="T", gguf="temp",
     )  # fmt: skip
     top_k: int | None = option(
@@ -200,7 +200,7 @@ class Sampling:
         unset="off", metavar="P", gguf="min_p", needs_draw=True,
     )  # fmt: skip
     repetition_penalty: float = option(
-        1.0, "Above 1, tokens that occurred before become less likely.", float, above=0,
+        1.0, "Above 1, earlier tokens become less likely.", float, above=0,
         unset="off", aliases=("repeat_penalty",), metavar="R", gguf="penalty_repeat",
     )  # fmt: skip
     presence_penalty: float = option(

@@ -82,6 +82,8 @@ class Contestant:
             words.append(str(self.opening["quant"]))
         if "activations" in self.opening:
             words.append(f"activations {self.opening['activations']}")
+        if "kv_type" in self.opening:
+            words.append(f"keys and values {self.opening['kv_type']}")
         if "flash_attention" in self.opening:
             words.append(f"{'' if self.opening['flash_attention'] else 'no '}flash attention")
         return ", ".join(words)

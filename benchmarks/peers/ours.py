@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,17 +40,15 @@ def open_peer(request: Request) -> Peer | BatchPeer:
         context=request["context"],
         backend=request.get("backend", "auto"),
         quant=request.get("quant", "keep"),
-        activations=request.get("activations", "f32"),
+        **{name: request[name] for name in ("activations", "kv_type") if name in request},
     )
 
 
 class Ours(Peer):
     """An engine and one sequence."""
 
-    def __init__(
-        self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep", activations: str = "f32"
-    ) -> None:
-        self._engine = mlx_engine.load(path, backend, quant, activations=activations)
+    def __init__(self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep", **types: Any) -> None:
+        self._engine = mlx_engine.load(path, backend, quant, **types)
         self._conversion = Conversion(quant)
         self._checkpoint = open_checkpoint(path)
         self._model, self._backend = self._engine.model, self._engine.backend

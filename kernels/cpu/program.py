@@ -40,6 +40,7 @@ from .build.layout import (
     KV_GROUP,
     KV_SLOTS,
     KV_STORE,
+    KV_TYPE,
     KV_WIDTH,
     KV_WINDOW,
     LAYER,
@@ -128,12 +129,9 @@ def _scale(source: int, row: int, factor: float, n_rows: int, width: int, out: i
 @jit
 def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
     """Write the keys and values of the new tokens to their slots."""
-    width, slots, n_kv_heads = step[ROW_WIDTH], kv[KV_SLOTS], step[N_KV_HEADS]
-    keys = kv[KV_STORE]
-    values = keys + 4 * n_kv_heads * slots * width
     put_pair(
-        address, task, n_tokens, n_kv_heads, width, k, step[A_ROW], v, step[B_ROW], keys, values, slots * width,
-        words(kv[KV_GROUP])[GROUP_SLOTS],
+        address, task, n_tokens, step[N_KV_HEADS], step[ROW_WIDTH], k, step[A_ROW], v, step[B_ROW], kv[KV_STORE],
+        kv[KV_TYPE], kv[KV_SLOTS], words(kv[KV_GROUP])[GROUP_SLOTS],
     )  # fmt: skip
 
 
@@ -158,7 +156,7 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
     elif step[OP] == ATTENTION:
         arguments = (
             address, entries[TASK_ATTEND_DECODE], entries[TASK_ATTEND_PREFILL], a, n_rows, step[N_HEADS],
-            step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW],
+            step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW],
             words(kv[KV_GROUP])[GROUP_SEQUENCES], of[PASS_SEQUENCES],
             SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]),
             number(step[STEP_SOFTCAP]), step[STEP_SINKS], parts, out,

@@ -1,5 +1,5 @@
 // Softmax attention over pages of keys and values: a threadgroup has a row and HEADS query heads that share a KV head.
-// H query heads, G KV heads of E elements; PAGE positions per page; WINDOW: the number of latest positions that a row
+// H query heads, G KV heads of E elements, which take ROW elements of the store; PAGE positions per page; WINDOW: the number of latest positions that a row
 // attends to, 0 for all. SOFTCAP: scores are scale[0] tanh(scale[1] score). SINKS: one more score for each query head,
 // without a value. attention.py defines the order of summation: a chain of blocks of 32 keys per SIMD-group.
   threadgroup float totals[CHAINS * HEADS * E];
@@ -16,9 +16,9 @@
   const int first = WINDOW > 0 ? max(0, last + 1 - WINDOW) : 0;
   const int table = owner[row] * pages_shape[1];
   const size_t slots = size_t(store_shape[2]);
-  // Of float32 or float16: `load_head` widens both.
-  const auto keys = store + size_t(kv) * slots * E;
-  const auto values = keys + G * slots * E;
+  // `load_head` widens every type of store.
+  const auto keys = store + size_t(kv) * slots * ROW;
+  const auto values = keys + G * slots * ROW;
 
   float queries[HEADS * E / 8], sums[HEADS * E / 8], largest[HEADS], weight[HEADS];
   UNROLL for (int h = 0; h < HEADS; h++) {
@@ -40,7 +40,7 @@
     UNROLL for (int j = 0; j < 8; j++) {
       const int p = block * 32 + j * 4 + stream;
       float key[E / 8];
-      load_head<E>(key, keys + size_t(slot[j]) * E, part);
+      load_head<E>(key, keys + size_t(slot[j]) * ROW, part);
       UNROLL for (int h = 0; h < HEADS; h++) {
         float score = 0.0f;
         UNROLL for (int i = 0; i < E / 8; i++) score = fma(queries[h * E / 8 + i], key[i], score);
@@ -67,7 +67,7 @@
     }
     UNROLL for (int j = 0; j < 8; j++) {
       float value[E / 8];
-      load_head<E>(value, values + size_t(slot[j]) * E, part);
+      load_head<E>(value, values + size_t(slot[j]) * ROW, part);
       UNROLL for (int h = 0; h < HEADS; h++) {
         UNROLL for (int i = 0; i < E / 8; i++) {
           sums[h * E / 8 + i] = fma(scores[h * 8 + j], value[i], sums[h * E / 8 + i]);

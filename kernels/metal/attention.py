@@ -65,8 +65,8 @@ def attention(
 
     Args:
         q: (R, H, E) float32, E a multiple of 8 from 8 to 256; query head h reads KV head `h // (H // G)`.
-        store: (2, G, slots, E) float32 or float16: keys, then values. The bits of the result are those of the same
-            numbers in float32.
+        store: (2, G, slots, E) float32, float16 or bfloat16, or (2, G, slots, E / 32 * 34) uint8 in Q8_0 with E a
+            multiple of 32: keys, then values. The bits of the result are those of the same numbers in float32.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.
@@ -86,7 +86,9 @@ def attention(
     """
     R, H, G, E = _sizes(q, store, page, window)
     arguments.array("attention", "q", q, (R, H, E), mx.float32)
-    arguments.array("attention", "store", store, (2, G, store.shape[2], E), mx.float32, mx.float16)
+    row = E // 32 * 34 if store.dtype == mx.uint8 and E % 32 == 0 else E
+    types = (mx.float32, mx.float16, mx.bfloat16, mx.uint8)
+    arguments.array("attention", "store", store, (2, G, store.shape[2], row), *types)
     if pages.ndim != 2 or not pages.size or pages.dtype != mx.int32:
         raise ValueError(f"attention: expected pages (B, P) of int32, found {arguments.described(pages)}")
     arguments.array("attention", "owner", owner, (R,), mx.int32)
@@ -97,6 +99,7 @@ def attention(
     outer, *inner = (scale,) if softcap is None else (softcap, scale / softcap)
     constants = arguments.constants(outer / math.log(2), *inner)
     threads, group = grid(R, H, G, E)
+    store = store.view(mx.uint16) if store.dtype == mx.bfloat16 else store
     (y,) = launch(
         KERNEL,
         # Without sinks the kernel reads none: any float32 array will do.
@@ -105,6 +108,7 @@ def attention(
             ("H", H),
             ("G", G),
             ("E", E),
+            ("ROW", row),
             ("HEADS", heads(H, G, E)),
             ("CHAINS", CHAINS),
             ("PAGE", page),
@@ -139,7 +143,8 @@ def reference(
     soft cap never makes an error of a score larger, and adds 8 roundings of the capped score. The power of a score
     that is far below a sink has the rounding of their distance.
     """
-    queries, slots, table = wide(q), wide(store), np.array(pages)
+    queries, table = wide(q), np.array(pages)
+    slots = _q8_0(np.array(store)) if store.dtype == mx.uint8 else wide(store.astype(mx.float32))
     value, bound = np.empty(queries.shape), np.empty(queries.shape)
     group = queries.shape[1] // slots.shape[1]
     for r, (sequence, last) in enumerate(zip(np.array(owner).tolist(), np.array(position).tolist(), strict=True)):
@@ -158,6 +163,13 @@ def reference(
         roundings = 16 + 2 * (PRODUCT + 2) * sizes.max(axis=1) + 2 * (most[:, 0] - scores.max(axis=1))
         bound[r] = EPSILON * roundings[:, None] * np.einsum("hk,hke->he", weights, np.abs(values))
     return Expected(value, bound)
+
+
+def _q8_0(store: np.ndarray) -> np.ndarray:
+    """Return a store of Q8_0 in float64."""
+    blocks = store.reshape(*store.shape[:-1], -1, 34)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float64)
+    return (scales * np.ascontiguousarray(blocks[..., 2:]).view(np.int8)).reshape(*store.shape[:-1], -1)
 
 
 def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:

@@ -195,6 +195,8 @@ def _all() -> Iterator[Case]:
     yield _paged(4, 2, 64, 64, 40, [90], softcap=50.0, sinks=[0.5, -60.0, 8.0, 60.0])
     for sizes in HALVES:
         yield _paged(*sizes, dtype="float16")
+    yield _paged(4, 2, 64, 16, 0, [300, 5], dtype="bfloat16")
+    yield _paged(4, 2, 64, 16, 40, [300, 5], dtype="q8_0")
     for i, (N, K, _, _) in enumerate(SHAPES):
         yield _dequantized(N, K, (mx.float32, mx.float16)[i % 2])
     for N, K, V, _ in SHAPES:
@@ -310,7 +312,16 @@ def paged(
     owner = np.repeat(np.arange(len(lengths)), [len(of) for of in positions])
     position = np.concatenate(positions)
     queries = numbers(rng, (len(owner), H, E))
-    return queries, *map(mx.array, (store.astype(dtype), pages, owner.astype(np.int32), position.astype(np.int32)))
+    stored = _q8_0(store) if dtype == "q8_0" else mx.array(store).astype(getattr(mx, dtype))
+    return queries, stored, *map(mx.array, (pages, owner.astype(np.int32), position.astype(np.int32)))
+
+
+def _q8_0(x: np.ndarray) -> mx.array:
+    """Return (..., E / 32 * 34) bytes of Q8_0; a block of NaN has a scale of NaN."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    scale = (np.abs(blocks).max(axis=-1, keepdims=True) / 127).astype(np.float16)
+    quants = np.nan_to_num(np.rint(blocks / scale.astype(np.float32))).clip(-127, 127).astype(np.int8)
+    return mx.array(np.concatenate([scale.view(np.uint8), quants.view(np.uint8)], axis=-1).reshape(*x.shape[:-1], -1))
 
 
 def _paged(

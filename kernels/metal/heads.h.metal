@@ -1,7 +1,19 @@
-// Four elements, of either type, in float32.
+// Four elements, of any type, in float32.
 METAL_FUNC float4 load4(const device float* p) { return *(const device float4*)p; }
 
 METAL_FUNC float4 load4(const device half* p) { return float4(*(const device half4*)p); }
+
+// The bits of bfloat16: the upper half of a float.
+METAL_FUNC float widened(const device ushort* p) { return as_type<float>(uint(*p) << 16); }
+
+template <typename T>
+METAL_FUNC float widened(const device T* p) {
+  return float(*p);
+}
+
+METAL_FUNC float4 load4(const device ushort* p) {
+  return float4(widened(p), widened(p + 1), widened(p + 2), widened(p + 3));
+}
 
 // An eighth of a head of E elements, held by one of eight neighbouring lanes: interleaved float4 or single elements.
 template <int E, typename T>
@@ -15,7 +27,18 @@ METAL_FUNC void load_head(thread float* to, const device T* from, int lane) {
       to[i * 4 + 3] = v.w;
     }
   } else {
-    UNROLL for (int i = 0; i < E / 8; i++) to[i] = float(from[i * 8 + lane]);
+    UNROLL for (int i = 0; i < E / 8; i++) to[i] = widened(from + i * 8 + lane);
+  }
+}
+
+// The same of a head in Q8_0: 34 bytes for 32 elements, a float16 scale and signed bytes.
+template <int E>
+METAL_FUNC void load_head(thread float* to, const device uint8_t* from, int lane) {
+  UNROLL for (int i = 0; i < E / 32; i++) {
+    const device uint8_t* block = from + i * 34;
+    const float scale = float(*(const device half*)block);
+    const device int8_t* quants = (const device int8_t*)(block + 2) + lane * 4;
+    UNROLL for (int j = 0; j < 4; j++) to[i * 4 + j] = scale * float(quants[j]);
   }
 }
 

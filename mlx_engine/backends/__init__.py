@@ -12,10 +12,13 @@ from typing import Literal
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.errors import BackendUnavailableError, OptionError, listed, shown
+from mlx_engine.quant.key_values import default_type
 
 # The types of activations (docs/precision.md). Float32 is exact: every backend has it, and it is the default.
 ACTIVATIONS = ("f32", "i16", "f16", "bf16")
 EXACT = ACTIVATIONS[0]
+# The types of keys and values in the cache; all backends have all of them (`quant/key_values.py` is the definition).
+KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 _ON_CPU, _ON_MLX = (EXACT, "i16"), (EXACT, "f16", "bf16")
 
 
@@ -76,16 +79,34 @@ def auto() -> str:
 
 
 def create_backend(
-    name: str = "auto", *, threads: int | None = None, jit: bool = True, activations: str = EXACT
-) -> Backend:
+    name: str = "auto", *, threads: int | None = None, jit: bool = True, activations: str = EXACT,
+    kv_type: str | None = None,
+) -> Backend:  # fmt: skip
     """Create backend `name`; `Settings` describes the options.
 
     Raises:
         BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
-        OptionError: the backend does not have this type of activations.
+        OptionError: the backend does not have this type of activations, or there is no such type of keys and values.
     """
     check_backend(name, activations, jit=jit)
-    return _entry(auto() if name == "auto" else name).create(Settings(threads, jit, activations))
+    type_ = kv_type_of(activations, kv_type)
+    backend = _entry(auto() if name == "auto" else name).create(Settings(threads, jit, activations))
+    backend.kv_type = type_
+    return backend
+
+
+def kv_type_of(activations: str, kv_type: str | None = None) -> str:
+    """Return the type of keys and values: the one that is asked for, else that of activations of f16 and bf16, or f32.
+
+    Raises:
+        OptionError: there is no such type.
+    """
+    if kv_type is None:
+        return default_type(activations)
+    if kv_type not in KV_TYPES:
+        message = f"kv_type must be {listed(KV_TYPES)}, not {shown(kv_type)}"
+        raise OptionError(message, option="kv_type", expected=listed(KV_TYPES), found=kv_type)
+    return kv_type
 
 
 def check_backend(name: str, activations: str = EXACT, *, jit: bool = True) -> None:
@@ -125,6 +146,11 @@ def refused(name: str, activations: str, *, jit: bool = True) -> str | None:
 def activations_of(name: str) -> tuple[str, ...]:
     """Return the types of activations that backend `name`, or "auto", can compute with; the first is the default."""
     return _entry(auto() if name == "auto" else name).activations
+
+
+def types_of(backend: Backend) -> dict[str, str]:
+    """Return the types of a backend's activations, and of its keys and values, for replies and reports."""
+    return {"activations": backend.activations, "kv_type": backend.kv_type}
 
 
 def _entry(name: str) -> Entry:

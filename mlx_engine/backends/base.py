@@ -41,6 +41,7 @@ from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.kernels.cpu.products.order_numpy import sum_exp
 from mlx_engine.observe.profiler import Profiler
+from mlx_engine.quant.key_values import types_text
 from mlx_engine.quant.weight import Weight
 
 
@@ -72,6 +73,8 @@ class Backend(Primitives):
     # The type of activations: one of `backends.ACTIVATIONS`. A result that is said to be float32 is of this type on
     # backends of MLX; everywhere else arrays are float32, and "i16" rounds the inputs of products alone.
     activations: str = "f32"
+    # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
+    kv_type: str = "f32"
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 
@@ -80,14 +83,8 @@ class Backend(Primitives):
 
     @property
     def description(self) -> str:
-        """Name, device, and the type of activations if they are rounded: "parallel (cpu), activations i16"."""
-        rounded = "" if self.activations == "f32" else f", activations {self.activations}"
-        return f"{self.name} ({self.device}){rounded}"
-
-    @property
-    def kv_type(self) -> str:
-        """The type of keys and values in the cache: "f32", "f16" or "bf16"."""
-        return "f32"
+        """Name, device, and the types that round: "parallel (cpu), activations i16, keys and values q8_0"."""
+        return f"{self.name} ({self.device}){types_text(self.activations, self.kv_type)}"
 
     # ---- weights, arrays and token ids ----
 
@@ -192,7 +189,10 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
-        """Return a KV store of `n_slots` uninitialised slots; a slot holds keys and values (G, E) of one token."""
+        """Return a KV store of `n_slots` uninitialised slots; a slot holds keys and values (G, E) of one token.
+
+        Slots are of the type `kv_type`.
+        """
 
     @storage
     @abstractmethod

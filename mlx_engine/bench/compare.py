@@ -135,9 +135,10 @@ def _differences(old: Any, new: Any) -> str:
 
 
 def _name(key: Key) -> str:
-    model, backend, activations, jit, overlap, kv, quant, *test = key
+    model, backend, activations, kv_type, jit, overlap, kv, quant, *test = key
     options = [
         "" if activations == "f32" else str(activations),
+        "" if kv_type == "f32" else f"keys and values {kv_type}",
         "" if jit else "no jit",
         "" if overlap else "no overlap",
         "" if kv else "no cache",

@@ -68,14 +68,15 @@ def save(folder: Path, stem: str, found: Sequence[dict[str, Any]], page: str) ->
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 
-KEY = ("model_name", "backend", "activations", "jit", "overlap", "kv", "quant", "test")
+KEY = ("model_name", "backend", "activations", "kv_type", "jit", "overlap", "kv", "quant", "test")
 # Defaults for rows that were written before these fields existed.
-DEFAULT = {"activations": "f32", "jit": True, "overlap": True}
+DEFAULT = {"activations": "f32", "kv_type": "f32", "jit": True, "overlap": True}
 # The fields that a row must have, and their types.
 NEEDED = {
     "model_name": str,
     "backend": str,
     "activations": str,
+    "kv_type": str,
     "jit": bool,
     "overlap": bool,
     "kv": bool,

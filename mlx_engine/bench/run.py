@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.backends import EXACT, refused, unavailable
+from mlx_engine.backends import EXACT, kv_type_of, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.bench.cells import affordable, check, components, measure
 from mlx_engine.bench.origin import describe, digest, origin
@@ -89,6 +89,7 @@ def engines(
     threads: int | None = None,
     jit: bool = True,
     activations: str = EXACT,
+    kv_type: str | None = None,
     allow_settings: Sequence[str] = (),
     allow_too_large: bool = False,
     overlap: bool = True,
@@ -106,6 +107,7 @@ def engines(
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
     common |= {"quant": str(quant), "jit": jit, "activations": activations, "overlap": overlap, **(shared or {})}
+    common["kv_type"] = kv_type_of(activations, kv_type)
     for name in backends:
         row = {**common, "backend": name, "threads": threads}
         if reasons[name] is not None:
@@ -115,6 +117,7 @@ def engines(
             "threads": threads,
             "jit": jit,
             "activations": activations,
+            "kv_type": kv_type,
             "allow_settings": allow_settings,
         }
         how |= quant.options()
@@ -213,4 +216,4 @@ def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GG
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    return loaded if is_kept else BY_NAME[backend.kv_type.upper()]
+    return loaded if is_kept else BY_NAME.get(backend.activations.upper(), F32)

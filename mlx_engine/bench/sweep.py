@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends import EXACT, check_backend, create_backend, refused, unavailable
+from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
@@ -53,6 +53,7 @@ class Plan:
     budget: float = BUDGET
     backends: Sequence[str] | None = None
     activations: str = EXACT
+    kv_type: str | None = None
     passes: int = PASSES
     allow_settings: Sequence[str] = ()
     allow_too_large: bool = False
@@ -159,6 +160,7 @@ class Sweep:
             "threads": bounded_threads(self.plan.threads),
             "jit": rung.jit,
             "activations": self.plan.activations,
+            "kv_type": self.plan.kv_type,
         }
         backend = create_backend(rung.backend, **how)
         quants, held = [self.plan.quant], held_type(self.checkpoint, backend, STORED)
@@ -180,7 +182,9 @@ class Sweep:
 
     def _described(self, rung: Rung, quant: Conversion) -> Row:
         ours = {"rung": rung.title, "backend": rung.backend, "jit": rung.jit, "kv": rung.kv, "quant": str(quant)}
-        return {**self.common, "activations": self.plan.activations, **ours}
+        types = {"activations": self.plan.activations}
+        types["kv_type"] = kv_type_of(self.plan.activations, self.plan.kv_type)
+        return {**self.common, **types, **ours}
 
     def _cell(self, rung: Rung, quant: Conversion, test: Test, done: int) -> Row:
         self._announce(done, self.total, f"{rung.title} {quant} {test.name}")
@@ -196,7 +200,7 @@ class Sweep:
             self._bench = None  # frees its weights before the next ones are loaded
             how: dict[str, Any] = {"threads": self.plan.threads, **quant.options()}
             how["allow_settings"] = self.plan.allow_settings
-            how["activations"] = self.plan.activations
+            how |= {"activations": self.plan.activations, "kv_type": self.plan.kv_type}
             engine = load(self.path, rung.backend, jit=rung.jit, allow_too_large=self.plan.allow_too_large, **how)
             self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
         return self._bench

@@ -11,7 +11,15 @@ from typing import Any
 Row = dict[str, Any]
 
 # Columns that are left out if all rows have the default value.
-OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-", "activations": "f32", "jit": "on", "overlap": "on"}
+OPTIONAL = {
+    "kv": "on",
+    "quant": "keep",
+    "threads": "-",
+    "activations": "f32",
+    "kv type": "f32",
+    "jit": "on",
+    "overlap": "on",
+}
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -44,6 +52,7 @@ def _cells(row: Row) -> dict[str, str]:
         "kv": "on" if row["kv"] else "off",
         "quant": row["quant"],
         "activations": row.get("activations", "f32"),
+        "kv type": row.get("kv_type", "f32"),
         "jit": "on" if row.get("jit", True) else "off",
         "overlap": "on" if row.get("overlap", True) else "off",
         "test": row["test"],

@@ -18,9 +18,10 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.samples import Test
-from mlx_engine.cache.pool import ITEM_NBYTES, LONGEST_PASS
+from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.layer_types import layer_type
+from mlx_engine.quant.key_values import row_nbytes
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import STORED, Conversion
@@ -99,7 +100,7 @@ def sizes(
         layers=round(sum(used.values())),
         head=counts[head],
         nbytes=sum(bytes_of(name) for name in [*layers, head] if not _is_expert(name)),
-        cached=sum(2 * of.n_kv_heads * of.head_dim * ITEM_NBYTES[kv_type] for of in each),
+        cached=sum(2 * of.n_kv_heads * row_nbytes(of.head_dim, kv_type) for of in each),
         scored=sum(2 * of.n_heads * of.head_dim for of in each),
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,

@@ -21,17 +21,14 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Stores
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache.sequence import KVSequence
-from mlx_engine.cache.states import BYTES_PER_FLOAT, StateLayer, StatePool
+from mlx_engine.cache.states import StateLayer, StatePool
+from mlx_engine.quant.key_values import row_nbytes
 
 # Default number of tokens per page.
 PAGE = 64
 # Default for the largest number of new tokens of a sequence in one forward pass. For each sequence, a group with a
 # window needs pages for the window and for these tokens.
 LONGEST_PASS = 512
-
-
-# Bytes of a key's or value's element, by type.
-ITEM_NBYTES = {"f32": BYTES_PER_FLOAT, "f16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class KVLayer:
     @property
     def token_nbytes(self) -> int:
         """Bytes of one token's keys and values."""
-        return 2 * self.n_kv_heads * self.head_dim * ITEM_NBYTES[self.type]
+        return 2 * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
 
 
 # The cache of a layer for one sequence: keys and values, or a state.

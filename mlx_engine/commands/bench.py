@@ -30,7 +30,7 @@ IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
 # What a server has chosen for itself.
 IGNORED_BY_URL = (
-    "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "no_jit", "no_overlap",
+    "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "kv_type", "no_jit", "no_overlap",
     "prefix_cache",
 )  # fmt: skip
 ONLY_OF_CLIENTS = ("requests", "prefix_cache", "shared_prefix", "api_key")
@@ -311,7 +311,7 @@ def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOpt
         repetitions=timing.repetitions,
         budget=BUDGET if timing.budget is None else timing.budget,
         backends=None if tests.backend is None else names_of(tests.backend),
-        activations=compute.activations,
+        **compute.types(),
     )
     plan.rungs()
     return plan

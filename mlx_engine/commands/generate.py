@@ -336,6 +336,8 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
     """Return the run as one JSON object, with log-probabilities if asked for, and "stop" or "error" if one ended it."""
+    from mlx_engine.backends import types_of
+
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
@@ -345,7 +347,7 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
             "requested": requested,
             "used": engine.backend.name,
             "device": engine.backend.device,
-            "activations": engine.backend.activations,
+            **types_of(engine.backend),
         },
         "metrics": generation.metrics.summary(),
     }

@@ -59,7 +59,7 @@ class ReferenceOptions:
             "-r",
             metavar="MODEL|FILE",
             help="Also report the KL divergence from this model, or from a file that --save wrote, and how often both "
-            "have the same likeliest token. --quant and --activations do not change it.",
+            "have the same likeliest token. --quant, --activations and --kv-type do not change it.",
         ),
     ] = None
     save: Annotated[
@@ -87,7 +87,7 @@ def perplexity(
     strict: Strict = False,
 ) -> None:
     """Measure a model's perplexity on a text, and compare its probabilities with those of a reference."""
-    from mlx_engine.backends import EXACT
+    from mlx_engine.backends import EXACT, types_of
     from mlx_engine.bench.perplexity import is_saved, measure
 
     if to.save is not None and to.save.exists() and file.exists() and to.save.samefile(file):
@@ -99,7 +99,7 @@ def perplexity(
     reference: Engine | Path | None = None
     if to.reference is not None:
         is_file = is_saved(Path(to.reference))
-        as_stored = {**compute.options(), "activations": EXACT}
+        as_stored = {**compute.options(), "activations": EXACT, "kv_type": None}
         as_stored |= {} if windows.context is None else {"context": windows.context}
         reference = Path(to.reference) if is_file else _load(to.reference, used, as_stored, quiet=to.json)
     cut = _windows(engine, text.removeprefix(BOM), windows)
@@ -107,7 +107,7 @@ def perplexity(
         found = measure(engine, cut, reference=reference, save=to.save, progress=progress)
     be = engine.backend
     about: dict[str, Any] = {"context": cut.context, "stride": cut.stride, "bos": cut.bos, "n_tokens": len(cut.ids)}
-    about["activations"] = be.activations
+    about |= types_of(be)
     summary = found.summary()
     if to.json:
         print_json({**summary, **about, "model": model, "backend": be.name, "digest": found.digest})
@@ -155,8 +155,8 @@ def report(found: dict[str, Any], about: dict[str, Any]) -> str:
         ("mean NLL", f"{found['nll']:.6f}", _plus_minus(found["nll_standard_error"], ".6f")),
         ("tokens scored", f"{found['n_scored']:,}", f"in {found['n_windows']:,} windows of up to {about['context']:,}"),
     ]
-    if about["activations"] != "f32":
-        rows.append(("activations", about["activations"], ""))
+    kinds = {"activations": about["activations"], "keys and values": about["kv_type"]}
+    rows += [(what, type_, "") for what, type_ in kinds.items() if type_ != "f32"]
     against = found.get("reference")
     if against is not None:
         kl, shift, error = against["kl"], against["probability_difference"], against["logits_error"]

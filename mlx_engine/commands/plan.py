@@ -260,7 +260,7 @@ def planned(
     Raises:
         EngineError: loading the model would fail in the same way, or an option is invalid.
     """
-    from mlx_engine.backends import auto, create_backend
+    from mlx_engine.backends import auto, create_backend, types_of
     from mlx_engine.cache.pool import LONGEST_PASS as CHUNK
     from mlx_engine.distributed.pipeline import parsed
     from mlx_engine.distributed.plan import Summary, model_parts
@@ -272,7 +272,7 @@ def planned(
 
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend
-    made = create_backend(name, threads=load.threads, activations=load.activations)
+    made = create_backend(name, threads=load.threads, **load.types())
     whole = plan_model(checkpoint, load.conversion())
     outline = outlined(whole, made)
     asked = work.asked(int(whole.config.context_length), hosts.n_ranks)
@@ -284,7 +284,7 @@ def planned(
     of_slices = [model_parts(outlined(each, made)) for each in slices]
     layers = None if split is None else parsed(split)
     about = {"where": checkpoint.where, "architecture": checkpoint.architecture, "backend": name}
-    about["activations"] = load.activations
+    about |= types_of(made)
     return Summary.of(of_slices, machines, link, asked, shard, layers, chunk=CHUNK, measured=hosts.measured, **about)
 
 
@@ -329,11 +329,11 @@ def print_plan(found: Summary) -> None:
 
 def head_rows(found: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows about the model, the machines and the links."""
-    from mlx_engine.backends import EXACT
+    from mlx_engine.quant.key_values import types_text
 
     about, host = found.about, found.ranks[0].host
     left = f" (and {size(found.left)} left in the file)" if found.left else ""
-    rounded = "" if about["activations"] == EXACT else f", activations {about['activations']}"
+    rounded = types_text(about["activations"], about["kv_type"])
     yield "model", plain(about["where"])
     yield (
         "weights",

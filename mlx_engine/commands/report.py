@@ -68,7 +68,7 @@ def report(
     message = f"--budget: {tests.budget} is no number of seconds"
     require(sound, option="--budget", expected="a finite number of seconds >= 0", found=tests.budget, message=message)
     conversion = load.conversion()
-    how: dict[str, Any] = {"activations": load.activations, "allow_settings": load.allow_settings}
+    how: dict[str, Any] = {**load.types(), "allow_settings": load.allow_settings}
     settings = Settings(model, backend, load.threads, **vars(tests), **conversion.options(), **how)
     old = None if to.against is None else read(to.against)
     if to.out is not None:

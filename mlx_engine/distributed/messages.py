@@ -22,9 +22,10 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVGroup, KVSpan, Stores
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool
-from mlx_engine.cache.pool import ITEM_NBYTES, kv_layers
+from mlx_engine.cache.pool import kv_layers
 from mlx_engine.cache.states import BYTES_PER_FLOAT
 from mlx_engine.distributed.group import Group
+from mlx_engine.quant.key_values import row_nbytes
 
 Message = dict[str, Any]
 
@@ -54,12 +55,12 @@ class RemoteStore:
 class RemotePool:
     """Takes the place of the backend in a `KVPool` on rank 0: numbers the stores, and turns changes into messages."""
 
-    def __init__(self, pool: int, changes: deque[list[Any]], item_nbytes: int) -> None:
-        self._pool, self._changes, self._item_nbytes, self._n = pool, changes, item_nbytes, 0
+    def __init__(self, pool: int, changes: deque[list[Any]], kv_type: str) -> None:
+        self._pool, self._changes, self._kv_type, self._n = pool, changes, kv_type, 0
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> RemoteStore:
         """Return an entry for a store of keys and values."""
-        return self._entry(n_slots, 2 * n_kv_heads * head_dim * self._item_nbytes)
+        return self._entry(n_slots, 2 * n_kv_heads * row_nbytes(head_dim, self._kv_type))
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
         """Return an entry for a store of states."""
@@ -95,8 +96,8 @@ class BatchMessages:
         """Return a pool for all layers of the model. Its memory is on the ranks; the options are those of `KVPool`."""
         number = self._n_pools
         self._n_pools += 1
-        item_nbytes = max((ITEM_NBYTES[layer.type] for layer in kv_layers(layers)), default=BYTES_PER_FLOAT)
-        remote = RemotePool(number, self._changes, item_nbytes)
+        kv_type = next((layer.type for layer in kv_layers(layers)), "f32")
+        remote = RemotePool(number, self._changes, kv_type)
         pool = KVPool(cast(Backend, remote), layers, n_tokens, **options)
         stores, states = pool.stores, pool.states
         of_layers = [

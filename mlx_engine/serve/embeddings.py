@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from anyio import to_thread
 
+from mlx_engine.backends import types_of
 from mlx_engine.errors import ModelError
 from mlx_engine.loop.request import Request
 from mlx_engine.serve import noops
@@ -170,9 +171,9 @@ def _usage(requests: Sequence[Request]) -> dict[str, object]:
 
 
 def _receipt(service: Service, values: np.ndarray) -> dict[str, object]:
-    """Return the receipt: SHA-256 of little-endian float32 values, and the type of activations."""
+    """Return the receipt: SHA-256 of little-endian float32 values, and the types that round."""
     digest = sha256(values.astype("<f4").tobytes()).hexdigest()
-    return {"digest": digest, "activations": service.engine.backend.activations}
+    return {"digest": digest, **types_of(service.engine.backend)}
 
 
 def _embedded(service: Service, asked: EmbeddingRequest, requests: Sequence[Request]) -> dict[str, object]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 from starlette.responses import Response
 
+from mlx_engine.backends import types_of
 from mlx_engine.conversation.answer import AnswerReader
 from mlx_engine.conversation.formats import required_format
 from mlx_engine.conversation.tools import with_choice
@@ -110,7 +111,7 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
         "ignored": reading.ignored,
         "model": params.model or service.model,
         "fingerprint": service.fingerprint,
-        "activations": service.engine.backend.activations,
+        "types": types_of(service.engine.backend),
         "explains_cache": service.explains_cache,
         "bandwidth": lambda: service.bandwidth,  # the bandwidth may be measured before the reply is complete
         "clock": service.clock,

@@ -139,7 +139,7 @@ def _is_torn(path: Path) -> bool:
 LEFT_OUT = ("sampling", "logprobs", "timeout")
 
 # The options of `load` that a line may have; `replay` passes them to `load`.
-LOAD_OPTIONS = ("activations", "allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
+LOAD_OPTIONS = ("activations", "kv_type", "allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
 
 
 class ModelId(msgspec.Struct, frozen=True):

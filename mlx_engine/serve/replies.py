@@ -35,7 +35,7 @@ class Reply(ABC):
         tokenizer: the tokenizer of its ids.
         model: the name of the model.
         fingerprint: the version and backend that computed the answer.
-        activations: the type of activations with which the answer was computed.
+        types: the types of activations, and of keys and values, with which the answer was computed.
         ignored: the names of what the server ignores in the request.
         explains_cache: whether the reply has the position at which the prompts differ from the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
@@ -51,13 +51,13 @@ class Reply(ABC):
         *,
         model: str,
         fingerprint: str,
-        activations: str,
+        types: Mapping[str, str],
         ignored: Sequence[str] = (),
         explains_cache: bool = True,
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._call, self._tokenizer, self._ignored, self._activations = call, tokenizer, ignored, activations
+        self._call, self._tokenizer, self._ignored, self._types = call, tokenizer, ignored, types
         self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
         self._model, self._fingerprint, self._created = model, fingerprint, int(time.time())
         self.id = new_id(self.prefix)
@@ -102,7 +102,7 @@ class Reply(ABC):
         return sum(progress.n_tokens for _, progress in self._call.outputs)
 
     def receipt(self) -> Json:
-        """Return the receipt: digests, activations and seed that reproduce the answers, times, use of the cache.
+        """Return the receipt: digests, types and seed that reproduce the answers, times, use of the cache.
 
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts. `ignored`
@@ -131,7 +131,7 @@ class Reply(ABC):
         return {
             "digest": digests[0],
             "digests": digests,
-            "activations": self._activations,
+            **self._types,
             "seed": seed,
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,

@@ -74,8 +74,9 @@ class ConstraintReceipt(Reply):
     allowed: list[list[float]]
 
 
-# The type of activations that the answers were computed with.
+# The types of activations, and of keys and values, that the answers were computed with.
 Activations = Literal["f32", "i16", "f16", "bf16"]
+KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 class Receipt(Reply):
@@ -84,6 +85,7 @@ class Receipt(Reply):
     digest: str
     digests: list[str]
     activations: Activations
+    kv_type: KVType
     seed: int
     timings: Timings | list[Timings]
     cache: Reuse | list[Reuse]
@@ -322,6 +324,7 @@ class VectorReceipt(Reply):
 
     digest: str
     activations: Activations
+    kv_type: KVType
 
 
 class Embedding(Reply):

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import mlx_engine
-from mlx_engine.backends import EXACT
+from mlx_engine.backends import EXACT, kv_type_of, types_of
 from mlx_engine.engine import Engine
 from mlx_engine.errors import ContextLengthError
 from mlx_engine.serve.errors import ApiError, cut
@@ -73,9 +73,10 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """The version and backend that compute the answers, and the type of activations if they are rounded."""
+        """The version and backend that compute the answers, and the types that round."""
         be = self.engine.backend
         rounded = "" if be.activations == EXACT else f"-{be.activations}"
+        rounded += "" if be.kv_type == kv_type_of(be.activations) else f"-kv_{be.kv_type}"
         return f"mlx_engine-{mlx_engine.__version__}-{be.name}{rounded}"
 
     @property
@@ -90,7 +91,7 @@ class Service:
         anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
         loaded: dict[str, object] = {}
         if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
-            loaded = {"max_model_len": self.context, "activations": self.engine.backend.activations}
+            loaded = {"max_model_len": self.context, **types_of(self.engine.backend)}
         return {"id": name, **openai, **anthropic, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:

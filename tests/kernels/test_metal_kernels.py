@@ -32,6 +32,8 @@ from kernels.metal.layout import StoredMatrix, expanded
 from kernels.metal.reference import Expected
 from kernels.metal.rows import MOST_VECTORS, Tuning
 from kernels.metal.samples import matrix
+from mlx_engine.backends.mlx.backend import expanded_rows, stored_rows
+from mlx_engine.quant.key_values import fits
 
 KERNELS = sorted({case.kernel for case in cases()})
 # A case per kernel that has most of what can go wrong: ragged rows, columns that end early, several tiles of vectors.
@@ -278,14 +280,20 @@ def test_attention_with_a_soft_cap_and_sinks():
     assert share(np.array(plain), own.expected()[0]) > 100
 
 
-def test_attention_over_halves_has_the_bits_of_the_same_numbers_in_float32():
+@pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0"])
+def test_attention_over_rounded_keys_has_the_bits_of_the_same_numbers_in_float32(type_):
     """Decode rows and all rows of a prompt, with whole float4 and with single elements."""
     for heads, lengths in (((4, 2, 32), [40, 3]), ((2, 1, 24), [33])):
+        if not fits(heads[2], type_):
+            continue
         every = [list(range(n)) for n in lengths]
-        q, store, *rest = paged(np.random.default_rng(0), heads, 16, lengths, every, "float16")
+        q, numbers, *rest = paged(np.random.default_rng(0), heads, 16, lengths, every)
         options = {"page": 16, "window": 9, "scale": 0.125}
-        found, expected = (attention.attention(q, x, *rest, **options) for x in (store, store.astype(mx.float32)))
-        assert store.dtype == mx.float16
+        store = stored_rows(numbers, type_)
+        found, expected = (
+            attention.attention(q, x, *rest, **options) for x in (store, expanded_rows(store, mx.float32))
+        )
+        assert store.dtype == {"f16": mx.float16, "bf16": mx.bfloat16, "q8_0": mx.uint8}[type_]
         np.testing.assert_array_equal(np.array(found), np.array(expected))
 
 
@@ -313,7 +321,7 @@ HALVES = ("attention", "4 heads, 2 of keys, 64 wide, pages of 16, float16, 33 ke
         (MATVEC, "row < N && vector <", "row < N - 1 && vector <"),
         (MATVEC, "WHOLE || k < end", "WHOLE || k < end - 16"),
         (MATVEC, "s < Order<K>::SEGMENTS; s += KS", "s < 1; s += KS"),
-        (HALVES, "values = keys + G * slots * E", "values = keys"),
+        (HALVES, "values = keys + G * slots * ROW", "values = keys"),
         (HALVES, "from + (i * 8 + lane) * 4", "from + (i * 8 + lane / 2) * 4"),
     ],
 )

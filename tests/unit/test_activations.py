@@ -201,6 +201,7 @@ def test_generate_names_rounded_activations_and_no_others(backend: str, activati
     assert "activations" not in said[1]
     found = json.loads(cli(f"{given} --activations {activations} --json Once").stdout)
     expected = {"requested": backend, "used": backend, "device": "cpu", "activations": activations}
+    expected["kv_type"] = activations if backend == "mlx" else "f32"
     assert found["backend"] == expected
 
 

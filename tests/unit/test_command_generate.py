@@ -115,7 +115,7 @@ def test_json_is_one_object_with_the_keys_of_the_contract():
     assert len(result.out.splitlines()) == 1
     run = json.loads(result.out)
     assert run.keys() == {"prompt_ids", "token_ids", "text", "finish_reason", "backend", "metrics"}
-    assert run["backend"].keys() == {"requested", "used", "device", "activations"}
+    assert run["backend"].keys() == {"requested", "used", "device", "activations", "kv_type"}
     assert (run["backend"]["requested"], run["backend"]["used"]) == ("simd", "simd")
     assert len(run["token_ids"]) == 5
     assert all(isinstance(i, int) for i in run["prompt_ids"] + run["token_ids"])

@@ -20,6 +20,7 @@ from kernels.cpu.build.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
 from kernels.cpu.products import order_numpy
 from mlx_engine.backends.batch import KVSpan
 from mlx_engine.backends.cpu.program import parts_of, sequence_descriptors
+from mlx_engine.quant import key_values
 
 U = 2.0**-24
 LIBRARY = library.load()
@@ -54,21 +55,25 @@ def paged(sequences: list[np.ndarray], page: int, seed: int | None) -> tuple[np.
 def attend_batch(
     parts: list[tuple[np.ndarray, np.ndarray]], window: int = 0, scale: float | None = None, page: int = 64,
     seed: int | None = 0, softcap: float = 0.0, sinks: np.ndarray | None = None,
+    type_: str = "f32",
 ) -> list[np.ndarray]:  # fmt: skip
     """Return attention of several (queries, keys and values) in one call, as `CompiledBackend.attention` does."""
     store, spans = paged([kv for _, kv in parts], page, seed)
+    with np.errstate(invalid="ignore"):  # slots without a key are NaN
+        store = np.ascontiguousarray(key_values.stored(store, type_))
     q, counts = np.concatenate([q for q, _ in parts]), [len(q) for q, _ in parts]
     n, n_heads, width = q.shape
-    assert layout.attention_scratch(n_heads // store.shape[1], width) <= layout.SCRATCH_BYTES
+    scratch = layout.attention_scratch(n_heads // store.shape[1], width, layout.KV_TYPES[type_])
+    assert scratch <= layout.SCRATCH_BYTES
     out = np.full_like(q, np.nan)
     sequences = sequence_descriptors(spans, counts, counts)
     found = np.full((max(1, parts_of(spans, counts)), n_heads, width + LANES), np.nan, dtype=np.float32)
     POOL.shared.wake()
     LIBRARY.attend(
         POOL.address, LIBRARY.address("attend_decode"), LIBRARY.address("attend_prefill"), q.ctypes.data, n, n_heads,
-        store.shape[1], width, store.ctypes.data, store.shape[2], page, window, sequences.ctypes.data, len(parts),
-        layout.SEQ_NEW, width**-0.5 if scale is None else scale, softcap, 0 if sinks is None else sinks.ctypes.data,
-        found.ctypes.data, out.ctypes.data,
+        store.shape[1], width, store.ctypes.data, layout.KV_TYPES[type_], store.shape[2], page, window,
+        sequences.ctypes.data, len(parts), layout.SEQ_NEW, width**-0.5 if scale is None else scale, softcap,
+        0 if sinks is None else sinks.ctypes.data, found.ctypes.data, out.ctypes.data,
     )  # fmt: skip
     return np.split(out, np.cumsum(counts)[:-1])
 
@@ -293,3 +298,19 @@ def test_attention_has_the_bits_of_the_order_in_numpy(
     own = None if sinks is None else np.float32(sinks) + noise
     want = order_numpy.attend(q, kv, window, width**-0.5, softcap, own)
     np.testing.assert_array_equal(attend(q, kv, window, page=page, softcap=softcap, sinks=own), want)
+
+
+@pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize(("n_tokens", "past"), [(1, 300), (3, 128), (SMALL_BATCH, 5), (70, 200)])
+@pytest.mark.parametrize(("width", "window"), [(64, 0), (96, 150)])
+def test_rounded_keys_and_values_give_the_bits_of_their_numbers_in_float32(type_, n_tokens, past, width, window):
+    """Decode and prefill; blocks of which a part is visible; pages in random order."""
+    q, kv = case(9, n_tokens, past, (6, 2), width)
+    wide = key_values.expanded(key_values.stored(kv, type_), type_)
+    assert (wide != kv).any()
+    for page in (16, 64):
+        (found,), (expected,) = (
+            attend_batch([(q, numbers)], window, page=page, type_=of) for numbers, of in ((kv, type_), (wide, "f32"))
+        )
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(expected[-1:], order_numpy.attend(q, wide, window, width**-0.5)[-1:])

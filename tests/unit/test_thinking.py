@@ -95,7 +95,13 @@ class FakeCall:
 
 def test_chunks_and_the_whole_reply_have_the_reasoning_in_its_own_field():
     call = FakeCall("")
-    reply = ChatReply(call, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f", activations="f32")
+    reply = ChatReply(
+        call,
+        build(byte_level(chat_template=THINKS)),
+        model="m",
+        fingerprint="f",
+        types={"activations": "f32", "kv_type": "f32"},
+    )
     deltas = []
     for text, reason in (("<thi", None), ("nk>So", None), (" it ", None), ("is</think>\n\nFo", None), ("ur", "stop")):
         call.add(0, text, reason)
@@ -108,7 +114,13 @@ def test_chunks_and_the_whole_reply_have_the_reasoning_in_its_own_field():
 
 def test_reasoning_that_is_held_back_at_the_end_of_an_answer_is_sent():
     call = FakeCall("")
-    reply = ChatReply(call, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f", activations="f32")
+    reply = ChatReply(
+        call,
+        build(byte_level(chat_template=THINKS)),
+        model="m",
+        fingerprint="f",
+        types={"activations": "f32", "kv_type": "f32"},
+    )
     call.add(0, "<think>So </thi", "length")
     choices = [chunk["choices"][0] for chunk in reply.chunks()]
     assert [choice["delta"].get("reasoning_content") for choice in choices] == [None, "So", " </thi", None]

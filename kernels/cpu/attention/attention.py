@@ -1,8 +1,8 @@
 """Softmax attention over pages of keys and values: jobs that distribute blocks of keys or spans of queries to threads.
 
-A store is (2, G, slots, E): keys, then values, each contiguous per head. A page is a run of slots, and each sequence
-has a page table. The queries of a sequence are those of its last tokens. There are no masks, no copies of keys or
-values, and no repeated heads. Both tasks give the same bits:
+A store is (2, G, slots, E): keys, then values, each contiguous per head, of one of the types of `stored.py`. A page is
+a run of slots, and each sequence has a page table. The queries of a sequence are those of its last tokens. There are no
+masks, no copies of float32 keys or values, and no repeated heads. Both tasks give the same bits:
 
 - decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence;
 - prefill (more queries): a chunk is a span of the queries of one sequence over all its blocks.
@@ -38,6 +38,7 @@ from ..build.jobs import run
 from ..build.layout import (
     BLOCK,
     JOB,
+    KV_F32,
     LANES,
     LINE_BYTES,
     QUERIES,
@@ -74,15 +75,16 @@ from ..build.vectors import (
 )
 from ..products.linear_job import ceil_div
 from ..products.tile import MOST_VECTORS, set_dots, sum_weighted, tile_vectors
+from .stored import expand_rows, row_bytes
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is that of the results of
 # blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number of tokens
 # of a page. COLUMN is the word of a sequence that holds its number of queries. SPAN is the number of tokens of a chunk
 # in prefill. SCALE is the factor of the scores, or with a soft cap the cap, and INNER_SCALE the factor of the argument
-# of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0.
+# of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the store.
 (
-    Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS,
-) = range(16)  # fmt: skip
+    Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
+) = range(17)  # fmt: skip
 
 # The largest score of no keys.
 LEAST = np.float32(-np.inf)
@@ -93,6 +95,8 @@ _AHEAD = 2048
 # cache, and one tile reads 21 bytes for each cycle of its multiply-adds: nearly all that a Zen 3 core can read from the
 # second-level cache. Floats of the values that these tiles read before the next ones: half of 32 KB.
 _TILES, _NEAR = 2, 4096
+# In decode, keys and values that are not float32 are expanded so many at a time: they stay in the first-level cache.
+_PIECE = 8
 
 
 @jit
@@ -103,8 +107,8 @@ def _scores(
 
     There are n queries, at most two tiles of them.
 
-    In decode (`far`) each key and value is read once, from memory. The keys at address `keys` are prefetched some bytes
-    ahead, and with them the values at address `values`, which are needed next: two streams are read at once.
+    In decode of float32 (`far`) each key and value is read once, from memory. The keys at address `keys` are prefetched
+    some bytes ahead, and with them the values at address `values`, which are needed next: two streams are read at once.
     """
     j, data, middle = first, floats(keys), _first_tile(n)
     while j + TILE_ROWS <= last:
@@ -190,7 +194,7 @@ def _weights(scores: Any, at: int, first: int, last: int, begin: int, end: int, 
 @jit
 def attend_block(
     job: Any, sequence: Any, head: int, block: int, queries: Any, first_row: int, n: int, n_tokens: int, position: int,
-    found: Any, scores: Any,
+    found: Any, scores: Any, expanded: int, memory: int,
 ) -> bool:  # fmt: skip
     """Compute attention of at most two tiles of queries over one block of keys; write the results to `found`.
 
@@ -206,6 +210,9 @@ def attend_block(
         position: position of the first token. A token attends to positions up to its own.
         found: (n, E + 16): E weighted sums, then the largest score and the sum of the weights.
         scores: scratch memory for (n, SCORES) floats.
+        expanded: address of the keys and values of the block, (2, BLOCK, E), as `_expand` has written them; 0 to read
+            the store.
+        memory: address of scratch memory for _PIECE expanded keys.
 
     Returns:
         Whether any of the queries attends to a key of the block.
@@ -218,11 +225,17 @@ def attend_block(
             first, last = min(first, begin), max(last, end)
     if first >= last:
         return False
-    pages, by_value = words(sequence[SEQ_PAGES]), 4 * job[G] * job[SLOTS] * width
-    far, j = sequence[job[COLUMN]] <= SMALL_BATCH, first
+    pages, in_pieces = words(sequence[SEQ_PAGES]), expanded == 0 and job[TYPE] != KV_F32
+    by_value = 4 * width * BLOCK if expanded != 0 else job[G] * job[SLOTS] * row_bytes(job[TYPE], width)
+    far, j = expanded == 0 and sequence[job[COLUMN]] <= SMALL_BATCH, first
     while j < last:
-        keys, stop = _key_run(job, pages, head, start, j, last)
-        _scores(keys, j, stop, queries, first_row * width, n, width, scores, keys + by_value, far)
+        keys, stop = _key_run(job, pages, head, start, j, last, expanded)
+        if in_pieces:
+            stop = min(stop, j + _PIECE)
+            _expand_piece(job[TYPE], keys, j, stop, width, memory, by_value)
+            _scores(memory - 4 * j * width, j, stop, queries, first_row * width, n, width, scores, 0, False)
+        else:
+            _scores(keys, j, stop, queries, first_row * width, n, width, scores, keys + by_value, far)
         j = stop
     scale, inner_scale = np.float32(number(job[SCALE])), np.float32(number(job[INNER_SCALE]))
     for i in range(n):
@@ -234,28 +247,68 @@ def attend_block(
         put(found, i * row + width + 1, sum_)
     j = first
     while j < last:
-        keys, stop = _key_run(job, pages, head, start, j, last)
-        _values(floats(keys + by_value), j, stop, j - first, scores, n, width, found, row)
+        keys, stop = _key_run(job, pages, head, start, j, last, expanded)
+        values = keys + by_value
+        if in_pieces:
+            stop = min(stop, j + _PIECE)
+            _expand_piece(job[TYPE], values, j, stop, width, memory, 0)
+            values = memory - 4 * j * width
+        _values(floats(values), j, stop, j - first, scores, n, width, found, row)
         j = stop
     return True
 
 
 @jit
-def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int) -> Any:
+def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
+    """Expand keys j to stop - 1, of rows that begin at `rows` with key 0; prefetch later keys, and these values."""
+    row = row_bytes(kind, width)
+    for at in range(j * row, stop * row, LINE_BYTES):
+        prefetch(raw(rows), at + _AHEAD)
+        if by_value != 0:
+            prefetch(raw(rows), at + by_value)
+    expand_rows(kind, rows + j * row, (stop - j) * width, memory)
+
+
+@jit
+def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
+    """Expand the keys and values of a block that the tokens from `position` on attend to; return where they are.
+
+    Returns:
+        The address of (2, BLOCK, E) floats, which is `memory`; 0 if the store is float32 and nothing is expanded.
+    """
+    kind, width, start = job[TYPE], job[E], block * BLOCK
+    if kind == KV_F32:
+        return 0
+    pages, row = words(sequence[SEQ_PAGES]), row_bytes(kind, width)
+    j, _ = _visible(job, position, start)
+    last, by_value = min(BLOCK, position + n_tokens - start), job[G] * job[SLOTS] * row
+    while j < last:
+        keys, stop = _key_run(job, pages, head, start, j, last, 0)
+        at = memory + 4 * j * width
+        expand_rows(kind, keys + j * row, (stop - j) * width, at)
+        expand_rows(kind, keys + by_value + j * row, (stop - j) * width, at + 4 * BLOCK * width)
+        j = stop
+    return memory
+
+
+@jit
+def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
     """Find the longest run of contiguous keys of a head that begins at key j of a block and ends before key `last`.
 
-    The block begins at position `start`.
+    The block begins at position `start`; if it is `expanded` (an address), all of its keys are contiguous there.
 
     Returns:
         The address that key 0 of the block would have if the run reached back to it, and the key after the run.
     """
+    if expanded != 0:
+        return expanded, last
     size = job[PAGE]
     page = (start + j) // size
     slot, stop = pages[page] + start + j - page * size, (page + 1) * size - start
     # Consecutive pages are often adjacent in memory: one longer run makes fewer calls.
     while stop < last and pages[page + 1] == pages[page] + size:
         page, stop = page + 1, stop + size
-    return job[STORE] + 4 * (head * job[SLOTS] + slot - j) * job[E], min(stop, last)
+    return job[STORE] + (head * job[SLOTS] + slot - j) * row_bytes(job[TYPE], job[E]), min(stop, last)
 
 
 @jit
@@ -323,6 +376,12 @@ def _copy_queries(job: Any, head: int, first: int, n_tokens: int, queries: Any) 
 
 
 @jit
+def _vectors_after(scores: int) -> int:
+    """Return the first multiple of 64 after the scores of `_TILES` tiles of queries."""
+    return (scores + 4 * _TILES * MOST_VECTORS * SCORES + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+
+
+@jit
 def _sequence_of(job: Any, chunk: int) -> Any:
     """Return the words of the sequence of a chunk: the last sequence whose first chunk is not after this chunk."""
     of = job[SEQUENCES]
@@ -345,17 +404,18 @@ def attend_decode(job: Any, chunk: int, scratch: int) -> None:
     width, group, n_tokens, n_blocks = job[E], job[H] // job[G], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]
     head, block = (chunk - sequence[SEQ_CHUNK]) // n_blocks, (chunk - sequence[SEQ_CHUNK]) % n_blocks
     rows, row, position = group * n_tokens, width + LANES, sequence[SEQ_LENGTH] - n_tokens
-    # Scratch memory: queries, then the results and the scores of `_TILES` tiles of them.
+    # Scratch memory: queries, then the results and the scores of `_TILES` tiles of them, then expanded keys and values.
     queries, found = floats(scratch), floats(scratch + 4 * rows * width)
-    scores = floats(scratch + 4 * (rows * width + _TILES * MOST_VECTORS * row))
+    scores_at = scratch + 4 * (rows * width + _TILES * MOST_VECTORS * row)
+    scores, number_of = floats(scores_at), sequence[SEQ_BEGIN] + block
+    memory = _vectors_after(scores_at)
     out = floats(job[OUT] + 4 * sequence[SEQ_PART] * row)
     _copy_queries(job, head, sequence[SEQ_ROW], n_tokens, queries)
     tiles = ceil_div(rows, tile_vectors())
     for tile in range(0, tiles, _TILES):
         first, last = tile * rows // tiles, min(tile + _TILES, tiles) * rows // tiles
         seen = attend_block(
-            job, sequence, head, sequence[SEQ_BEGIN] + block, queries, first, last - first, n_tokens, position, found,
-            scores,
+            job, sequence, head, number_of, queries, first, last - first, n_tokens, position, found, scores, 0, memory,
         )  # fmt: skip
         for r in range(first, last):
             to = ((r % n_tokens * job[H] + head * group + r // n_tokens) * n_blocks + block) * row
@@ -381,10 +441,12 @@ def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
     head, t = own // n_spans, (n_spans - 1 - own % n_spans) * job[SPAN]
     n_tokens, position = min(job[SPAN], n_queries - t), sequence[SEQ_LENGTH] - n_queries + t
     rows, row = group * n_tokens, width + LANES
-    # Scratch memory: queries, their running results, then the results of one block and the scores of some tiles.
+    # Scratch memory: queries, their running results, then the results of one block and the scores of some tiles, then
+    # expanded keys and values.
     queries, sums = floats(scratch), floats(scratch + 4 * rows * width)
     found = floats(scratch + 4 * rows * (width + row))
-    scores, out = floats(scratch + 4 * (rows * (width + row) + _TILES * MOST_VECTORS * row)), floats(job[OUT])
+    scores_at, out = scratch + 4 * (rows * (width + row) + _TILES * MOST_VECTORS * row), floats(job[OUT])
+    scores, memory = floats(scores_at), _vectors_after(scores_at)
     _copy_queries(job, head, sequence[SEQ_ROW] + t, n_tokens, queries)
     for r in range(rows):
         for e in range(0, row, LANES):
@@ -392,11 +454,13 @@ def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
         put(sums, r * row + width, LEAST)
     tiles, block = ceil_div(rows, tile_vectors()), first_visible(job, position) // BLOCK
     while block * BLOCK < position + n_tokens:
+        expanded = _expand(job, sequence, head, block, position, n_tokens, memory)
         for tile in range(0, tiles, _TILES):
             first, last = tile * rows // tiles, min(tile + _TILES, tiles) * rows // tiles
             if attend_block(
-                job, sequence, head, block, queries, first, last - first, n_tokens, position, found, scores
-            ):
+                job, sequence, head, block, queries, first, last - first, n_tokens, position, found, scores, expanded,
+                memory,
+            ):  # fmt: skip
                 for r in range(first, last):
                     join(sums, r * row, found, (r - first) * row, width)
         block += 1
@@ -444,8 +508,8 @@ def _join_blocks(job: Any, n_sequences: int, parts: Any, out: Any) -> None:
 @entry
 def attend(
     address: int, decode: int, prefill: int, q: int, n_rows: int, n_heads: int, n_kv_heads: int, width: int, store: int,
-    slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float, softcap: float,
-    sinks: int, parts: int, out: int,
+    kind: int, slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float,
+    softcap: float, sinks: int, parts: int, out: int,
 ) -> None:  # fmt: skip
     """Compute (R, H, E) attention of queries over pages of a store.
 
@@ -457,8 +521,10 @@ def attend(
         n_rows: R.
         n_heads: H.
         n_kv_heads: G.
-        width: E, a multiple of 16. `layout.attention_scratch` gives the scratch memory that it needs.
+        width: E, a multiple of 16, and of 32 if the store is Q8_0. `layout.attention_scratch` gives the scratch memory
+            that it needs.
         store: address of (2, G, slots, E).
+        kind: the type of the store, one of `KV_TYPES`.
         slots: slots per head of the store.
         page: tokens per page.
         window: number of latest tokens that a token attends to; 0 is all.
@@ -474,7 +540,7 @@ def attend(
     """
     job = words(address)[JOB:]
     job[Q], job[STORE], job[OUT], job[H], job[G], job[E] = q, store, out, n_heads, n_kv_heads, width
-    job[SLOTS], job[PAGE], job[WINDOW], job[SINKS] = slots, page, window, sinks
+    job[TYPE], job[SLOTS], job[PAGE], job[WINDOW], job[SINKS] = kind, slots, page, window, sinks
     # The outer factor has log2(e), for powers of 2.
     job[SCALE] = word((scale if softcap == 0 else softcap) / math.log(2))
     job[INNER_SCALE] = word(0.0 if softcap == 0 else scale / softcap)

@@ -15,6 +15,7 @@ from ..build.layout import (
     K_HEADS,
     K_NORM_EPS,
     K_NORM_WEIGHT,
+    KV_F32,
     Q_HEADS,
     Q_NORM_EPS,
     Q_NORM_WEIGHT,
@@ -22,11 +23,12 @@ from ..build.layout import (
 from ..build.memory import floats, number, words
 from ..build.vectors import get, put
 from ..products.norms import norm_rotate
+from .stored import put_row, row_bytes
 
 # Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN in the output, where heads are BY_HEAD apart.
 # A NORM_WEIGHT of 0 is no norm. WHERE is the address of one int64 per token: its row in the cos/sin tables, or its
-# slot.
-X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD = range(13)
+# slot. Slots are of a TYPE, and BY_TOKEN and BY_HEAD are bytes there.
+X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
 # Tokens of a chunk.
 SPAN = 32
 
@@ -78,18 +80,23 @@ def norm_rope_to(
 
 @task
 def put_span(job: Any, chunk: int, scratch: int) -> None:
-    """Copy the heads of a span of tokens, each token to its slot."""
-    x, out, slots = floats(job[X]), floats(job[OUT]), words(job[WHERE])
+    """Write the heads of a span of tokens, each token to its slot, in the type of the store."""
+    slots, width = words(job[WHERE]), job[WIDTH]
     for t in range(chunk * SPAN, min((chunk + 1) * SPAN, job[TOKENS])):
-        put_heads(x, t * job[ROW], job[HEADS], job[WIDTH], out, slots[t] * job[BY_TOKEN], job[BY_HEAD])
+        for h in range(job[HEADS]):
+            x, slot = job[X] + 4 * (t * job[ROW] + h * width), job[OUT] + slots[t] * job[BY_TOKEN] + h * job[BY_HEAD]
+            if job[TYPE] == KV_F32:
+                copy_floats(x, width, slot)
+            else:
+                put_row(job[TYPE], x, width, slot)
 
 
 @jit
-def put_heads(x: Any, at: int, n_heads: int, width: int, out: Any, to: int, by_head: int) -> None:
-    """Copy one token's heads from x[at ...] to out[to ...], where heads are `by_head` elements apart."""
-    for h in range(n_heads):
-        for e in range(width):
-            put(out, to + h * by_head + e, get(x, at + h * width + e))
+def copy_floats(x: int, n: int, out: int) -> None:
+    """Copy n floats from address `x` to address `out`."""
+    source, target = floats(x), floats(out)
+    for e in range(n):
+        put(target, e, get(source, e))
 
 
 @entry
@@ -119,9 +126,9 @@ def norm_rope_pair(
 @entry
 def put_pair(
     address: int, span: int, n_tokens: int, n_heads: int, width: int, k: int, k_row: int, v: int, v_row: int,
-    k_out: int, v_out: int, by_head: int, slots: int,
+    store: int, kind: int, n_slots: int, slots: int,
 ) -> None:  # fmt: skip
-    """Copy keys and values from (T, G, E) to the tokens' slots.
+    """Write keys and values (T, G, E) to the tokens' slots of a store (2, G, slots, E).
 
     Args:
         address: address of the pool's control block.
@@ -133,12 +140,13 @@ def put_pair(
         k_row: elements from the keys of one token to those of the next.
         v: address of the values.
         v_row: elements from the values of one token to those of the next.
-        k_out: address of slot 0 of the keys of the first head.
-        v_out: address of slot 0 of the values of the first head.
-        by_head: elements from the slots of one head to those of the next.
+        store: address of the store.
+        kind: the type of the store, one of `KV_TYPES`; E is a multiple of 16, and with Q8_0 of 32.
+        n_slots: slots per head of the store.
         slots: address of the tokens' slots, int64 (T,).
     """
-    control = words(address)
-    control[JOB + TOKENS], control[JOB + WHERE] = n_tokens, slots
-    _run(control, span, k, k_row, n_heads, width, 0, 0, k_out, width, by_head)
-    _run(control, span, v, v_row, n_heads, width, 0, 0, v_out, width, by_head)
+    control, by_token = words(address), row_bytes(kind, width)
+    by_head = n_slots * by_token
+    control[JOB + TOKENS], control[JOB + WHERE], control[JOB + TYPE] = n_tokens, slots, kind
+    _run(control, span, k, k_row, n_heads, width, 0, 0, store, by_token, by_head)
+    _run(control, span, v, v_row, n_heads, width, 0, 0, store + n_heads * by_head, by_token, by_head)

@@ -149,10 +149,10 @@ ALL_SUM, ALL_COLUMNS = 12, 13
 (
     PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_RUNS, PASS_N_RUNS, PASS_WIDTH,
 ) = range(9)  # fmt: skip
-# Words of a layer's keys and values: the address of its store, the store's slots per head, the layer's window or 0, and
-# the address of the words of its group: the addresses of the sequences' words and of the new tokens' slots (T,). A
-# layer with a state has the addresses of the stores of its one or two arrays instead.
-KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, STATE_STORE, STATE_STORE_2, KV_WIDTH = range(7)
+# Words of a layer's keys and values: the address of its store, the store's slots per head, the layer's window or 0,
+# the address of the words of its group (the addresses of the sequences' words and of the new tokens' slots (T,)), and
+# the type of the store. A layer with a state has the addresses of the stores of its one or two arrays instead.
+KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_TYPE, STATE_STORE, STATE_STORE_2, KV_WIDTH = range(8)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
 # ---- states ----
@@ -171,6 +171,9 @@ RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 
 # ---- attention ----
 
+# Types of a KV store, and the bytes of their rows: E elements of one head of one token.
+KV_F32, KV_F16, KV_BF16, KV_Q8_0 = range(4)
+KV_TYPES = {"f32": KV_F32, "f16": KV_F16, "bf16": KV_BF16, "q8_0": KV_Q8_0}
 # Keys of a block, counted from position 0: part of the order of summation (`attention.py`).
 BLOCK = 128
 # Words of a sequence: the address of its page table, which has the slot of each page's first token; the number of its
@@ -187,7 +190,11 @@ QUERIES = 192
 SCORES = BLOCK + LANES
 
 
-def attention_scratch(group: int, width: int) -> int:
-    """Return the bytes of scratch memory of a chunk with `group` query heads of head dim `width` per KV head."""
+def attention_scratch(group: int, width: int, type_: int = KV_F32) -> int:
+    """Return the bytes of scratch memory of a chunk with `group` query heads of head dim `width` per KV head.
+
+    Keys and values of a block that are not float32 are expanded there.
+    """
     queries = max(QUERIES, SMALL_BATCH * group, LANES * group)
-    return 4 * (queries * (2 * width + 2 * LANES) + LANES * (SCORES + width))
+    expanded = 0 if type_ == KV_F32 else 2 * BLOCK * width
+    return 4 * (queries * (2 * width + 2 * LANES) + LANES * (SCORES + width) + expanded)

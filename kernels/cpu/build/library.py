@@ -62,7 +62,7 @@ ENTRIES = {
     "put_pair": "iiiiiiiiiiiii",
     "run_experts": "iiiiiii",
     "norm_add": "iiiiiii",
-    "attend": "iiiiiiiiiiiiiiiffiii",
+    "attend": "iiiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiii",
     "sum_exp": "iifi",

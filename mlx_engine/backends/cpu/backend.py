@@ -56,6 +56,7 @@ from mlx_engine.kernels.cpu.build.library import Library, is_format
 from mlx_engine.kernels.cpu.build.pool import Pool
 from mlx_engine.machine.mapped_pages import read_ahead
 from mlx_engine.observe.log import event
+from mlx_engine.quant import key_values
 from mlx_engine.quant.regroup import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
@@ -324,15 +325,16 @@ class CompiledBackend(SimdBackend):
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place, on all threads. Rows of k and v may have a stride, as columns of a larger array have."""
         n, n_heads, width = k.shape
+        row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
         # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
         fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
-        fits = fits and k.shape == v.shape and store.shape[1::2] == (n_heads, width)
-        if not fits or any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
+        fits = fits and k.shape == v.shape and store.shape[1::2] == row and store.flags.c_contiguous
+        if not fits or any(x.strides[1:] != (4 * width, 4) for x in (k, v)):
             return super().kv_write(store, slots, k, v)
-        keys, values = (address(store) + kind * store.strides[0] for kind in (0, 1))
         self.run_entry(
             self.library.put_pair, self._tasks["put_span"], n, n_heads, width, address(k), k.strides[0] // 4,
-            address(v), v.strides[0] // 4, keys, values, store.strides[1] // 4, address(slots),
+            address(v), v.strides[0] // 4, address(store), layout.KV_TYPES[self.kv_type], store.shape[2],
+            address(slots),
         )  # fmt: skip
         return store
 
@@ -340,13 +342,14 @@ class CompiledBackend(SimdBackend):
         """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
         _, n_kv_heads, slots, _ = kv.store.shape
-        if not heads_fit(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
+        if not heads_fit(n_heads // n_kv_heads, width, self.kv_type) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scores)
         q, out, sequences = contiguous(q), aligned(*q.shape), sequence_descriptors(kv.spans, counts, counts)
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
-            n_kv_heads, width, address(kv.store), slots, kv.page, kv.window or 0, address(sequences), len(sequences),
+            n_kv_heads, width, address(kv.store), layout.KV_TYPES[self.kv_type], slots, kv.page, kv.window or 0,
+            address(sequences), len(sequences),
             layout.SEQ_NEW, scores.scale, scores.softcap or 0.0, sinks_address(scores, n_heads), parts, address(out),
         )  # fmt: skip
         return out

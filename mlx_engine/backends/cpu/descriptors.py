@@ -243,10 +243,10 @@ def rule_fits(rule: DeltaRule) -> bool:
     return rule.key_dim % layout.LANES == 0 and rule.value_dim % layout.LANES == 0 and rule.key_dim <= layout.STRETCH
 
 
-def heads_fit(group: int, width: int) -> bool:
-    """Return whether the kernels support `group` query heads of this width per KV head."""
+def heads_fit(group: int, width: int, kv_type: str) -> bool:
+    """Return whether the kernels support `group` query heads of this width per KV head, with a store of this type."""
     return (
         width % layout.LANES == 0
         and width <= layout.STRETCH
-        and layout.attention_scratch(group, width) <= layout.SCRATCH_BYTES
+        and layout.attention_scratch(group, width, layout.KV_TYPES[kv_type]) <= layout.SCRATCH_BYTES
     )

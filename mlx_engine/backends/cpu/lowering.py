@@ -390,7 +390,7 @@ class Lowering:
         head_dim = source.head_dim
         n_heads = source.width // max(1, head_dim)
         is_grouped = n_heads > 0 and n_kv_heads > 0 and n_heads % n_kv_heads == 0
-        if not is_grouped or not heads_fit(n_heads // n_kv_heads, head_dim):
+        if not is_grouped or not heads_fit(n_heads // n_kv_heads, head_dim, self.backend.kv_type):
             raise CannotCompileError("a number of heads or a head dim that attention does not support")
         out = self._new(source.width, source.is_wanted, head_dim)
         step = self._emit(

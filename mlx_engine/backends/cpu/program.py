@@ -15,6 +15,7 @@ from mlx_engine.backends.cpu.lowering import Lowered
 from mlx_engine.backends.parameters import Array, Native
 from mlx_engine.backends.program import Program
 from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.quant import key_values
 
 if TYPE_CHECKING:
     from mlx_engine.backends.cpu.backend import CompiledBackend
@@ -64,9 +65,11 @@ class CompiledProgram(Program):
         """Write the addresses of each layer's KV store and page group, or of its state."""
         stores = batch.stores
         layers = cast(list[np.ndarray | None], stores.layers)
+        type_ = self._backend.kv_type
+        rows = [None if kv is None else (kv[0], key_values.row_length(kv[1], type_)) for kv in self._kv]
         found = [None if store is None else store.shape[1::2] for store in layers]
-        if found != self._kv:
-            raise ValueError(f"KV stores must have (KV heads, head dim) {self._kv} by layer, not {found}")
+        if found != rows:
+            raise ValueError(f"KV stores of {type_} must have (KV heads, elements) {rows} by layer, not {found}")
         for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=True)):
             if store is None:
                 of_layer = cast(tuple[np.ndarray, ...], stores.states[layer])
@@ -76,6 +79,7 @@ class CompiledProgram(Program):
                 continue
             descriptor[layout.KV_STORE], descriptor[layout.KV_SLOTS] = address(store), store.shape[2]
             descriptor[layout.KV_WINDOW] = batch.group(layer).window or 0
+            descriptor[layout.KV_TYPE] = layout.KV_TYPES[type_]
             descriptor[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
         self._stores = weakref.ref(stores)
 

@@ -31,7 +31,7 @@ from mlx_engine.backends.metal.kernels import Kernels
 from mlx_engine.backends.metal.tuning import tuner
 from mlx_engine.backends.metal.weights import Half, SplitMatrix, affine, joined, split
 from mlx_engine.backends.mlx import experts as mlx_experts
-from mlx_engine.backends.mlx.backend import MlxBackend, indices
+from mlx_engine.backends.mlx.backend import MlxBackend, indices, stored_rows
 from mlx_engine.backends.numpy.simd import rope_table
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.kernels.launch import ExecutorName, use
@@ -179,7 +179,7 @@ class MetalBackend(MlxBackend):
         both = joined(k, v)
         if both is None:
             return super().kv_write(store, slots, _whole(k), _whole(v))
-        store[:, :, indices(slots)] = both
+        store[:, :, indices(slots)] = stored_rows(both, self.kv_type)
         return store
 
 

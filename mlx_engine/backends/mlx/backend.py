@@ -41,6 +41,7 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
+from mlx_engine.quant import key_values
 from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.regroup import in_mlx_order
 from mlx_engine.quant.types import Q8_0
@@ -64,6 +65,7 @@ class MlxBackend(Backend):
         self.name = name
         super().__init__()
         self.activations, self._dtype = activations, DTYPES[activations]
+        self.kv_type = activations
         mlx_device.keep_weights_resident()
         self.device = mlx_device.description()
         self.guard = SessionGuard(self.name, survives_fork=False)
@@ -71,10 +73,6 @@ class MlxBackend(Backend):
         self._real = mx.float64 if mlx_device.kind() == "cpu" else mx.float32
         self._rotations: dict[Rope, tuple[mx.array, mx.array]] = {}
         self._exchanged: mx.array | None = None
-
-    @property
-    def kv_type(self) -> str:
-        return self.activations
 
     def _use(self, device: mx.Device) -> None:
         """Use a stream of a device."""
@@ -203,7 +201,7 @@ class MlxBackend(Backend):
         """Call `mx.fast.scaled_dot_product_attention` for each sequence; KV heads are not repeated.
 
         It has no soft caps: with one, `_capped_attention` replaces it. Consecutive pages are read in place; other pages
-        are gathered into a copy.
+        are gathered into a copy, and keys and values of another type than the activations are converted in one.
         """
         outs, end = [], 0
         for span, n in zip(kv.spans, counts, strict=True):
@@ -211,7 +209,7 @@ class MlxBackend(Backend):
             if n:
                 first = kv.first_visible(span, n)
                 slots = indices(span.slots(first, span.length, kv.page))
-                keys, values = (kv.store[i, None][:, :, slots] for i in (0, 1))
+                keys, values = (expanded_rows(kv.store[i, None][:, :, slots], q.dtype) for i in (0, 1))
                 sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)
                 mask = _mask(n, span.length - first, kv.window)
                 queries = q[end - n : end].transpose(1, 0, 2)[None]
@@ -298,13 +296,15 @@ class MlxBackend(Backend):
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
         self.guard.check()  # in a forked process MLX may wait for ever for a lock of a thread of the parent
-        return mx.zeros((2, n_kv_heads, n_slots, head_dim), dtype=self._dtype, stream=self._stream)
+        row = key_values.row_length(head_dim, self.kv_type)
+        dtype = DTYPES.get(self.kv_type, mx.uint8)
+        return mx.zeros((2, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
         where = indices(slots)
-        store[0, :, where] = k.transpose(1, 0, 2)
-        store[1, :, where] = v.transpose(1, 0, 2)
+        store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
+        store[1, :, where] = stored_rows(v.transpose(1, 0, 2), self.kv_type)
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
@@ -368,6 +368,30 @@ def indices(numbers: np.ndarray | slice) -> slice | mx.array:
     """Return an MLX index: a slice if the numbers are consecutive, else an int32 array."""
     found = numbers if isinstance(numbers, slice) else in_order(numbers)
     return found if isinstance(found, slice) else mx.array(found.astype(np.int32))
+
+
+def stored_rows(x: Native, type_: str) -> Native:
+    """Round rows (..., E) of keys or values to a type, as `quant.key_values.stored`; Q8_0 as bytes."""
+    if type_ != "q8_0":
+        return x.astype(DTYPES[type_])
+    blocks = x.astype(mx.float32).reshape(*x.shape[:-1], -1, 32)
+    scale = mx.max(mx.abs(blocks), axis=-1, keepdims=True) / 127
+    products = blocks * mx.where(scale == 0, 0, 1 / scale)
+    # Halves are rounded away from zero. The largest float below a half: a half itself would round 0.49999997 up.
+    away = mx.where(products < 0, -0.49999997, 0.49999997)
+    quants = mx.where(mx.isfinite(products), products + away, 0).astype(mx.int8)
+    rows = mx.concatenate([scale.astype(mx.float16).view(mx.uint8), quants.view(mx.uint8)], axis=-1)
+    return rows.reshape(*x.shape[:-1], -1)
+
+
+def expanded_rows(rows: Native, dtype: mx.Dtype) -> Native:
+    """Return stored rows of keys or values as numbers (..., E) of the type of the queries."""
+    if rows.dtype != mx.uint8:
+        return rows.astype(dtype)
+    blocks = rows.reshape(*rows.shape[:-1], -1, 34)
+    scale = mx.contiguous(blocks[..., :2]).view(mx.float16).astype(mx.float32)
+    values = scale * mx.contiguous(blocks[..., 2:]).view(mx.int8).astype(mx.float32)
+    return values.reshape(*rows.shape[:-1], -1).astype(dtype)
 
 
 def _capped_attention(

@@ -30,6 +30,7 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw
 from mlx_engine.options import Sampling
+from mlx_engine.quant import key_values
 from mlx_engine.quant.weight import Weight
 
 # Added to the squared length of queries and keys.
@@ -172,6 +173,9 @@ class ScalarBackend(Backend):
         return ([None] * n_slots, [None] * n_slots)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
+        if self.kv_type != "f32":
+            k, v = (key_values.expanded(key_values.stored(self.host(x), self.kv_type), self.kv_type) for x in (k, v))
+            k, v = k.tolist(), v.tolist()
         for t, slot in enumerate(slots):
             store[0][slot], store[1][slot] = k[t], v[t]
         return store

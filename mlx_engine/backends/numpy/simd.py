@@ -32,6 +32,7 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.machine.forks import kept_over_forks
+from mlx_engine.quant import key_values
 from mlx_engine.quant.weight import Weight
 
 _ERFC = np.vectorize(math.erfc, otypes=[np.float64])
@@ -124,7 +125,8 @@ class SimdBackend(Backend):
         for span, end, n in zip(kv.spans, ends, counts, strict=True):
             if n:
                 rows, first = slice(end - n, end), kv.first_visible(span, n)
-                keys, values = kv.store[:, :, span.slots(first, span.length, kv.page)]
+                seen = kv.store[:, :, span.slots(first, span.length, kv.page)]
+                keys, values = key_values.expanded(seen, self.kv_type)
                 y[rows] = self._attend(q[rows], keys, values, kv.window, scores)
         return y
 
@@ -240,12 +242,13 @@ class SimdBackend(Backend):
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""
-        return np.empty((2, n_kv_heads, n_slots, head_dim), dtype=np.float32)
+        row = key_values.row_length(head_dim, self.kv_type)
+        return np.empty((2, n_kv_heads, n_slots, row), dtype=key_values.DTYPES[self.kv_type])
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         where = in_order(slots)
-        store[0][:, where] = k.transpose(1, 0, 2)
-        store[1][:, where] = v.transpose(1, 0, 2)
+        for of, x in zip(store, (k, v), strict=True):
+            of[:, where] = key_values.stored(x, self.kv_type).transpose(1, 0, 2)
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:

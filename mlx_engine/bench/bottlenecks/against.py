@@ -66,7 +66,7 @@ def _error(path: Path, found: str) -> FormatError:
 
 CHANGED = {
     "model": ("format", "sha256", "linears_quantised", "weight_bytes"),
-    "backend": ("name", "device", "threads", "activations"),
+    "backend": ("name", "device", "threads", "activations", "kv_type"),
     "settings": ("quant", "quant_min_dim", "quant_layers"),
     "machine": ("system",),
 }

@@ -9,6 +9,7 @@ from typing import Any
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN
 from mlx_engine.bench.others import disturbed
 from mlx_engine.bench.tables import aligned, printable
+from mlx_engine.quant.key_values import default_type, types_text
 from mlx_engine.weights.conversion import Conversion
 
 Report = dict[str, Any]
@@ -52,7 +53,8 @@ def origin(report: Report) -> str:
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
-    rounded = "" if be.get("activations", "f32") == "f32" else f", activations {be['activations']}"
+    activations = be.get("activations", "f32")
+    rounded = types_text(activations, be.get("kv_type", default_type(activations)))
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     limits, weights = report["limits"], Conversion(at["quant"], at["quant_min_dim"], at["quant_layers"])
     reached = (
@@ -259,7 +261,8 @@ def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
 # The command-line option of each setting.
 OPTIONS = {
     "model": "--model", "backend": "--backend", "quant": "--quant", "quant_min_dim": "--quant-min-dim",
-    "threads": "--threads", "activations": "--activations", "n_prompt": "-p", "n_gen": "-n", "depth": "--depth",
+    "threads": "--threads", "activations": "--activations", "kv_type": "--kv-type", "n_prompt": "-p", "n_gen": "-n",
+    "depth": "--depth",
     "repetitions": "-r", "budget": "--budget",
 }  # fmt: skip
 

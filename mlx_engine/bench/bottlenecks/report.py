@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from mlx_engine.backends import EXACT
+from mlx_engine.backends import EXACT, types_of
 from mlx_engine.backends.costs import nbytes_of, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.profiled import role_of
@@ -105,6 +105,7 @@ class Settings:
     quant_min_dim: int | str = AUTO
     quant_layers: Mapping[str, str] = field(default_factory=dict)
     activations: str = EXACT
+    kv_type: str | None = None
     allow_settings: Sequence[str] = field(default_factory=list)
 
     @property
@@ -147,7 +148,7 @@ def report(
         "allow_settings": settings.allow_settings,
         **settings.conversion.options(),
     }
-    how["activations"] = settings.activations
+    how |= {"activations": settings.activations, "kv_type": settings.kv_type}
     check(settings.test, open_source(path, settings.backend, **how))
     engine, phases = loaded(lambda: load(path, settings.backend, **how))
     checkpoint = open_model(path, settings.allow_settings)
@@ -200,7 +201,7 @@ def described(engine: Engine, checkpoint: Checkpoint, digest: str) -> Report:
             "device": be.device,
             "threads": threads_of(be),
             "lazy": be.lazy,
-            "activations": be.activations,
+            **types_of(be),
         },
         "watched": be.profiler is not None,
         "notes": list(checkpoint.notes),

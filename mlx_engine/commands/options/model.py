@@ -119,6 +119,15 @@ class LoadOptions:
             help="f32, on CPUs i16, on MLX f16 or bf16.",
         ),
     ] = "f32"
+    kv_type: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-type",
+            metavar="TYPE",
+            help="Keys and values: f32, f16, bf16 or q8_0.",
+            show_default="f32",
+        ),
+    ] = None
     no_cache: Annotated[
         bool,
         typer.Option(
@@ -133,6 +142,10 @@ class LoadOptions:
     def allow_settings(self) -> tuple[str, ...]:
         """The settings that are ignored if they are not implemented."""
         return tuple(self.allow_setting or ())
+
+    def types(self) -> dict[str, Any]:
+        """Return the types of activations, and of keys and values, as keyword arguments of `load`."""
+        return {"activations": self.activations, "kv_type": self.kv_type}
 
     def conversion(self) -> Conversion:
         """Return the conversion of linear layers.
@@ -157,7 +170,7 @@ class ComputeOptions(LoadOptions):
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of `load`, without the conversion."""
-        how = {"jit": not self.no_jit, "activations": self.activations, "allow_settings": self.allow_settings}
+        how = {"jit": not self.no_jit, **self.types(), "allow_settings": self.allow_settings}
         return {**self.machine(), **how}
 
     def machine(self) -> dict[str, Any]:
@@ -171,7 +184,7 @@ class ComputeOptions(LoadOptions):
             OptionError: a value in this group is invalid.
         """
         given: dict[str, Any] = {} if context_len is None else {"context": context_len}
-        given["activations"] = self.activations
+        given |= self.types()
         if self.allow_settings:
             given["allow_settings"] = list(self.allow_settings)
         return {"jit": not self.no_jit, **given, **self.conversion().options()}

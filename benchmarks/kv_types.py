@@ -1,0 +1,52 @@
+"""Decode after long texts with keys and values of each type, beside llama.cpp, whose keys and values are float16.
+
+    python -m benchmarks.kv_types --python PATH        appends to benchmarks/results/kv_types.jsonl
+    python -m benchmarks.kv_types --python PATH --depths 4096 --rounds 3 --out new.jsonl
+
+PATH is a Python that has llama-cpp-python. Our keys and values are filled, and not computed: decode takes as long. All
+contestants of a depth run once per round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from benchmarks.llama_quants import MODEL
+from benchmarks.log import FOLDER, Log
+from benchmarks.peers.contests import LLAMA, OURS, Contest, Contestant, contest_row, interpreters, play, report_line
+from benchmarks.sections import factor
+from mlx_engine.backends import KV_TYPES
+from mlx_engine.bench.samples import Test
+from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.machine.cores import usable_cores
+
+RESULTS = FOLDER / "kv_types.jsonl"
+
+
+def main() -> None:
+    """Measure each depth."""
+    parser = argparse.ArgumentParser(prog="benchmarks.kv_types", description=__doc__.splitlines()[0])
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--depths", type=int, nargs="+", default=(4096, 16384))
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
+    options = parser.parse_args()
+    log, path, cores = Log("kv_types", options.out), str(resolve(MODEL)), usable_cores()
+    ours = tuple(Contestant(OURS, {"backend": "parallel", "kv_type": type_}) for type_ in KV_TYPES)
+    peers = tuple(Contestant(LLAMA, {"flash_attention": uses}, threads=cores) for uses in (True, False))
+    compiled_for = os.environ.get("NUMBA_CPU_NAME", "this processor")
+    for depth in options.depths:
+        contest = Contest(Test(n_gen=64, depth=depth), (*ours, *peers), options.rounds)
+        rows = []
+        for entry in play(contest, path, interpreters({LLAMA: options.python})):
+            print(report_line(contest, entry))
+            rows.append(log.append({"processor": compiled_for, **contest_row(contest, entry)}))
+        for type_, row in zip(KV_TYPES[1:], rows[1:], strict=False):
+            print(f"{contest.title}: {type_} / f32 {factor(row, rows[0])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
