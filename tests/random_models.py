@@ -27,12 +27,23 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
+    "glm4moe", "minimax-m2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
     "starcoder2",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4moe": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
+        "expert_feed_forward_length": 256, "leading_dense_block_count": 1, "expert_weights_scale": 1.5,
+        "expert_group_count": 3, "expert_group_used_count": 2,
+    }),
+    "minimax-m2": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
+        "expert_feed_forward_length": 512,
+    }),
+    "olmoe": ("gguf", {**_DECODER, "expert_count": 6, "expert_used_count": 2}),
     "arcee": ("gguf", _DECODER),
     "cohere2": ("gguf", {
         **_LAYER_NORMS, "logit_scale": 0.25, "attention.sliding_window": WINDOW,

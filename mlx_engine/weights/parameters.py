@@ -115,9 +115,13 @@ class Parameters:
         matrix = Weight(stored.name, (1, *stored.shape), stored.type, stored.data)
         return Linear(name, self._prepare(f"{name}.weight", matrix))
 
-    def vector(self, name: str) -> Array:
-        """Return the vector `name.weight`, such as the sinks of attention."""
-        return self._vector(f"{name}.weight")
+    def vector(self, name: str, part: str = "weight") -> Array:
+        """Return the vector `name.weight`, such as the sinks of attention, or another part."""
+        return self._vector(f"{name}.{part}")
+
+    def constant(self, name: str, n: int, value: float) -> Array:
+        """Return a vector of n equal values."""
+        return self._backend.prepare(Weight.pack(name, np.full(n, value, dtype=np.float32), F32))
 
     def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
         """Return an RMS norm of weight `name.weight`, multiplied by `times`."""

@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "glm4_moe": ARCH.GLM4_MOE, "minimax_m2": ARCH.MINIMAXM2, "olmoe": ARCH.OLMOE,
     "arcee": ARCH.ARCEE,
     "cohere2": ARCH.COHERE2, "ernie4_5": ARCH.ERNIE4_5, "exaone4": ARCH.EXAONE4, "gemma2": ARCH.GEMMA2,
     "gemma3_text": ARCH.GEMMA3, "glm4": ARCH.GLM4, "granite": ARCH.GRANITE, "hunyuan_v1_dense": ARCH.HUNYUAN_DENSE,
@@ -44,6 +45,13 @@ KEYS_OF_EXPERTS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
 KEYS_OF_KIND = {
+    "glm4_moe": {
+        "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
+        "norm_topk_prob": "expert_weights_norm", "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+    },
+    "minimax_m2": {"intermediate_size": "expert_feed_forward_length"},
     "cohere2": {"logit_scale": "logit_scale"},
     "gemma2": {
         "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
@@ -66,6 +74,7 @@ def write(folder: Path, path: Path) -> None:
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add.get(type(value), writer.add_array)(f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}", value)
     for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known, name
         writer.add_tensor(known, np.ascontiguousarray(converted(c, name, values), dtype=np.float32))
@@ -93,7 +102,7 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     if c.get("head_dim"):
         made |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     part = rope.get("partial_rotary_factor", 1)
-    if kind in ("glm4", "phi3", "llama", "cohere2"):
+    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2"):
         made["rope.dimension_count"] = int(head_dim * part)
     if kind in WINDOWED:
         made["attention.sliding_window"] = c["sliding_window"]
