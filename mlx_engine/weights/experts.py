@@ -76,7 +76,7 @@ class Routed:
     sum_eps: ClassVar[float] = 0.0
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def ffn_kinds(self) -> tuple[str, ...]:
         """Whether the FFN of each layer is "dense" or "sparse", for rows of the tensor table."""
         of: Any = self
         n_dense = getattr(of, "n_dense", 0)

@@ -48,8 +48,8 @@ class Row:
             same parts.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
-        kind: the kind of layers that have this tensor, among the config's `kinds`, where a layer may have several as a
-            tuple; None for every layer.
+        kind: the kind of layers that have this tensor, among the config's `kinds` of mixers or its `ffn_kinds`; None
+            for every layer.
         stored: how GGUF files store the tensor, in addition to the other attributes; its name is ignored.
         in_hf: the same for folders; None if they do not differ.
         when: the field of the config that says whether files have the tensor; GGUF files have no key for it, so that
@@ -106,8 +106,7 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
 
 def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
     """Return the tensors of layer i, whose sizes are those of this config."""
-    kind = getattr(config, "kinds", (None,) * config.n_layers)[i]
-    own = (None, *kind) if isinstance(kind, tuple) else (None, kind)
+    own = {None, *(getattr(config, name)[i] for name in ("kinds", "ffn_kinds") if hasattr(config, name))}
     rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in own)
     return [_tensor(config, name, row, str(i)) for name, row in rows if _has(config, row)]
 
