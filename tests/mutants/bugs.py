@@ -172,7 +172,7 @@ MUTANTS = [
     Mutant("experts without their factors", "SimdBackend.route", "weights * routing.scales[ids]", "weights"),
     Mutant(
         "of equal logits any expert on a GPU",
-        "route",
+        "experts._first",
         "mx.cumsum(equal, axis=-1) <= n_left",
         "mx.cumsum(equal, axis=-1) <= n_left + 1",
     ),
