@@ -1,7 +1,7 @@
 # One door for all checks: what a developer runs before a commit is `make check`.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format lint types imports test docs mutants
+.PHONY: check format lint types imports test docs mutants wheel
 
 check: format lint types imports test
 
@@ -30,6 +30,11 @@ mutants:
 	$(dir $(PYTHON))cosmic-ray init build/mutants.toml build/mutants.sqlite
 	$(dir $(PYTHON))cosmic-ray exec build/mutants.toml build/mutants.sqlite
 	$(dir $(PYTHON))cr-report --show-pending --show-diff --surviving-only build/mutants.sqlite
+
+# A wheel with machine code, in dist: nothing is compiled where it is installed. It is for the processors of this kind of
+# machine, or of another: make wheel MACHINE=aarch64
+wheel:
+	$(PYTHON) -m tools.wheel $(if $(MACHINE),--machine $(MACHINE))
 
 docs:
 	$(PYTHON) -m mkdocs build --strict

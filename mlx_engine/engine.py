@@ -52,17 +52,19 @@ from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.row_reader import LastLogits, PooledHidden, PromptLogprobs, RowReader
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.speculation import MOST_STATES, Speculation, use_of
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
-from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.machine.forks import kept_over_forks
-from mlx_engine.machine.memory import available_memory, give_back_freed
+from mlx_engine.machine.limits import available_memory, bounded_threads, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
+    OFF,
     UNTIL_FULL,
     BatchOptionValues,
     Options,
     OptionValues,
+    check_speculate,
     names_options,
     one_per_prompt,
     shows_options,
@@ -70,8 +72,7 @@ from mlx_engine.options import (
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
 from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
-from mlx_engine.weights.need import expansions, need_of
-from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -114,6 +115,7 @@ def load(
     context: int | None = None,
     activations: str = EXACT,
     kv_type: str | None = None,
+    speculate: str = OFF,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
@@ -139,6 +141,8 @@ def load(
             are faster and round, see docs/precision.md.
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
             activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
+        speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
+            see docs/speculation.md; "auto" does so where it cannot be slower; "off" does not.
         allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
@@ -153,6 +157,7 @@ def load(
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
     options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
+    options |= {"speculate": speculate}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -172,6 +177,8 @@ class Engine:
         architecture: the checkpoint's architecture.
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
+        speculation: whether and how tokens are proposed, and why.
+        proposals: what was proposed in the last scheduler that proposes tokens; None before there is one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -184,6 +191,8 @@ class Engine:
         self._model: Model | None = model
         self._taps: list[Tap] | None = None
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
+        self.speculation = use_of(model, opened.speculate, self.n_parameters)
+        self.proposals: Speculation | None = None
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
         self.notes = tuple(note for some in notes for note in some)
@@ -585,10 +594,20 @@ class Engine:
         Raises:
             OptionError: the memory is too small for a single page.
         """
-        pool = pool_for(self.model, slots, kv_memory)
+        n_proposed = MOST_STATES if self.speculation.is_on else 0
+        pool = pool_for(self.model, slots, kv_memory, n_proposed)
         prefix = PrefixCache(pool, whole_pages=whole_pages) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
+        if self.speculation.is_on:
+            # With whole pages, nothing may tell a client about the texts of others.
+            options["speculation"] = self._speculation(keeps_others=prefix is not None and not whole_pages)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
+
+    def _speculation(self, *, keeps_others: bool = False) -> Speculation:
+        from mlx_engine.loop.lookup import Lookups
+
+        self.proposals = Speculation(Lookups(keeps_others=keeps_others), int(self.config.vocab_size))
+        return self.proposals
 
     def _scheduler_for(self, requests: Sequence[Request]) -> Scheduler:
         """Return a scheduler with memory for these requests."""
@@ -602,7 +621,10 @@ class Engine:
         slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
         lengths = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
         n_tokens = max(sum(lengths[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
-        return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
+        if not self.speculation.is_on:
+            return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
+        pool = self.model.new_pool(n_tokens, n_sequences=slots, n_proposed=MOST_STATES)
+        return Scheduler(self.model, pool, slots=slots, speculation=self._speculation())
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
@@ -716,7 +738,10 @@ class RequestBuilder:
         if options.constraint is not None:
             matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
         reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
-        return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader)
+        predicted = [] if options.prediction is None else self.tokenizer.encode(options.prediction)
+        return Request(
+            prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader, predicted_ids=predicted
+        )
 
     def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
         """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
@@ -915,7 +940,7 @@ def constrained(options: Options, *, is_chat: bool) -> Options:
 
 def reasoning_after(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Reasoning | None:
     """Return the reasoning with which the answer to a prompt may begin; None if the model does not reason there."""
-    from mlx_engine.conversation.thinking import TAIL, think_markers
+    from mlx_engine.conversation.delimiters import TAIL, think_markers
 
     markers = think_markers(tokenizer.chat_template)
     tail = tokenizer.decode(prompt_ids[-TAIL:]).rstrip()
@@ -939,6 +964,7 @@ def open_source(
     context: int | None = None,
     activations: str = EXACT,
     kv_type: str | None = None,
+    speculate: str = OFF,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
@@ -959,12 +985,13 @@ def open_source(
     # Check the backend before anything is downloaded; create it when the model file has been opened.
     check_backend(backend, activations)
     kv_type = kv_type_of(activations, kv_type)
+    check_speculate(speculate)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type
+    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
     return CheckedCheckpoint(path, planned, backend, *how)
 
 
@@ -984,6 +1011,7 @@ class CheckedCheckpoint:
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
         activations: the type of the backend's activations.
         kv_type: the type of keys and values.
+        speculate: how tokens are proposed.
     """
 
     path: Path
@@ -996,6 +1024,7 @@ class CheckedCheckpoint:
     shard: Shard | None = None
     activations: str = EXACT
     kv_type: str = EXACT
+    speculate: str = OFF
     prompts: RequestBuilder = field(init=False)
     _is_checked: bool = False
 
@@ -1020,7 +1049,7 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type}
+        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": self.planned.needs()}
         return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:

@@ -125,17 +125,6 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 def main(triple: str, processor: str, features: str, part: str) -> None:
     """Compile and write."""
     os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = processor, features
-    from llvmlite import binding
-
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    native = binding.get_process_triple()
-    binding.get_process_triple = lambda: triple
-    if triple.partition("-")[0] != native.partition("-")[0]:
-        # Of an engine that would run the code Numba wants only that it is there.
-        machine = binding.Target.from_triple(native).create_target_machine()
-        create = binding.create_mcjit_compiler
-        binding.create_mcjit_compiler = lambda module, _, **options: create(binding.parse_assembly(""), machine)
     from numba.core.compiler_lock import global_compiler_lock
 
     with global_compiler_lock:
@@ -144,32 +133,16 @@ def main(triple: str, processor: str, features: str, part: str) -> None:
 
 def _compiled(target: tuple[str, str, str], part: str) -> dict[str, str]:
     from llvmlite import binding
-    from numba.core.registry import cpu_target
 
-    from kernels.cpu.build import exports, jit
+    from kernels.cpu.build import exports
 
-    jit.for_export()
-    context = cpu_target.target_context
-    context._internal_codegen = translator = exports._Translator("assembly")
-    texts = {}
+    translator, texts = exports.Translator.start(target[0]), {}
     for name, (function, arguments) in kernels().items():
         if is_slow(name, target) != (part == "slow"):
             continue
-        dispatcher = jit.jit(function)
-        dispatcher.compile(arguments)
-        (overload,) = dispatcher.overloads.values()
-        module = binding.parse_assembly(str(overload.library._get_module_for_linking()))
+        found, module = exports.translated(function, arguments), binding.parse_assembly("")
         module.triple = target[0]
-        for one in module.functions:
-            if not one.is_declaration:
-                one.linkage = "external" if one.name == overload.fndesc.llvm_func_name else "internal"
-        module.data_layout = translator._data_layout
-        for create_passes, unit in (
-            (translator._function_pass_manager, module.functions), (translator._module_pass_manager, [module]),
-        ):  # fmt: skip
-            passes, builder = create_passes()
-            for one in unit:
-                passes.run(one, builder)
+        module = translator.optimized(module, [found.library], [found.fndesc.llvm_func_name])
         texts[name] = str(translator._tm.emit_assembly(module))
     return texts
 

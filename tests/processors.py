@@ -160,7 +160,7 @@ def print_registers(part: str) -> None:
         return b""
 
     binding.TargetMachine.emit_object = emit
-    exports.compiled(part)
+    exports.compiled(exports.Translator.start(), part)
     print(json.dumps(registers("".join(texts))))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from .attention.heads import norm_rope_to, put_pair
 from .build.jit import entry, jit
 from .build.layout import (
     A_AT,
@@ -28,8 +27,14 @@ from .build.layout import (
     D_ROW,
     DELTA,
     ENTRY_ATTEND,
+    ENTRY_CONVOLVE,
+    ENTRY_DELTA,
     ENTRY_EXPERTS,
+    ENTRY_GATE,
+    ENTRY_HEADS,
+    ENTRY_NORM_ADD,
     ENTRY_PROJECT,
+    ENTRY_PUT,
     EXPERTS,
     FROM_ALL,
     GATE,
@@ -81,9 +86,6 @@ from .build.layout import (
 )
 from .build.memory import floats, invoke, number, words
 from .build.vectors import get, put
-from .products.norms import norm_add_to
-from .states.convolution import convolve_to, gate_to
-from .states.delta_rule import delta_to
 
 
 @jit
@@ -127,12 +129,13 @@ def _scale(source: int, row: int, factor: float, n_rows: int, width: int, out: i
 
 
 @jit
-def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
+def _append(address: int, entries: Any, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
     """Write the keys and values of the new tokens to their slots."""
-    put_pair(
-        address, task, n_tokens, step[N_KV_HEADS], step[ROW_WIDTH], k, step[A_ROW], v, step[B_ROW], kv[KV_STORE],
-        kv[KV_TYPE], kv[KV_SLOTS], words(kv[KV_GROUP])[GROUP_SLOTS],
+    arguments = (
+        address, entries[TASK_PUT_SPAN], n_tokens, step[N_KV_HEADS], step[ROW_WIDTH], k, step[A_ROW], v, step[B_ROW],
+        kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], words(kv[KV_GROUP])[GROUP_SLOTS],
     )  # fmt: skip
+    invoke(entries[ENTRY_PUT], arguments)
 
 
 @jit
@@ -147,12 +150,13 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
     elif step[OP] == EXPERTS:
         invoke(entries[ENTRY_EXPERTS], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
     elif step[OP] == HEADS:
-        norm_rope_to(
+        heads = (
             address, step[STEP_BLOCK], n_rows, of[PASS_POSITIONS], a, step[A_ROW], b, step[B_ROW], step[COS],
             step[SIN], out, _out(values, n_tokens, step, OUT_2),
         )  # fmt: skip
+        invoke(entries[ENTRY_HEADS], heads)
     elif step[OP] == KV_APPEND:
-        _append(address, entries[TASK_PUT_SPAN], step, kv, n_rows, a, b)
+        _append(address, entries, step, kv, n_rows, a, b)
     elif step[OP] == ATTENTION:
         arguments = (
             address, entries[TASK_ATTEND_DECODE], entries[TASK_ATTEND_PREFILL], a, n_rows, step[N_HEADS],
@@ -165,24 +169,27 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
     elif step[OP] == COPY:
         _copy(a, step[A_ROW], words(of[PASS_WANTED]), n_rows, step[ROW_WIDTH], out, step[FROM_ALL] != 0)
     elif step[OP] == GATE:
-        gate_to(address, entries[TASK_GATE], n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
+        gate = (address, entries[TASK_GATE], n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
+        invoke(entries[ENTRY_GATE], gate)
     elif step[OP] == CONVOLVE:
         c = _at(values, n_tokens, step, C_AT)
-        convolve_to(
+        convolution = (
             address, step[STEP_BLOCK], n_rows, a, step[A_ROW], b, step[B_ROW], c, step[C_ROW],
             kv[STATE_STORE], of[PASS_RUNS], of[PASS_N_RUNS], out,
         )  # fmt: skip
+        invoke(entries[ENTRY_CONVOLVE], convolution)
     elif step[OP] == DELTA:
-        delta_to(
+        rule = (
             address, step[STEP_BLOCK], a, b, step[B_ROW], _at(values, n_tokens, step, C_AT), step[C_ROW],
             _at(values, n_tokens, step, D_AT), step[D_ROW], kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
         )  # fmt: skip
+        invoke(entries[ENTRY_DELTA], rule)
     elif step[OP] == MULTIPLY:
         _multiply(a, step[A_ROW], b, step[B_ROW], n_rows, step[ROW_WIDTH], out)
     elif step[OP] == SCALE:
         _scale(a, step[A_ROW], number(step[STEP_SCALE]), n_rows, step[ROW_WIDTH], out)
     elif step[OP] == NORM_ADD:
-        norm_add_to(step[STEP_BLOCK], n_rows, step[ROW_WIDTH], a, b, out)
+        invoke(entries[ENTRY_NORM_ADD], (address, step[STEP_BLOCK], n_rows, step[ROW_WIDTH], a, b, out))
 
 
 @entry

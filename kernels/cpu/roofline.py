@@ -8,44 +8,46 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .build.jit import jit
+from .build.jit import entry, jit
+from .build.memory import floats, words
+from .build.vectors import put, register_lanes
 
-# Floats of the widest register, so that each sum is one register.
-LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
+# Floats of the widest register of x86, so that each sum is one register.
+LANES = max(8, register_lanes())
 # Independent sums: at least two FMA units times four cycles of latency, and few enough for sixteen registers.
 CHAINS = 12
 
 
 @jit
-def read_in_order(words: Any) -> int:
+def read_in_order(array: Any) -> int:
     """Return the exclusive or of int64s: each is loaded once, with almost no arithmetic.
 
     The loop is over an index, because LLVM does not vectorise a loop over the array itself.
     """
     mixed = 0
-    for i in range(words.size):
-        mixed ^= words[i]
+    for i in range(array.size):
+        mixed ^= array[i]
     return mixed
 
 
 @jit
-def read(words: Any) -> Any:
+def read(array: Any) -> Any:
     """Return the same from eight interleaved streams, which a processor prefetches and reads faster than one stream.
 
     `benchmarks/ways.py` measures streams.
     """
-    n = words.size // 8
-    a, b, c, d = words[:n], words[n : 2 * n], words[2 * n : 3 * n], words[3 * n : 4 * n]
-    e, f, g, h = words[4 * n : 5 * n], words[5 * n : 6 * n], words[6 * n : 7 * n], words[7 * n : 8 * n]
+    n = array.size // 8
+    a, b, c, d = array[:n], array[n : 2 * n], array[2 * n : 3 * n], array[3 * n : 4 * n]
+    e, f, g, h = array[4 * n : 5 * n], array[5 * n : 6 * n], array[6 * n : 7 * n], array[7 * n : 8 * n]
     mixed = 0
     for i in range(n):
         mixed ^= a[i] ^ b[i] ^ c[i] ^ d[i] ^ e[i] ^ f[i] ^ g[i] ^ h[i]
-    return mixed ^ read_in_order(words[8 * n :])
+    return mixed ^ read_in_order(array[8 * n :])
 
 
 @intrinsic
@@ -76,6 +78,20 @@ def compute(rounds: int) -> float:
     return _burst(rounds)  # type: ignore[no-any-return]
 
 
-def flops(rounds: int) -> int:
-    """Return the number of additions and multiplications of `compute(rounds)`."""
-    return 2 * rounds * CHAINS * LANES
+@entry
+def read_words(address: int, n: int, out: int) -> None:
+    """Write the result of `read` of n int64s at an address to an int64 at address `out`."""
+    words(out)[0] = read(words(address)[:n])
+
+
+@entry
+def read_words_in_order(address: int, n: int, out: int) -> None:
+    """Write the result of `read_in_order`, as `read_words` does."""
+    words(out)[0] = read_in_order(words(address)[:n])
+
+
+@entry
+def run_rounds(rounds: int, out: int) -> None:
+    """Run `compute(rounds)`; write its operations, an int64, to address `out`, and its result, a float32, after it."""
+    words(out)[0] = 2 * rounds * CHAINS * LANES
+    put(floats(out), 2, compute(rounds))

@@ -30,11 +30,14 @@ class Settings:
         threads: for backends that have threads; None takes all cores that this process may use.
         jit: whether compiled CPU kernels are used where there are some.
         activations: the type of activations, one of `ACTIVATIONS` that the backend's entry lists.
+        needs: what the model will need, so that all its kernels are compiled at the same time: the storage types of its
+            matrices, in lower case; "experts" and "states" if it has them. Anything else is compiled when it is used.
     """
 
     threads: int | None = None
     jit: bool = True
     activations: str = EXACT
+    needs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def auto() -> str:
 
 def create_backend(
     name: str = "auto", *, threads: int | None = None, jit: bool = True, activations: str = EXACT,
-    kv_type: str | None = None,
+    kv_type: str | None = None, needs: frozenset[str] = frozenset(),
 ) -> Backend:  # fmt: skip
     """Create backend `name`; `Settings` describes the options.
 
@@ -90,7 +93,7 @@ def create_backend(
     """
     check_backend(name, activations, jit=jit)
     type_ = kv_type_of(activations, kv_type)
-    backend = _entry(auto() if name == "auto" else name).create(Settings(threads, jit, activations))
+    backend = _entry(auto() if name == "auto" else name).create(Settings(threads, jit, activations, needs))
     backend.kv_type = type_
     return backend
 
@@ -174,7 +177,7 @@ def _simd(settings: Settings) -> Backend:
 
 def _parallel(settings: Settings) -> Backend:
     from mlx_engine.backends.numpy.parallel import ParallelBackend
-    from mlx_engine.machine.cores import usable_cores
+    from mlx_engine.machine.limits import usable_cores
 
     threads = settings.threads or usable_cores()
     return _compiled("parallel", threads, settings) or ParallelBackend(threads)
@@ -188,7 +191,7 @@ def _compiled(name: str, threads: int, settings: Settings) -> Backend | None:
     """
     from mlx_engine.backends.cpu.kernels import load_kernels
 
-    library = load_kernels() if settings.jit else None
+    library = load_kernels(settings.needs, fixed=settings.activations == "i16") if settings.jit else None
     if library is not None:
         from mlx_engine.backends.cpu.backend import CompiledBackend
 

@@ -19,7 +19,6 @@ from typing import Protocol, cast
 import numpy as np
 
 from mlx_engine.backends.batch import Batch, KVView
-from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.experts import Experts, SharedExpert
 from mlx_engine.backends.parameters import (
     Activation,
@@ -37,7 +36,7 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.primitives import Primitives, block, dispatch, exchange, storage
 from mlx_engine.backends.program import Layers, OpByOp, Program
-from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.sampling import Draw, packed, unpacked
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.kernels.cpu.products.order_numpy import sum_exp
 from mlx_engine.observe.profiler import Profiler
@@ -75,6 +74,8 @@ class Backend(Primitives):
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
+    # Whether the bits of a row do not depend on the other rows of a pass; docs/exactness.md has exceptions.
+    fixes_bits: bool = False
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 

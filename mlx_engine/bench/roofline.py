@@ -12,13 +12,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.cpu.descriptors import Matrix
+from mlx_engine.backends.cpu.descriptors import Matrix, address
+from mlx_engine.backends.cpu.kernels import load_kernels
 from mlx_engine.backends.numpy.simd import one_blas_thread
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.origin import cache_bytes
@@ -29,24 +29,53 @@ from mlx_engine.loop.memory import linears
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
+if TYPE_CHECKING:
+    from mlx_engine.kernels.cpu.build.library import Library
+
 # Minimum seconds of a sample, so that the start of threads does not matter.
 SECONDS = 0.01
 
 
-def kernels(*, jit: bool) -> ModuleType:
-    """Return the compiled kernels, or their NumPy versions without `jit` or a compiler."""
-    if jit:
-        try:
-            from mlx_engine.kernels.cpu import roofline
-            from mlx_engine.kernels.cpu.build import library
+class Compiled:
+    """The compiled kernels, with the names of their NumPy versions."""
 
-            if library.lacking() is None:
-                return roofline
-        except ImportError:
-            pass
+    def __init__(self, library: Library) -> None:
+        library.need(["roofline"])
+        self._library = library
+
+    def read(self, words: np.ndarray) -> int:
+        """Return the exclusive or of int64s, read in eight streams."""
+        return self._read(self._library.read_words, words)
+
+    def read_in_order(self, words: np.ndarray) -> int:
+        """Return the exclusive or of int64s."""
+        return self._read(self._library.read_words_in_order, words)
+
+    def compute(self, rounds: int) -> float:
+        """Run rounds of operations in registers."""
+        return float(self._ran(rounds)[2:3].view(np.float32)[0])
+
+    def flops(self, rounds: int) -> int:
+        """Return the number of additions and multiplications of `compute(rounds)`."""
+        return rounds * int(self._ran(1)[:2].view(np.int64)[0])
+
+    def _read(self, read: Callable[..., None], words: np.ndarray) -> int:
+        out = np.empty(1, dtype=np.int64)
+        read(address(words), words.size, address(out))
+        return int(out[0])
+
+    def _ran(self, rounds: int) -> np.ndarray:
+        out = np.empty(4, dtype=np.int32)
+        self._library.run_rounds(rounds, address(out))
+        return out
+
+
+def kernels(*, jit: bool) -> Any:
+    """Return the compiled kernels, or the module of their NumPy versions without `jit` or machine code."""
     from mlx_engine.kernels.cpu import roofline_numpy
 
-    return roofline_numpy
+    library = load_kernels() if jit else None
+    return roofline_numpy if library is None else Compiled(library)
 
 
 class Limits:
@@ -138,7 +167,6 @@ def in_words(array: np.ndarray) -> np.ndarray:
     raw = array.reshape(-1).view(np.uint8)
     first = min(-raw.ctypes.data % 8, raw.size)
     words = raw[first : first + (raw.size - first) // 8 * 8].view(np.int64)
-    # All read-only: the kernel would be compiled a second time for writable arrays.
     words.flags.writeable = False
     return words
 

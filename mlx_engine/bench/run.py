@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_engine.backends import EXACT, kv_type_of, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.bench.cells import affordable, check, components, measure
-from mlx_engine.bench.origin import describe, digest, origin
-from mlx_engine.bench.others import OtherProcesses, fields
+from mlx_engine.bench.origin import OtherProcesses, describe, digest, fields, origin
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.samples import Result, Test
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work

@@ -76,6 +76,7 @@ class KVPool:
         page: int = PAGE,
         longest_pass: int = LONGEST_PASS,
         kept: bool = True,
+        n_proposed: int = 0,
     ) -> None:
         """Allocate the memory.
 
@@ -89,6 +90,7 @@ class KVPool:
             longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
                 shape and window share one store: each layer overwrites the keys and values of the layer before.
+            n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
@@ -107,7 +109,7 @@ class KVPool:
                 shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page)
             stores.append(shared[layer] if isinstance(layer, KVLayer) else None)
         with_state = [layer if isinstance(layer, StateLayer) else None for layer in layers]
-        self.states = StatePool(backend, with_state, n_sequences, kept=kept)
+        self.states = StatePool(backend, with_state, n_sequences, kept=kept, n_proposed=n_proposed)
         self.stores = Stores(stores, group_of, page, kept, self.states.stores)
         self.n_pages = tuple(pages)
         self.page_nbytes = tuple(

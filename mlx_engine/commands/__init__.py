@@ -17,6 +17,7 @@ try:
     import mlx_engine
     from mlx_engine.commands import console
     from mlx_engine.commands.options.help import Command, Group
+    from mlx_engine.observe import log
 except KeyboardInterrupt:
     sys.exit(130)
 
@@ -116,6 +117,7 @@ def main() -> None:
     gc.set_threshold(1_000_000)
     try:
         console.exit_on_signals()
+        log.show_bar = console.bar_of_parts
         # A shell completes the words after the installed command, not those after `python cli.py`.
         app(prog_name="mlx-engine" if {*COMPLETION} & {*sys.argv[1:]} else None)
     except KeyboardInterrupt:

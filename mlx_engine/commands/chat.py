@@ -32,13 +32,14 @@ from mlx_engine.commands.options.model import (
     Backend,
     ComputeOptions,
     Model,
+    Speculate,
     Strict,
     Think,
     choose_backend,
 )
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
-from mlx_engine.options import Options, Sampling, aliases, declared
+from mlx_engine.options import OFF, Options, Sampling, aliases, declared
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -92,6 +93,7 @@ def chat(
     ] = True,
     think: Think = None,
     strict: Strict = False,
+    speculate: Speculate = OFF,
     no_history: Annotated[
         bool,
         typer.Option(
@@ -113,7 +115,7 @@ def chat(
 
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
-    how = {**compute.machine(), **compute.changes(run.context_len)}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
     used = choose_backend(backend, strict=strict)

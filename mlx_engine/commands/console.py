@@ -182,11 +182,15 @@ def is_plain(stream: TextIO | None) -> bool:
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if it is a terminal, unless `quiet` is set; the caller reports (done, total)."""
     if quiet or is_plain(sys.stderr):
-        yield lambda done, total: None
+        # No other bar in the meantime, either.
+        kept, log.show_bar = log.show_bar, None
+        try:
+            yield lambda done, total: None
+        finally:
+            log.show_bar = kept
         return
-    with _bar(title) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with _line(title) as update:
+        yield lambda done, total: update(completed=done, total=total)
 
 
 @contextmanager
@@ -198,17 +202,46 @@ def still_bar() -> Iterator[Callable[[int, int, str], None]]:
     if is_plain(sys.stderr):
         yield lambda done, total, title: None
         return
-    with _bar("{task.description}", auto_refresh=False) as bar:
-        task = bar.add_task("measuring", total=None)
-        yield lambda done, total, title: bar.update(task, completed=done, total=total, description=title, refresh=True)
+    with _line("measuring", auto_refresh=False) as update:
+        yield lambda done, total, title: update(completed=done, total=total, description=title, refresh=True)
 
 
-def _bar(title: str, *, auto_refresh: bool = True) -> Progress:
+@contextmanager
+def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
+    """Show a bar whose title ends with what is left, on a terminal; None elsewhere. `log.show_bar` is this function."""
+    if is_plain(sys.stderr):
+        yield None
+        return
+    with _line(title) as update:
+        yield lambda done, total, left: update(
+            completed=done, total=total, description=f"{title}: {left}" if left else title, refresh=True
+        )
+
+
+# The bars on the terminal. A bar that begins while another is shown is one more line of them.
+_shown: Progress | None = None
+
+
+@contextmanager
+def _line(title: str, *, auto_refresh: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a line with a title and a bar; yield what updates it."""
+    global _shown
+    if _shown is not None:
+        task = _shown.add_task(title, total=None)
+        try:
+            yield functools.partial(_shown.update, task)
+        finally:
+            _shown.remove_task(task)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh) as _shown:
+        try:
+            yield functools.partial(_shown.update, _shown.add_task(title, total=None))
+        finally:
+            _shown = None
 
 
 Self = TypeVar("Self", bound="TextWriter")

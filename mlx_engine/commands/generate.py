@@ -32,6 +32,7 @@ from mlx_engine.commands.options.model import (
     Backend,
     ComputeOptions,
     Model,
+    Speculate,
     Strict,
     Think,
     choose_backend,
@@ -39,7 +40,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError
 from mlx_engine.errors import size as size_of
-from mlx_engine.options import Options, Sampling
+from mlx_engine.options import OFF, Options, Sampling
 
 if TYPE_CHECKING:
     from mlx_engine.cache.size import CacheSize
@@ -230,6 +231,7 @@ def generate(
         ),
     ] = None,
     strict: Strict = False,
+    speculate: Speculate = OFF,
     sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
@@ -238,7 +240,7 @@ def generate(
     from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {**compute.machine(), **compute.changes(run.context_len)}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())
@@ -351,6 +353,9 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         },
         "metrics": generation.metrics.summary(),
     }
+    if engine.speculation.is_on:
+        counts = {"proposed": generation.n_proposed, "accepted": generation.n_accepted}
+        found["speculation"] = {"drafter": "lookup", **counts}
     if generation.stop is not None:
         found["stop"] = generation.stop
     if generation.error is not None:
@@ -373,13 +378,18 @@ def closing(
     if is_batch:
         tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
         if output.verbose:
-            return [*tables, *finished_batch(generations, seconds)]
+            return [*tables, *finished_batch(generations, seconds), *proposals(engine)]
         return [*tables, batch_in_short(generations, engine, seconds)]
     (run,) = generations
-    lines = summary(run, engine, seconds) if output.verbose else [in_short(run, engine)]
+    lines = [*summary(run, engine, seconds), *proposals(engine)] if output.verbose else [in_short(run, engine)]
     if output.verbose or output.per_pass:
         lines.append(run.metrics.text(per_pass=output.per_pass))
     return [*tables, *lines]
+
+
+def proposals(engine: Engine) -> list[str]:
+    """Return the lines about proposed tokens; none if none are proposed."""
+    return [] if engine.proposals is None else engine.proposals.report()
 
 
 def without_line_end(text: str) -> str:
@@ -453,6 +463,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
         *([] if reason is None else [f"Layers run op by op because of {reason}"]),
         f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
         f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.description}",
+        f"Speculation: {engine.speculation.why}",
     ]
 
 

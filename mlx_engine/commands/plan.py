@@ -267,8 +267,7 @@ def planned(
     from mlx_engine.distributed.tensor import sliced
     from mlx_engine.observe import log
     from mlx_engine.weights.model import plan_model
-    from mlx_engine.weights.need import expansions
-    from mlx_engine.weights.outline import outlined
+    from mlx_engine.weights.outline import expansions, outlined
 
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend

@@ -77,7 +77,7 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
         OptionError: no request is of the model.
         EngineError: the journal or the model cannot be read.
     """
-    from mlx_engine.checkpoint.identity import identity
+    from mlx_engine.checkpoint.listing import identity
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.serve.replay import read_journal
 

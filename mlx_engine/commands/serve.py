@@ -18,9 +18,10 @@ import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.options.groups import RARE, takes_groups
-from mlx_engine.commands.options.model import SUGGESTED, Backend, ComputeOptions, Model, choose_backend
+from mlx_engine.commands.options.model import SUGGESTED, Backend, ComputeOptions, Model, Speculate, choose_backend
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError, size
+from mlx_engine.options import OFF
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -169,7 +170,7 @@ class CapacityOptions:
         typer.Option(
             "--explain-cache",
             help="Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
-            "for a server that nobody else uses, because it tells clients about each other's prompts.",
+            "for a server with a single user, because clients learn about each other's prompts.",
         ),
         RARE,
     ] = False
@@ -206,6 +207,7 @@ def serve(
     address: AddressOptions,
     capacity: CapacityOptions,
     compute: ComputeOptions,
+    speculate: Speculate = OFF,
     sharing: Annotated[ShardOptions, RARE],
     suggested: Annotated[
         bool,
@@ -225,7 +227,7 @@ def serve(
     capacity.check()
     options = compute.changes(capacity.context_len)
     used = choose_backend(backend, strict=False)
-    how = {**compute.machine(), **options}
+    how = {**compute.machine(), **options, "speculate": speculate}
     with sharing.joined() as shard:
         if shard is not None and not shard.is_leader:
             follow(model, used, shard, how)
@@ -423,6 +425,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.description}",
         *engine.notes,
+        *([f"Speculation: {engine.speculation.why}"] if engine.speculation.is_on else []),
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]
@@ -482,7 +485,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
         source: where the model was loaded from.
         options: the options of `load` that change its numbers.
     """
-    from mlx_engine.checkpoint.identity import identity
+    from mlx_engine.checkpoint.listing import identity
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 LOGGER = logging.getLogger("mlx_engine")
@@ -20,6 +21,11 @@ VARIABLE = "MLX_ENGINE_LOG"
 
 # Called before each event, so that streamed text on the same terminal can end its line first.
 before_event: Callable[[], None] | None = None
+
+# Shows a bar with this title on the terminal, and yields the function that reports (done, total, what is left); set by
+# programs that have one. It yields None where nothing can be drawn.
+Bar = Callable[[int, int, str], None]
+show_bar: Callable[[str], AbstractContextManager[Bar | None]] | None = None
 
 # The warnings that have been printed.
 _warned: set[str] = set()
@@ -44,6 +50,11 @@ def warn(text: str) -> None:
 def note(text: str) -> None:
     """Print a line at every level, such as 'wrote FILE'."""
     LOGGER.warning("%s", text)
+
+
+def progress_bar(title: str) -> AbstractContextManager[Bar | None]:
+    """Show a progress bar if this program has one and can draw it; else the context is None."""
+    return nullcontext() if show_bar is None else show_bar(title)
 
 
 def event(level: int, name: str, **fields: Any) -> None:

@@ -75,6 +75,12 @@ class Metrics:
         self._steps = Counter("engine_steps", "Forward passes.")
         self._step_seconds = Counter("engine_step_seconds", "Time of forward passes in seconds.")
         self._rows = Counter("engine_step_rows", "Tokens in forward passes.", "phase")
+        self._drafts = Counter("spec_decode_num_drafts", "Passes of an answer with proposed tokens.")
+        self._proposed = Counter("spec_decode_num_draft_tokens", "Proposed tokens that passes have run.")
+        self._accepted = Counter("spec_decode_num_accepted_tokens", "Proposed tokens that were right.")
+        self._accepted_at = Counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by their place.", "position"
+        )
         self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
         self._between = Histogram("inter_token_latency_seconds", "Between two tokens of an answer.", BETWEEN_TOKENS)
         self._whole = Histogram("e2e_request_latency_seconds", "From the submission to the last token.", REQUEST)
@@ -90,6 +96,12 @@ class Metrics:
             self._step_seconds.add(report.seconds)
             self._rows.add(report.n_decode, "decode")
             self._rows.add(report.n_prefill, "prefill")
+        for n_proposed, n_accepted in report.drafts:
+            self._drafts.add()
+            self._proposed.add(n_proposed)
+            self._accepted.add(n_accepted)
+            for i in range(n_accepted):
+                self._accepted_at.add(1, str(i))
         for request in report.ended:
             self._add_end(request)
 

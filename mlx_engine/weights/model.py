@@ -20,7 +20,7 @@ from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, UnknownArchitectureError
-from mlx_engine.machine.memory import available_memory
+from mlx_engine.machine.limits import available_memory
 from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.parameters import Parameters, Progress
 from mlx_engine.weights.plan import Plan, Tensor, check
@@ -227,6 +227,18 @@ class Planned(NamedTuple):
     def n_parameters(self) -> int:
         """Number of parameters; a tied head counts once, unused tensors do not count."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def needs(self) -> frozenset[str]:
+        """Return what a backend can prepare for before a weight is read (`backends.Settings`)."""
+        found = set[str]()
+        for name, tensor in self.tensors.items():
+            stored = tensor.stored(self.checkpoint.naming)
+            if len(tensor.shape) == 2 and not stored.is_shifted:
+                type_ = self.checkpoint.weight(stored.name).type
+                found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
+        has_experts = any("_exps." in name for name in self.tensors)
+        has_states = any(".ssm_" in name or ".shortconv." in name for name in self.tensors)
+        return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
 
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""

@@ -18,7 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import mlx_engine
-from mlx_engine.checkpoint.identity import identity
+from mlx_engine.checkpoint.listing import identity
 from mlx_engine.commands import app
 from mlx_engine.errors import OptionError
 from mlx_engine.loop.sampler import Sampler

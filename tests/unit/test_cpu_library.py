@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import platform
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,13 +21,22 @@ from tests.patience import wait_for
 
 pytest.importorskip("numba")
 
+from llvmlite import binding
+
 from kernels.cpu.build import jit, library, machine_code
 from mlx_engine.backends.cpu import kernels
+from mlx_engine.observe import log
 from tests.golden.test_same_bits import digest
 
 ROOT = Path(__file__).parents[2]
 MICRO = ROOT / "tests" / "data" / "qwen3-micro" / "model-q8_0.gguf"
 ONCE = "compiling the CPU kernels, once"
+
+
+def unwanted(part: str, code: bytes) -> None:
+    raise AssertionError(f"{part} has been compiled")
+
+
 GENERATE = """
 import sys, mlx_engine
 engine = mlx_engine.load(sys.argv[1], "parallel", threads=2)
@@ -79,7 +91,7 @@ KERNEL = """
 import sys
 from kernels.cpu.build import library, machine_code
 files = {part: file for part, file in zip(library.BASE, sys.argv[1:], strict=True)}
-machine_code.build = lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts}
+machine_code.build = lambda parts, keep: [keep(part, open(files[part], "rb").read()[32:]) for part in parts]
 def are_kept():
     return all(library.code_file(part).exists() for part in library.BASE)
 print(are_kept(), library.load().address("project") > 0, are_kept())
@@ -121,7 +133,7 @@ def test_another_processor_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
     files.add(library.code_file("q8_0"))
     monkeypatch.delenv("NUMBA_CPU_NAME")
-    monkeypatch.setattr(library.binding, "llvm_version_info", (1, 2, 3))
+    monkeypatch.setattr(binding, "llvm_version_info", (1, 2, 3))
     files.add(library.code_file("q8_0"))
     monkeypatch.setenv("NUMBA_OPT", "0")
     files.add(library.code_file("q8_0"))
@@ -155,49 +167,47 @@ def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: l
     modules = {importlib.import_module(f"kernels.cpu.{name}").__name__ for name in exporting}
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
-    library.load().panels("q8_0")
-    fixed = {name for name, (function, _) in exports.items() if ".fixed" in function.__module__}
-    assert all(library.load().address(name) for name in exports.keys() - fixed)
-    assert all(library.load().fixed_task(name) for name in fixed)
+    assert all(library.load(library.MODULES).address(name) for name in exports)
     with pytest.raises(KeyError, match="expected a function 'nobody', found none"):
         library.load().address("nobody")
 
 
 def test_compiled_code_runs_without_the_compiler():
-    library.load().format("float32", "q8_0")
+    library.load(["q8_0"])
     result = python("import sys; sys.modules['numba'] = None\n" + GENERATE, MICRO)
     assert (len(result.stdout.split()), result.stderr) == (5, "")
 
 
 def test_a_compiling_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine_code, "_CHILD", "raise SystemError('no space left, {part!r:.0}')")
+    monkeypatch.setattr(machine_code, "_CHILD", "raise SystemError('no space left, {parts!r:.0}')")
     with pytest.raises(RuntimeError, match="that compiles the kernels failed: SystemError: no space left"):
-        machine_code.build(["products", "steps"])
-    monkeypatch.setattr(machine_code, "_CHILD", "print('half of an object file {part!r:.0}')")
+        machine_code.build(["products", "attention"], unwanted)
+    monkeypatch.setattr(machine_code, "_CHILD", "print('half of an object file {parts!r:.0}')")
     with pytest.raises(RuntimeError, match="failed: exit code 0"):
-        machine_code.build(["products", "steps"])
-    killed = "import os, sys; os.write(2, b'a warning {part!r:.0}'); os.kill(os.getpid(), 9)"
+        machine_code.build(["products", "attention"], unwanted)
+    killed = "import os, sys; os.write(2, b'a warning {parts!r:.0}'); os.kill(os.getpid(), 9)"
     monkeypatch.setattr(machine_code, "_CHILD", killed)
     with pytest.raises(RuntimeError, match=r"failed: exit code -9$"):
-        machine_code.build(["products", "steps"])
+        machine_code.build(["products", "attention"], unwanted)
 
 
 def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
-    told = "import sys; sys.path[:] = {path!r}; sys.exit(f'{{len(sys.path)}} {{sys.stdin.read()!r}} {part!r:.0}')"
+    told = "import sys; sys.path[:] = {path!r}; sys.exit(f'{{len(sys.path)}} {{sys.stdin.read()!r}} {parts!r:.0}')"
     monkeypatch.setattr(machine_code, "_CHILD", told)
     with pytest.raises(RuntimeError, match=rf"failed: {len(sys.path) - 2} ''$"):
-        machine_code.build(["products", "steps"])
+        machine_code.build(["products", "attention"], unwanted)
 
 
 INTERRUPTED = """
 import os, signal, threading, time
 from kernels.cpu.build import machine_code
+machine_code.n_processes = lambda: 2
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what runs behind them without one
-machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
+machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{parts!r:.0}"
 children, started = [], machine_code._started
-def watched(part, alive):
-    children.append(started(part, alive))
+def watched(*arguments):
+    children.append(started(*arguments))
     return children[-1]
 machine_code._started = watched
 def interrupt():
@@ -207,7 +217,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
-    machine_code.build(["products", "steps"])
+    machine_code.build(["products", "attention"], print)
 except KeyboardInterrupt:
     print(*(child.returncode for child in children))
 """
@@ -221,17 +231,20 @@ def test_an_interrupt_leaves_no_process_behind():
 KILLED = """
 import os, signal
 from kernels.cpu.build import machine_code
+machine_code.n_processes = lambda: 2
 first = machine_code._CHILD.partition("sys.path")[0]
-machine_code._CHILD = first + "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
+machine_code._CHILD = first + "import time; time.sleep(60)  # {path!r:.0}{parts!r:.0}"
 started = machine_code._started
-def watched(part, alive):
-    child = started(part, alive)
+started_now = []
+def watched(*arguments):
+    child = started(*arguments)
+    started_now.append(child)
     print(child.pid, flush=True)
-    if part == "steps":
+    if len(started_now) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return child
 machine_code._started = watched
-machine_code.build(["products", "steps"])
+machine_code.build(["products", "attention"], print)
 """
 
 
@@ -244,24 +257,24 @@ def test_compiling_processes_end_with_the_process_that_started_them():
 
 def test_a_bundled_application_does_not_start_itself(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    monkeypatch.setattr(machine_code, "_started", lambda part: pytest.fail("started"))
+    monkeypatch.setattr(machine_code, "_started", lambda *arguments: pytest.fail("started"))
     with pytest.raises(RuntimeError, match="does not say which Python"):
-        machine_code.build(["products", "steps"])
+        machine_code.build(["products", "attention"], unwanted)
 
 
 def test_a_process_that_compiles_starts_no_others(monkeypatch: pytest.MonkeyPatch):
     """Every new process imports a user's file that is named like a module of the standard library."""
     monkeypatch.setenv("MLX_ENGINE_COMPILING", "1")
-    monkeypatch.setattr(machine_code, "_started", lambda part: pytest.fail("started"))
+    monkeypatch.setattr(machine_code, "_started", lambda *arguments: pytest.fail("started"))
     with pytest.raises(RuntimeError, match="once more"):
-        machine_code.build(["products", "steps"])
+        machine_code.build(["products", "attention"], unwanted)
 
 
 def test_processes_that_compile_know_that_they_do():
     with pytest.MonkeyPatch.context() as patch:
         seen: dict[str, str] = {}
-        patch.setattr(machine_code.subprocess, "Popen", lambda command, *, env, **_: seen.update(env))
-        machine_code._started("steps", 0)
+        patch.setattr(machine_code.subprocess, "Popen", lambda *_, env, **__: seen.update(env))
+        machine_code._started(["attention"], 0, io.BytesIO())
     assert seen["MLX_ENGINE_COMPILING"] == "1"
 
 
@@ -269,30 +282,56 @@ def test_processes_that_compile_know_that_they_do():
 
 
 def test_compiling_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    file = tmp_path / "kernels.o"
-
-    def load() -> object:
-        file.touch()
-        return object()
-
-    monkeypatch.setattr(library, "code_file", lambda part: file)
-    monkeypatch.setattr(library, "load", load)
+    monkeypatch.setattr(library, "code_file", lambda part: tmp_path / part)
+    monkeypatch.setattr(library, "_library", library.Library)
+    monkeypatch.setattr(library, "Code", lambda content: content)
+    monkeypatch.setattr(machine_code, "build", lambda parts, keep: [keep(part, b"code") for part in parts])
     for _ in range(2):  # two processes, one after the other
-        assert kernels.load_kernels.__wrapped__() is not None
-    assert [ONCE in record.getMessage() for record in caplog.records] == [True]
+        assert kernels.load_kernels.__wrapped__(frozenset({"q8_0", "experts", "gone"})) is not None
+    [said] = [record.getMessage() for record in caplog.records]
+    seconds = round(machine_code.usual_seconds([*library.BASE, "experts", "float32", "q8_0"]))
+    what = f"usually {seconds} s: products, attention, experts, float32, q8_0; they are kept in {library.folder()}"
+    assert said == f"{ONCE}, {what}"
+
+
+def test_on_a_terminal_a_bar_shows_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shown: list[object] = []
+
+    @contextlib.contextmanager
+    def show_bar(title: str) -> Iterator[log.Bar]:
+        shown.append(title)
+        yield lambda *reached: shown.append(reached)
+
+    monkeypatch.setattr(log, "show_bar", show_bar)
+    monkeypatch.setattr(library, "code_file", lambda part: tmp_path / part)
+    with kernels._announced(["products", "attention"]) as done:
+        done("attention")
+        done("products")
+    assert str(shown[0]).startswith("compiling kernels, once, usually ")
+    assert shown[1:] == [(0, 2, "products, attention"), (1, 2, "products"), (2, 2, "")]
+
+
+def test_parts_are_shared_out_so_that_processes_end_at_the_same_time():
+    parts = [*library.BASE, "q4_k", "q6_k", "float32"]
+    shares = machine_code.shared_out(parts, 2)
+    assert sorted(part for share in shares for part in share) == sorted(parts)
+    first, second = (sum(map(machine_code.seconds_of, share)) for share in shares)
+    assert abs(first - second) <= max(map(machine_code.seconds_of, ("q4_k", "q8_0.fixed")))
+    assert machine_code.shared_out(["q8_0"], 8) == [["q8_0"]]
 
 
 def test_code_that_cannot_be_kept_is_said_not_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(library, "code_file", lambda part: tmp_path / "kernels.o")
-    monkeypatch.setattr(library, "load", object)
-    assert kernels.load_kernels.__wrapped__() is not None
+    monkeypatch.setattr(library, "code_file", lambda part: tmp_path / part)
+    monkeypatch.setattr(library, "folder", lambda: tmp_path)
+    with kernels._announced(["products"]) as done:
+        done("products")
     assert f"could not be kept in {tmp_path}: the next process compiles again" in caplog.text
 
 
 def test_kernels_that_cannot_be_compiled_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    def load() -> object:
+    def load(parts: list[str]) -> object:
         raise AttributeError("this compiler is another")
 
     monkeypatch.setattr(library, "load", load)
@@ -313,17 +352,18 @@ def test_without_a_compiler_numpy_runs_and_says_so_once(tmp_path: Path, missing:
     result = python(code, MICRO, NUMBA_CACHE_DIR=str(tmp_path))
     assert result.stdout.split() == ["SimdBackend", "3", "ParallelBackend", "3"], result.stderr
     assert result.stderr.count("no compiled kernels, NumPy runs instead") == 1
+    assert "Numba, which compiles it, is not installed: pip install numba" in result.stderr
 
 
 def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     for told in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
         monkeypatch.delenv(told, raising=False)
-    monkeypatch.setattr(library.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
-    monkeypatch.setattr(library.binding, "get_host_cpu_features", lambda: {"fma": True, "avx2": False})
+    monkeypatch.setattr(binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"fma": True, "avx2": False})
     assert library.lacking().endswith("lacks f16c, avx2")
     assert kernels.load_kernels.__wrapped__() is None
     assert "lacks f16c, avx2" in caplog.text
-    monkeypatch.setattr(library.binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
     assert library.lacking() is None
 
 
@@ -369,6 +409,7 @@ import pytest
 from kernels.cpu.build.vectors import register_lanes
 assert register_lanes() == 8
 status = pytest.main(sys.argv[1:])
+from mlx_engine.observe import log
 from tests.golden.test_same_bits import digest
 print(digest())
 sys.exit(status)
@@ -377,7 +418,7 @@ sys.exit(status)
 
 def is_wider_than_avx2() -> bool:
     """Return whether this is an x86 processor on which the other tests do not run with AVX2."""
-    return platform.machine() in ("x86_64", "AMD64") and bool(library.binding.get_host_cpu_features().get("avx512f"))
+    return platform.machine() in ("x86_64", "AMD64") and bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 @pytest.mark.skipif(not is_wider_than_avx2(), reason="no x86 processor with AVX-512, or all other tests say the same")
@@ -391,5 +432,6 @@ def test_the_kernels_are_right_on_an_avx2_processor():
     assert result.returncode == 0, result.stdout + result.stderr
     assert "5 passed" in result.stdout
     assert result.stdout.split()[-1] == digest()
-    # With an empty cache the announcement is printed once.
-    assert result.stderr.count(ONCE) <= 1
+    # With an empty cache each announcement is printed once.
+    said = [line for line in result.stderr.splitlines() if ONCE in line]
+    assert len(said) == len(set(said))

@@ -15,11 +15,12 @@ import pytest
 import typer
 
 from mlx_engine.bench import roofline
-from mlx_engine.bench.others import OtherProcesses
+from mlx_engine.bench.origin import OtherProcesses
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands import app
+from mlx_engine.commands import app, console
+from mlx_engine.observe import log
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
 MODEL = DATA / "model-q8_0.gguf"
@@ -215,3 +216,32 @@ def test_figures_that_are_not_usable_are_red(terminal, monkeypatch, tmp_path):
     assert terminal(*command, plain=False).endswith("end them and measure again\x1b[0m\n")
     assert "\n\x1b[31mnot usable: " in terminal(*command, plain=False)
     assert "\x1b[31m" not in terminal(*command)
+
+
+def test_a_bar_that_begins_while_another_is_shown_is_a_line_of_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console, "is_plain", lambda stream: False)
+    with console.progress_bar("loading") as loading:
+        loading(3, 35)
+        with console.bar_of_parts("compiling kernels") as compiling:
+            assert compiling is not None
+            compiling(1, 2, "q8_0")
+            shown = console._shown
+            assert shown is not None
+            assert [(task.description, task.completed, task.total) for task in shown.tasks] == [
+                ("loading", 3, 35),
+                ("compiling kernels: q8_0", 1, 2),
+            ]
+        assert [task.description for task in shown.tasks] == ["loading"]
+    assert console._shown is None
+
+
+def test_without_a_terminal_there_is_no_bar_of_parts():
+    with console.bar_of_parts("compiling kernels") as bar:
+        assert bar is None
+
+
+def test_a_quiet_run_has_no_bar_of_parts_either(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log, "show_bar", console.bar_of_parts)
+    with console.progress_bar("loading", quiet=True), log.progress_bar("compiling kernels") as bar:
+        assert bar is None
+    assert log.show_bar is console.bar_of_parts

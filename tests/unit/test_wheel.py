@@ -1,5 +1,6 @@
 """The wheel beside another distribution whose package is `kernels`, in environments of their own."""
 
+import platform
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import mlx.core
 import pytest
 
+import mlx_engine
+from kernels.cpu.build.prebuilt import TARGETS, instruction_sets
 from tests.builtin import N_LAYERS
 
 pytest.importorskip("hatchling")
@@ -40,11 +43,12 @@ class Environment:
         (packages / "dependencies.pth").write_text(str(Path(mlx.core.__file__).parents[1]) + "\n" + extra())
         self.packages = packages
 
-    def run(self, *arguments: object) -> None:
-        """Run Python outside the checkout."""
+    def run(self, *arguments: object) -> str:
+        """Run Python outside the checkout; return what it has written to stdout."""
         command = [self.program, *map(str, arguments)]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 def extra() -> str:
@@ -96,6 +100,40 @@ def test_the_wheel_has_no_top_level_kernels(built: tuple[Path, Path]):
 def test_the_sdist_has_tests_pages_and_tools(built: tuple[Path, Path]):
     for name in ("docs/kernels.md", "tests/conftest.py", "tools", "benchmarks", "kernels/cuda.cuh", "CONTRIBUTING.md"):
         assert (built[0] / name).exists()
+
+
+def requirements(wheel: Path) -> list[str]:
+    """What a wheel depends on without extras."""
+    archive = zipfile.ZipFile(wheel)
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    lines = archive.read(name).decode().splitlines()
+    return [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+
+
+WITHOUT_A_COMPILER = (
+    "import sys; sys.modules['numba'] = sys.modules['llvmlite'] = None\n"
+    "import mlx_engine; engine = mlx_engine.load('builtin', 'parallel')\n"
+    "assert type(engine.backend).__name__ == 'CompiledBackend', engine.backend\n"
+    "print(engine.generate('Once upon a time', max_tokens=8).token_ids)"
+)
+
+
+def test_a_wheel_with_machine_code_runs_without_a_compiler(built: tuple[Path, Path], tmp_path: Path):
+    pytest.importorskip("ziglang")
+    [best, *_] = [name for name, target in TARGETS.items() if target.needs <= instruction_sets()]
+    command = [sys.executable, "-m", "tools.wheel", "--target", best, "--only", "q8_0", "--out", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    assert platform.machine() in wheel.name
+    assert sorted(requirements(built[1])) == sorted([*requirements(wheel), "numba>=0.60"])
+    environment = Environment(tmp_path / "env")
+    environment.run(*INSTALL, wheel)
+    said = environment.run("-c", WITHOUT_A_COMPILER)
+    assert said == f"{mlx_engine.load('builtin', 'simd').generate('Once upon a time', max_tokens=8).token_ids}\n"
+    environment.run(*PIP, "uninstall", "-y", "mlx-engine")
+    environment.run(*INSTALL, built[1])
+    with pytest.raises(AssertionError, match="Numba, which compiles it, is not installed: pip install numba"):
+        environment.run("-c", WITHOUT_A_COMPILER)
 
 
 def test_links_of_the_page_lead_somewhere_without_the_repository(built: tuple[Path, Path]):

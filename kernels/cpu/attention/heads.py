@@ -59,25 +59,6 @@ def _run(
     run(control, task, (job[TOKENS] + SPAN - 1) // SPAN)
 
 
-@jit
-def norm_rope_to(
-    address: int, block: int, n_tokens: int, positions: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
-    q_out: int, k_out: int,
-) -> None:  # fmt: skip
-    """Do the same as `norm_rope_pair`; compiled code calls this function."""
-    control, b = words(address), words(block)
-    width, job = b[HEAD_DIM], control[JOB:]
-    job[TOKENS], job[WHERE], job[COS], job[SIN] = n_tokens, positions, cos, sin
-    _run(
-        control, b[HEADS_TASK], q, q_row, b[Q_HEADS], width, b[Q_NORM_WEIGHT], b[Q_NORM_EPS], q_out, b[Q_HEADS] * width,
-        width,
-    )  # fmt: skip
-    _run(
-        control, b[HEADS_TASK], k, k_row, b[K_HEADS], width, b[K_NORM_WEIGHT], b[K_NORM_EPS], k_out, b[K_HEADS] * width,
-        width,
-    )  # fmt: skip
-
-
 @task
 def put_span(job: Any, chunk: int, scratch: int) -> None:
     """Write the heads of a span of tokens, each token to its slot, in the type of the store."""
@@ -120,7 +101,17 @@ def norm_rope_pair(
         q_out: address of (T, H, E).
         k_out: address of (T, G, E).
     """
-    norm_rope_to(address, block, n_tokens, positions, q, q_row, k, k_row, cos, sin, q_out, k_out)
+    control, b = words(address), words(block)
+    width, job = b[HEAD_DIM], control[JOB:]
+    job[TOKENS], job[WHERE], job[COS], job[SIN] = n_tokens, positions, cos, sin
+    _run(
+        control, b[HEADS_TASK], q, q_row, b[Q_HEADS], width, b[Q_NORM_WEIGHT], b[Q_NORM_EPS], q_out, b[Q_HEADS] * width,
+        width,
+    )  # fmt: skip
+    _run(
+        control, b[HEADS_TASK], k, k_row, b[K_HEADS], width, b[K_NORM_WEIGHT], b[K_NORM_EPS], k_out, b[K_HEADS] * width,
+        width,
+    )  # fmt: skip
 
 
 @entry

@@ -69,10 +69,10 @@ def task(function: Callable[..., Any]) -> Task:
     return Task(function)
 
 
-def export(name: str, function: Callable[..., Any], module: str) -> None:
-    """Export a function under a name as if `module` had defined it; its arguments are integers and addresses."""
-    function.__module__, n = module, function.__code__.co_argcount
-    EXPORTS[name] = (function, types.void(*[types.int64] * n))
+def export(name: str, function: Callable[..., Any]) -> str:
+    """Export a function, whose arguments are integers and addresses, under a name; return the name."""
+    EXPORTS[name] = (function, types.void(*[types.int64] * function.__code__.co_argcount))
+    return name
 
 
 def entry(function: Callable[..., Any]) -> Any:

@@ -123,11 +123,12 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 
 # ---- a program: the steps of a model's layers ----
 
-# Words of a program: the entries and tasks that its steps call, then from STEPS on the steps, STEP_WIDTH words each.
+# Words of a program: the addresses of the entries and tasks that its steps call, 0 for those that no step calls, then
+# from STEPS on the steps, STEP_WIDTH words each.
 (
-    ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, TASK_PUT_SPAN, TASK_GATE, ENTRY_EXPERTS,
-    STEPS,
-) = range(8)  # fmt: skip
+    ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, ENTRY_HEADS, ENTRY_PUT, TASK_PUT_SPAN,
+    ENTRY_NORM_ADD, ENTRY_EXPERTS, ENTRY_GATE, TASK_GATE, ENTRY_CONVOLVE, ENTRY_DELTA, STEPS,
+) = range(14)  # fmt: skip
 # Operations of a step (OP).
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
 # Steps between two calls of the kernels: the sum and the columns of all ranks.

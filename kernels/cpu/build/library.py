@@ -1,7 +1,9 @@
-"""The library of compiled kernels: machine code that is cached on disk and loaded without a compiler.
+"""The library of compiled kernels: machine code that came with the package, or is compiled once and kept on disk.
 
 Only the first process that needs the kernels compiles them, with Numba. All others use LLVM's loader alone, which
-starts faster and takes less memory. The kernels of a storage format are compiled when a model first has that format.
+starts faster and takes less memory. With machine code that came with the package (`prebuilt.py`), none needs LLVM.
+Kernels that not every model needs are parts of their own: each storage format, mixtures of experts, states, and
+products in fixed point.
 """
 
 from __future__ import annotations
@@ -9,51 +11,69 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llvmlite import binding
-
 from ...drafts import draft
 from ...folder import cache_folder
+from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
-# The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long:
-# about 8 seconds of a core each (Zen 5, busy), two thirds of them in Numba, before LLVM optimises.
+# The modules of the kernels that every model needs, in parts that take equally long to compile.
 BASE = {
     "products": (
-        "attention.heads",
         "build.jobs",
         "products.activations",
-        "products.experts",
         "products.gemm",
         "products.gemv",
         "products.linear",
         "products.norms",
         "products.sum_exp",
     ),
-    "steps": (
-        "attention.attention",
-        "program",
-        "states.convolution",
-        "states.delta_rule",
-    ),
+    "attention": ("attention.attention", "attention.heads", "program"),
 }
 # What products in fixed point need besides, and what a format's name ends with in the part that has its panels.
 FIXED, FIXED_END = "fixed", ".fixed"
-MODULES = {**BASE, FIXED: ("products.fixed", "products.fixed_gemv")}
+# The modules of all parts but formats. Those that are not in `BASE` are compiled for models that need them.
+MODULES = {
+    **BASE,
+    "experts": ("products.experts",),
+    "states": ("states.convolution", "states.delta_rule"),
+    FIXED: ("products.fixed", "products.fixed_gemv"),
+    "roofline": ("roofline",),
+}
+# The part of each exported function that is neither in `BASE` nor of a format.
+_HOMES = {
+    "run_experts": "experts",
+    "short_conv": "states",
+    "convolve_span": "states",
+    "sigmoid_gate": "states",
+    "gate_span": "states",
+    "delta_net": "states",
+    "delta_head": "states",
+    "multiply_fixed": FIXED,
+    "prepare_fixed": FIXED,
+    "multiply_fixed_stored": FIXED,
+    "prepare_records": FIXED,
+    "read_words": "roofline",
+    "read_words_in_order": "roofline",
+    "run_rounds": "roofline",
+}
 # The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
 # as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
 FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
 )  # fmt: skip
+# What to do where the kernels can be neither found nor compiled.
+HOW_TO_COMPILE = "Numba, which compiles it, is not installed: pip install numba"
 # The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",
@@ -70,6 +90,9 @@ ENTRIES = {
     "short_conv": "iiiiiiiiiiiii",
     "sigmoid_gate": "iiiiiiiii",
     "delta_net": "iiiiiiiiiiiii",
+    "read_words": "iii",
+    "read_words_in_order": "iii",
+    "run_rounds": "ii",
 }
 _AFFINE = re.compile(r"affine([234568])_g(32|64|128)_(f16|bf16|f32)")
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
@@ -83,6 +106,12 @@ _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
 def lacking() -> str | None:
     """Return why the kernels cannot run on this processor, or the one that Numba's variables choose; else None."""
+    if isinstance(found := _prebuilt(), SharedCode):
+        return None
+    if importlib.util.find_spec("llvmlite") is None:
+        return f"{found}, and {HOW_TO_COMPILE}"
+    from llvmlite import binding
+
     chosen, told = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
@@ -99,6 +128,8 @@ def lacking() -> str | None:
 
 def _widens(processor: str, features: str) -> bool:
     """Return whether LLVM widens a half with an instruction on such a processor."""
+    from llvmlite import binding
+
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     target = binding.Target.from_triple(binding.get_process_triple())
@@ -145,6 +176,8 @@ def code_file(part: str) -> Path:
 
     A part is a key of `MODULES`, a format, or a format with `FIXED_END`. The file may not exist yet.
     """
+    from llvmlite import binding
+
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
     compiler = binding.get_process_triple(), binding.get_host_cpu_features().flatten(), binding.llvm_version_info, told
@@ -170,30 +203,29 @@ def opened(content: bytes) -> bytes | None:
 
 
 class Code:
-    """Loaded object files."""
+    """A loaded object file."""
 
-    def __init__(self, objects: Iterable[bytes]) -> None:
+    def __init__(self, content: bytes) -> None:
+        from llvmlite import binding
+
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
         # The engine owns the code's memory.
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-        for file in objects:
-            self._engine.add_object_file(binding.ObjectFileRef.from_data(file))
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(content))
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
-        """Return the address of the machine code of an exported function."""
-        address = int(self._engine.get_function_address(name))
-        if not address:
-            raise KeyError(f"the kernels' machine code: expected a function {name!r}, found none")
-        return address
+        """Return the address of the machine code of an exported function; 0 if there is none of this name."""
+        return int(self._engine.get_function_address(name))
 
-    def function(self, name: str, letters: str) -> Callable[..., None]:
-        """Return an exported function that returns nothing and runs without the interpreter's lock."""
-        kind: Any = ctypes.CFUNCTYPE(None, *(_TYPES[letter] for letter in letters))
-        found: Callable[..., None] = kind(self.address(name))
-        return found
+
+def function(address: int, letters: str) -> Callable[..., None]:
+    """Return the function at an address, which returns nothing and runs without the interpreter's lock."""
+    kind: Any = ctypes.CFUNCTYPE(None, *(_TYPES[letter] for letter in letters))
+    found: Callable[..., None] = kind(address)
+    return found
 
 
 class Format(NamedTuple):
@@ -228,10 +260,10 @@ class Panels(NamedTuple):
     eight_rows: int
 
 
-class Library(Code):
-    """The loaded kernels: entries as functions, tasks as addresses, formats on demand.
+class Library:
+    """The loaded kernels: entries as functions, tasks as addresses. A part is loaded when it is first needed.
 
-    Attributes: one function per name in `ENTRIES`.
+    Attributes: one function per name in `ENTRIES`, which is bound when it is first used.
     """
 
     work_until_idle: Callable[..., None]
@@ -248,87 +280,136 @@ class Library(Code):
     short_conv: Callable[..., None]
     sigmoid_gate: Callable[..., None]
     delta_net: Callable[..., None]
+    read_words: Callable[..., None]
+    read_words_in_order: Callable[..., None]
+    run_rounds: Callable[..., None]
 
-    def __init__(self, objects: Iterable[bytes]) -> None:
-        super().__init__(objects)
-        self._formats: dict[str, tuple[Code, Format]] = {}
-        self._panels: dict[str, tuple[Code, Panels]] = {}
-        self._fixed: Code | None = None
-        for name, letters in ENTRIES.items():
-            setattr(self, name, self.function(name, letters))
+    def __init__(self) -> None:
+        self._parts: dict[str, Code | SharedCode] = {}
+        self._formats: dict[str, Format] = {}
+        self._panels: dict[str, Panels] = {}
 
-    def has_format(self, name: str) -> bool:
-        """Return whether a format's kernels are loaded."""
-        return name in self._formats
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in ENTRIES:
+            raise AttributeError(f"the kernels have no entry {name!r}")
+        entry = function(self.address(name), ENTRIES[name])
+        setattr(self, name, entry)
+        return entry
 
-    def format(self, name: str, *others: str) -> Format:
-        """Return a format's kernels; `name` is the module of `kernels.cpu` that defines it.
+    def has(self, parts: Iterable[str]) -> bool:
+        """Return whether these parts are loaded."""
+        return all(part in self._parts for part in parts)
 
-        What has not been compiled yet is compiled now: this format and `others` at the same time.
+    def need(self, parts: Iterable[str]) -> None:
+        """Load these parts; what has not been compiled yet is compiled now, all at the same time."""
+        missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
+        if missing and isinstance(found := _prebuilt(), SharedCode):
+            self._parts |= {part: found for part in missing if part in found.parts}
+            missing = [part for part in missing if part not in found.parts]
+        for part, code in codes(missing).items():
+            # Another thread may have loaded it in the meantime, and its kernels may be running.
+            self._parts.setdefault(part, Code(code))
+
+    def address(self, name: str) -> int:
+        """Return the address of the machine code of an exported function.
+
+        Raises:
+            KeyError: the kernels have no such function.
         """
-        if name not in self._formats:
-            wanted = [one for one in dict.fromkeys((name, *others)) if one not in self._formats]
-            for one, code in codes(wanted).items():
-                loaded, sizes = Code([code]), (ctypes.c_int64 * 3)()
-                loaded.function(f"{one}_sizes", "i")(ctypes.addressof(sizes))
-                kernels = (loaded.address(f"{one}_{kernel}") for kernel in ("four_rows", "expand"))
-                # Another thread may have loaded it in the meantime, and its kernels may be running.
-                self._formats.setdefault(one, (loaded, Format(*kernels, *sizes)))
-        return self._formats[name][1]
+        homes = [_HOMES[name]] if name in _HOMES else list(BASE)
+        self.need(homes)
+        found = next(filter(None, (self._parts[part].address(name) for part in homes)), 0)
+        if not found:
+            raise KeyError(f"the kernels' machine code: expected a function {name!r}, found none")
+        return found
 
-    def has_panels(self, name: str) -> bool:
-        """Return whether a format's panels, and all that products in fixed point need, are loaded."""
-        return name in self._panels and self._fixed is not None
+    def format(self, name: str) -> Format:
+        """Return a format's kernels; `name` is the module of `kernels.cpu` that defines it."""
+        found = self._formats.get(name)
+        if found is None:
+            self.need([name])
+            code, sizes = self._parts[name], (ctypes.c_int64 * 3)()
+            function(code.address(f"{name}_sizes"), "i")(ctypes.addressof(sizes))
+            kernels = (code.address(f"{name}_{kernel}") for kernel in ("four_rows", "expand"))
+            found = self._formats[name] = Format(*kernels, *sizes)
+        return found
 
-    def panels(self, name: str, *others: str) -> Panels:
-        """Return a quantised format's panels; compile what is missing, as `format` does."""
-        if not self.has_panels(name):
-            missing = [one for one in dict.fromkeys((name, *others)) if one not in self._panels]
-            found = codes([*(one + FIXED_END for one in missing), *([FIXED] if self._fixed is None else [])])
-            if FIXED in found:
-                self._fixed = self._fixed or Code([found[FIXED]])
-            for one in missing:
-                loaded, kind = Code([found[one + FIXED_END]]), ctypes.c_int64()
-                loaded.function(f"{one}_panel_kind", "i")(ctypes.addressof(kind))
-                found_panels = Panels(loaded.address(f"{one}_panel"), kind.value, loaded.address(f"{one}_eight_rows"))
-                self._panels.setdefault(one, (loaded, found_panels))
-        return self._panels[name][1]
+    def panels(self, name: str) -> Panels:
+        """Return a quantised format's panels."""
+        found = self._panels.get(name)
+        if found is None:
+            part, kind = name + FIXED_END, ctypes.c_int64()
+            self.need([part, FIXED])
+            code = self._parts[part]
+            function(code.address(f"{name}_panel_kind"), "i")(ctypes.addressof(kind))
+            kernels = code.address(f"{name}_panel"), kind.value, code.address(f"{name}_eight_rows")
+            found = self._panels[name] = Panels(*kernels)
+        return found
 
-    def fixed_task(self, name: str) -> int:
-        """Return the address of a task of products in fixed point; `panels` has loaded it."""
-        if self._fixed is None:
-            raise KeyError(f"the kernels' machine code: expected {name!r} after the panels of a format, found none")
-        return self._fixed.address(name)
+
+_library = cache(Library)
 
 
 @cache
-def load() -> Library:
-    """Load the kernels that every model needs, once per process; compile them first if they are not cached."""
-    return Library(codes(BASE).values())
+def _prebuilt() -> SharedCode | str:
+    """Return the machine code that came with the package, or why there is none for this processor."""
+    return find(_digest())
+
+
+def load(parts: Iterable[str] = ()) -> Library:
+    """Return this process's library with the kernels that every model needs and these parts, compiled if need be."""
+    found = _library()
+    found.need([*BASE, *parts])
+    return found
+
+
+# ---- compiling what is missing ----
+
+
+@contextlib.contextmanager
+def _silent(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    yield lambda part: None
+
+
+# Called with the parts that are compiled now; the function in its context is called with each that is done.
+announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[str], None]]] = _silent
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
-    """Return the machine code of these parts, by part, from the cache; compile what is not there, all at once."""
+    """Return the machine code of these parts, by part, from the cache; compile what is not there, all at once.
+
+    Raises:
+        ImportError: the compiler is not installed.
+        RuntimeError: the parts cannot be compiled.
+    """
+    parts = tuple(parts)
+    if parts and importlib.util.find_spec("llvmlite") is None:
+        raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
     if missing:
         from .machine_code import locked
 
-        with locked(map(code_file, missing)):
-            found |= _made(missing)
+        with announce(missing) as done, locked(map(code_file, missing)):
+            found |= _made(missing, done)
     return {part: code for part, code in found.items() if code is not None}
 
 
-def _made(parts: list[str]) -> dict[str, bytes]:
+def _made(parts: list[str], done: Callable[[str], None]) -> dict[str, bytes]:
     """Compile parts and keep their code, but for those that another process has compiled since."""
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
+    for part in found:
+        done(part)
     missing = [part for part in parts if part not in found]
     if missing:
         from . import machine_code
 
-        for part, code in machine_code.build(missing).items():
+        def keep(part: str, code: bytes) -> None:
             _write(code_file(part), code)
             found[part] = code
+            done(part)
+
+        machine_code.build(missing, keep)
     return found
 
 

@@ -6,14 +6,17 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import selectors
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
-from .library import PACKAGE, opened
+from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, opened
+from .prebuilt import Target
 
 # The first thread ends the process when the pipe of its parent does.
 _CHILD = """
@@ -21,12 +24,22 @@ import os, sys, threading
 threading.Thread(target=lambda: (os.read({alive}, 1), os._exit(1)), daemon=True).start()
 sys.path[:] = {path!r}
 from {package}.build.exports import main
-main({part!r})
+main({parts!r}, {triple!r})
 """
 
+# The most processes that compile at the same time; each takes 300 MB.
+MOST = 8
+_FORMAT = "a format"
+# Seconds of a core that a part takes to compile (Zen 5): a format and its panels, where no other is measured, and the
+# start of a process.
+SECONDS = {_FORMAT: 1.7, FIXED_END: 0.8, "products": 4.5, "attention": 6.0, "experts": 1.1, "states": 1.2, FIXED: 2.4}
+START = 1.0
 
-def build(parts: Sequence[str]) -> dict[str, bytes]:
-    """Compile parts of `kernels.cpu`, each in a process of its own; return their machine code by part.
+
+def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Target | None = None) -> None:
+    """Compile parts of `kernels.cpu` in one process per core; call `keep(part, machine code)` when one is compiled.
+
+    Without a target, compile for this processor.
 
     Raises:
         ImportError: Numba is not installed.
@@ -34,9 +47,8 @@ def build(parts: Sequence[str]) -> dict[str, bytes]:
     """
     if os.environ.get(COMPILING):
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
-    for needed in ("numba", "llvmlite"):
-        if importlib.util.find_spec(needed) is None:
-            raise ImportError(f"the kernels are compiled with {needed}, which is not installed")
+    if importlib.util.find_spec("numba") is None:
+        raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
     # A bundled application is its own sys.executable: it would start itself again and again.
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
@@ -45,35 +57,85 @@ def build(parts: Sequence[str]) -> dict[str, bytes]:
         alive, held = os.pipe()
         stack.callback(os.close, held)
         stack.callback(os.close, alive)
-        children = {}
-        for part in parts:
-            children[part] = child = stack.enter_context(_started(part, alive))
+        waiting = stack.enter_context(selectors.DefaultSelector())
+        for own in shared_out(parts, n_processes()):
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            child = stack.enter_context(_started(own, alive, errors, target))
             # After Ctrl-C the exit of Popen does not wait for the process.
             stack.callback(child.wait)
             stack.callback(child.kill)
-        return {part: _answer(child) for part, child in children.items()}
+            waiting.register(child.stdout, selectors.EVENT_READ, (child, own, errors))  # type: ignore[arg-type]
+        while waiting.get_map():
+            for key, _ in waiting.select():
+                child, own, errors = key.data
+                keep(own.pop(0), _answer(child, errors))
+                if not own:
+                    waiting.unregister(key.fileobj)
 
 
-def _started(part: str, alive: int) -> subprocess.Popen[bytes]:
+def n_processes() -> int:
+    """Return how many processes compile at the same time: one per core that this process may use, at most `MOST`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, MOST)
+
+
+def shared_out(parts: Sequence[str], n: int) -> list[list[str]]:
+    """Share parts out to at most n processes, the longest first, so that all end at about the same time."""
+    shares: list[list[str]] = [[] for _ in range(min(n, len(parts)))]
+    for part in sorted(parts, key=seconds_of, reverse=True):
+        min(shares, key=lambda share: sum(map(seconds_of, share))).append(part)
+    return shares
+
+
+def usual_seconds(parts: Sequence[str]) -> float:
+    """Return how long these parts usually take to compile here, by the measured times of a core."""
+    return START + max(sum(map(seconds_of, share)) for share in shared_out(parts, n_processes()))
+
+
+def seconds_of(part: str) -> float:
+    """Return how long a core takes to compile a part, about."""
+    return SECONDS.get(part, SECONDS[FIXED_END if part.endswith(FIXED_END) else _FORMAT])
+
+
+def _started(
+    parts: Sequence[str], alive: int, errors: IO[bytes], target: Target | None = None
+) -> subprocess.Popen[bytes]:
     # Other objects in sys.path are ignored by the import system, and cannot be written as code.
-    code = _CHILD.format(
-        package=PACKAGE, path=[folder for folder in sys.path if isinstance(folder, str)], part=part, alive=alive
-    )
-    no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, COMPILING: "1"}
+    path = [folder for folder in sys.path if isinstance(folder, str)]
+    triple = target.triple if target else ""
+    code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
+    # Numba would colour the texts of errors, most of which it catches itself.
+    environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
+    if target:
+        environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
+    no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
+    # Unbuffered, because a selector sees no bytes that wait in a buffer.
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe, env=environment, pass_fds=(alive,)
+        [sys.executable, "-c", code], 0, stdin=no_input, stdout=pipe, stderr=errors, env=environment, pass_fds=(alive,)
     )
 
 
-def _answer(child: subprocess.Popen[bytes]) -> bytes:
-    out, errors = child.communicate()
-    code = opened(out)
-    if child.returncode or code is None:
-        words = [f"exit code {child.returncode}"]
-        if child.returncode > 0:  # a killed process has printed no reason
-            words += errors.decode(errors="replace").strip().splitlines()
-        raise RuntimeError(f"a process that compiles the kernels failed: {words[-1]}")
-    return code
+def _answer(child: subprocess.Popen[bytes], errors: IO[bytes]) -> bytes:
+    """Return the next object file that a process writes."""
+    out = cast(IO[bytes], child.stdout)
+    code = opened(_read(out, int.from_bytes(_read(out, 8), "little")))
+    if code is not None:
+        return code
+    out.close()  # so that a process that still writes ends
+    words = [f"exit code {child.wait()}"]
+    if child.returncode > 0:  # a killed process has printed no reason
+        errors.seek(0)
+        words += errors.read().decode(errors="replace").strip().splitlines()
+    raise RuntimeError(f"a process that compiles the kernels failed: {words[-1]}")
+
+
+def _read(pipe: IO[bytes], n: int) -> bytes:
+    """Return the next n bytes of a pipe, fewer if it ends before."""
+    pieces: list[bytes] = []
+    while n > 0 and (piece := pipe.read(min(n, 1 << 20))):
+        pieces.append(piece)
+        n -= len(piece)
+    return b"".join(pieces)
 
 
 # ---- locks ----

@@ -38,24 +38,20 @@ TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
 
-def module_of(name: str) -> str:
-    """Return the name of the module that has a format's kernels."""
-    return f"{PACKAGE}.formats.{'affine' if affine_format(name) is not None else name}"
-
-
 def kernels_of(name: str) -> Any:
     """Return the module of a format, or what has the same names for an affine format."""
-    module: Any = importlib.import_module(module_of(name))
-    return module if affine_format(name) is None else module.kernels(name)
+    is_affine = affine_format(name) is not None
+    module: Any = importlib.import_module(f"{PACKAGE}.formats.{'affine' if is_affine else name}")
+    return module.kernels(name) if is_affine else module
 
 
-def export_format(name: str) -> str:
-    """Export the kernels of a format, and return the name of its module.
+def export_format(name: str) -> list[str]:
+    """Export the kernels of a format, and return the exported names.
 
     A format has BLOCK and BLOCK_BYTES, weights and bytes of a block, `MOST`, the most vectors that are multiplied with
     stored rows, and the kernels `four_rows` and `dequantize`.
     """
-    found, module = kernels_of(name), module_of(name)
+    found = kernels_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize
     block, block_bytes, most = found.BLOCK, found.BLOCK_BYTES, found.MOST
 
@@ -76,14 +72,12 @@ def export_format(name: str) -> str:
         found = words(out)
         found[0], found[1], found[2] = block, block_bytes, most
 
-    for function in (four_rows, expand, sizes):
-        export(f"{name}_{function.__name__}", function, module)
-    return module
+    return [export(f"{name}_{function.__name__}", function) for function in (four_rows, expand, sizes)]
 
 
-def export_panel(name: str) -> str:
-    """Export `panel` and `eight_rows`, for products in fixed point, of a format; return the name of its module."""
-    module, (expand_rows, kind), rows_of = module_of(name), kernels_of(name).panel, kernels_of(name).eight_rows
+def export_panel(name: str) -> list[str]:
+    """Export `panel` and `eight_rows`, for products in fixed point, of a format; return the exported names."""
+    (expand_rows, kind), rows_of = kernels_of(name).panel, kernels_of(name).eight_rows
 
     def panel(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
         expand_rows(weights, step, n_rows, n_columns, out, scratch)
@@ -100,9 +94,7 @@ def export_panel(name: str) -> str:
             ahead, scratch,
         )  # fmt: skip
 
-    for function in (panel, panel_kind, eight_rows):
-        export(f"{name}_{function.__name__}", function, module)
-    return module
+    return [export(f"{name}_{function.__name__}", function) for function in (panel, panel_kind, eight_rows)]
 
 
 @jit

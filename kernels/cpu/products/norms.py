@@ -97,25 +97,6 @@ def norm_rows(x: Any, n_rows: int, width: int, weight: int, bias: int, eps: Any,
         norm(x, t * width, width, weight, bias, eps, out, t * width)
 
 
-@jit
-def norm_add_to(of: int, n_rows: int, width: int, x: int, residual: int, out: int) -> None:
-    """Write `residual + norm(x)`.
-
-    At address `of` are the norm's words: its weight, its eps and its bias or 0; 0 is no norm. The residual may be 0,
-    too, for nothing that is added.
-    """
-    y, added = floats(out), floats(residual)
-    if of != 0:
-        words_of = words(of)
-        norm_rows(floats(x), n_rows, width, words_of[0], words_of[2], np.float32(number(words_of[1])), y)
-    else:
-        for i in range(n_rows * width):
-            put(y, i, get(floats(x), i))
-    if residual != 0:
-        for i in range(n_rows * width):
-            put(y, i, get(added, i) + get(y, i))
-
-
 @entry
 def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: int, out: int) -> None:
     """Write `residual + norm(x)` of contiguous rows, in one thread.
@@ -129,4 +110,13 @@ def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: i
         residual: address of what is added, of the same shape; 0 for nothing.
         out: address of the result, other than the inputs.
     """
-    norm_add_to(of, n_rows, width, x, residual, out)
+    y, added = floats(out), floats(residual)
+    if of != 0:
+        words_of = words(of)
+        norm_rows(floats(x), n_rows, width, words_of[0], words_of[2], np.float32(number(words_of[1])), y)
+    else:
+        for i in range(n_rows * width):
+            put(y, i, get(floats(x), i))
+    if residual != 0:
+        for i in range(n_rows * width):
+            put(y, i, get(added, i) + get(y, i))

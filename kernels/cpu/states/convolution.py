@@ -84,21 +84,6 @@ def convolve_span(job: Any, chunk: int, scratch: int) -> None:
             _channels(job, block, runs[i * RUN_WIDTH :], c)
 
 
-@jit
-def convolve_to(
-    address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
-    states: int, runs: int, n_runs: int, out: int,
-) -> None:  # fmt: skip
-    """Do the same as `short_conv`; compiled code calls this function."""
-    control, b = words(address), words(block)
-    job, n_channels = control[JOB:], b[CONV_CHANNELS]
-    job[X], job[X_ROW], job[BEFORE], job[BEFORE_ROW] = x, x_row, before, before_row
-    job[AFTER], job[AFTER_ROW], job[BLOCK], job[STORE] = after, after_row, block, states
-    job[RUNS], job[N_RUNS], job[OUT] = runs, n_runs, out
-    job[SPAN] = n_channels if n_rows <= SMALL_BATCH else CHANNELS
-    run(control, b[CONV_TASK], (n_channels + job[SPAN] - 1) // job[SPAN])
-
-
 @entry
 def short_conv(
     address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
@@ -121,9 +106,13 @@ def short_conv(
         n_runs: their number.
         out: address of (T, C).
     """
-    convolve_to(
-        address, block, n_rows, x, x_row, before, before_row, after, after_row, states, runs, n_runs, out
-    )  # fmt: skip
+    control, b = words(address), words(block)
+    job, n_channels = control[JOB:], b[CONV_CHANNELS]
+    job[X], job[X_ROW], job[BEFORE], job[BEFORE_ROW] = x, x_row, before, before_row
+    job[AFTER], job[AFTER_ROW], job[BLOCK], job[STORE] = after, after_row, block, states
+    job[RUNS], job[N_RUNS], job[OUT] = runs, n_runs, out
+    job[SPAN] = n_channels if n_rows <= SMALL_BATCH else CHANNELS
+    run(control, b[CONV_TASK], (n_channels + job[SPAN] - 1) // job[SPAN])
 
 
 @task
@@ -134,18 +123,6 @@ def gate_span(job: Any, chunk: int, scratch: int) -> None:
         for i in range(0, job[WIDTH], LANES):
             divisor = add(splat(1.0), exp(sub(zeros(), load(gate, t * job[BEFORE_ROW] + i))))
             store(out, t * job[WIDTH] + i, div(load(x, t * job[X_ROW] + i), divisor))
-
-
-@jit
-def gate_to(
-    address: int, task: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
-) -> None:
-    """Do the same as `sigmoid_gate`; compiled code calls this function."""
-    control = words(address)
-    job = control[JOB:]
-    job[X], job[X_ROW], job[BEFORE], job[BEFORE_ROW] = x, x_row, gate, gate_row
-    job[OUT], job[ROWS], job[WIDTH] = out, n_rows, width
-    run(control, task, (n_rows + TOKENS - 1) // TOKENS)
 
 
 @entry
@@ -165,4 +142,8 @@ def sigmoid_gate(
         gate_row: elements from one row of the gate to the next.
         out: address of (T, N).
     """
-    gate_to(address, task, n_rows, width, x, x_row, gate, gate_row, out)
+    control = words(address)
+    job = control[JOB:]
+    job[X], job[X_ROW], job[BEFORE], job[BEFORE_ROW] = x, x_row, gate, gate_row
+    job[OUT], job[ROWS], job[WIDTH] = out, n_rows, width
+    run(control, task, (n_rows + TOKENS - 1) // TOKENS)

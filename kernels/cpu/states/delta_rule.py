@@ -181,20 +181,6 @@ def delta_head(job: Any, chunk: int, scratch: int) -> None:
         _run_head(job, words(job[BLOCK]), chunk, a[RUN_FIRST], a[RUN_ROWS], a[RUN_SOURCE], a[RUN_TARGET], qk)
 
 
-@jit
-def delta_to(
-    address: int, block: int, x: int, gate: int, gate_row: int, beta: int, beta_row: int, step: int, step_row: int,
-    states: int, runs: int, n_runs: int, out: int,
-) -> None:  # fmt: skip
-    """Do the same as `delta_net`; compiled code calls this function."""
-    control, b = words(address), words(block)
-    job = control[JOB:]
-    job[X], job[GATE], job[GATE_ROW], job[BETA], job[BETA_ROW] = x, gate, gate_row, beta, beta_row
-    job[STEP], job[STEP_ROW], job[BLOCK], job[STORE] = step, step_row, block, states
-    job[RUNS], job[N_RUNS], job[OUT] = runs, n_runs, out
-    run(control, b[DELTA_TASK], b[DELTA_VALUES])
-
-
 @entry
 def delta_net(
     address: int, block: int, x: int, gate: int, gate_row: int, beta: int, beta_row: int, step: int, step_row: int,
@@ -217,4 +203,9 @@ def delta_net(
         n_runs: their number.
         out: address of (T, H * P).
     """
-    delta_to(address, block, x, gate, gate_row, beta, beta_row, step, step_row, states, runs, n_runs, out)
+    control, b = words(address), words(block)
+    job = control[JOB:]
+    job[X], job[GATE], job[GATE_ROW], job[BETA], job[BETA_ROW] = x, gate, gate_row, beta, beta_row
+    job[STEP], job[STEP_ROW], job[BLOCK], job[STORE] = step, step_row, block, states
+    job[RUNS], job[N_RUNS], job[OUT] = runs, n_runs, out
+    run(control, b[DELTA_TASK], b[DELTA_VALUES])

@@ -69,6 +69,8 @@ _KINDS: dict[Gating, int] = {
 class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
+    fixes_bits = True
+
     def __init__(self, library: Library, name: str, threads: int, activations: str = "f32") -> None:
         self.name, self.threads, self.activations = name, threads, activations
         super().__init__()
@@ -77,8 +79,7 @@ class CompiledBackend(SimdBackend):
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
         self._mapped: list[np.ndarray] = []
-        # The formats of all matrices, and the descriptors of embedding tables.
-        self._formats: set[str] = set()
+        # The descriptors of embedding tables.
         self._embedded: dict[Matrix, np.ndarray] = {}
         # Compiled blocks and heads, by their parameters, which are compared by identity.
         self._blocks: dict[tuple[object, ...], Block] = {}
@@ -113,12 +114,8 @@ class CompiledBackend(SimdBackend):
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
         if _is_multiplied_as_stored(weight):
             self._mapped.append(weight.data)
-            return self._matrix(shape, weight.type.name.lower(), weight.data)
-        return self._matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
-
-    def _matrix(self, shape: tuple[int, int], format_: str, data: np.ndarray) -> Matrix:
-        self._formats.add(format_)
-        return Matrix(shape, format_, data)
+            return Matrix(shape, weight.type.name.lower(), weight.data)
+        return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
         """Leave tables of other types in the file: a pass reads only a few rows of a table of up to gigabytes."""
@@ -144,7 +141,7 @@ class CompiledBackend(SimdBackend):
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
         descriptor = self._embedded.get(table)
         if descriptor is None:
-            load_formats(self.library, self._formats)
+            load_formats(self.library, {table.format})
             descriptor = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
             write_matrix(descriptor, table, self.library)
         self.library.embed(
@@ -243,7 +240,7 @@ class CompiledBackend(SimdBackend):
         block = self._blocks.get(key)
         if block is None:
             fixed = self.activations == "i16"
-            load_formats(self.library, self._formats, fixed=fixed)
+            load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = self._blocks[key] = Block(linears, norm, activation, self.library, post, fixed=fixed)
         return block
 
@@ -387,7 +384,10 @@ class CompiledBackend(SimdBackend):
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
-            load_formats(self.library, self._formats, fixed=fixed)
+            linears = [experts.router, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
+            if (shared := experts.shared) is not None:
+                linears += [shared.gate, shared.up, shared.down, shared.weight]
+            load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block
         return block

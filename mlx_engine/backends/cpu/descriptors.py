@@ -125,10 +125,10 @@ class Block:
                 self.n_fixed += 1
         if self.n_fixed:
             self.descriptor[layout.FIXED] = self.n_fixed
-            self.descriptor[layout.FIXED_GEMM] = library.fixed_task("multiply_fixed")
-            self.descriptor[layout.FIXED_PREPARE] = library.fixed_task("prepare_fixed")
-            self.descriptor[layout.FIXED_GEMV] = library.fixed_task("multiply_fixed_stored")
-            self.descriptor[layout.FIXED_RECORDS] = library.fixed_task("prepare_records")
+            self.descriptor[layout.FIXED_GEMM] = library.address("multiply_fixed")
+            self.descriptor[layout.FIXED_PREPARE] = library.address("prepare_fixed")
+            self.descriptor[layout.FIXED_GEMV] = library.address("multiply_fixed_stored")
+            self.descriptor[layout.FIXED_RECORDS] = library.address("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
         """Write the lengths of chunks. They depend on shapes only, so that results do not depend on threads."""

@@ -1,24 +1,31 @@
-"""Load the compiled CPU kernels once per process, from the disk cache if they have been compiled before."""
+"""Load the compiled CPU kernels, from the disk cache if they have been compiled before; say what is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from types import ModuleType
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from mlx_engine.errors import BackendUnavailableError
-from mlx_engine.observe.log import LOGGER
+from mlx_engine.observe import log
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.cpu.build.library import Library
 
 
+# The most characters of the names of parts in a progress bar's title; the bar needs the rest of a line.
+WIDTH = 22
+
+
 @cache
-def load_kernels() -> Library | None:
-    """Return the kernels; None, with one warning, if they cannot be compiled or loaded here."""
+def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
+    """Return the kernels; None, with a warning, if they cannot be compiled or loaded here.
+
+    Those that `needs` names (`Settings`), and those of products in fixed point if `fixed`, are compiled at the same
+    time as those that every model needs.
+    """
     try:
         from mlx_engine.kernels.cpu.build import library
     except (ImportError, OSError) as error:
@@ -28,8 +35,13 @@ def load_kernels() -> Library | None:
     if lacking is not None:
         _warn(lacking)
         return None
+    library.announce = _announced
+    own = [need for need in sorted(needs) if need in library.MODULES]
+    # MLX's mxfp4 is multiplied in GGUF's order; a type without kernels is expanded to float32.
+    types = (need.removeprefix("mlx_") for need in needs.difference(own))
+    formats = {type_ if library.is_format(type_) else "float32" for type_ in types}
     try:
-        return _load(library)
+        return library.load([*own, *parts_of(formats, fixed=fixed)])
     except Exception as error:  # any compiler or loader error: NumPy runs instead
         _warn(f"{type(error).__name__}: {error}")
         return None
@@ -38,51 +50,61 @@ def load_kernels() -> Library | None:
 def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
     """Load the kernels of these storage formats; those that have never been compiled are compiled at the same time.
 
-    With `fixed`, load those of products in fixed point, too. float32, which is a format here, has none.
+    With `fixed`, load those of products in fixed point, too.
 
     Raises:
         BackendUnavailableError: a format cannot be compiled.
     """
-    from mlx_engine.kernels.cpu.build import library as code
-
-    missing = [name for name in sorted(formats) if not library.has_format(name)]
-    packed = [name for name in sorted(formats) if fixed and name != "float32" and not library.has_panels(name)]
-    if not missing and not packed:
+    parts = parts_of(formats, fixed=fixed)
+    if library.has(parts):
         return
-    parts = [*missing, *(name + code.FIXED_END for name in packed), *([code.FIXED] if packed else [])]
-    what = f" of {', '.join(sorted({*missing, *packed}))}"
     try:
-        with _announced([code.code_file(part) for part in parts], what):
-            if missing:
-                library.format(*missing)
-            if packed:
-                library.panels(*packed)
+        library.need(parts)
     except Exception as error:  # any compiler or loader error
         raise BackendUnavailableError(
             name="parallel",
-            reason=f"the kernels{what} cannot be compiled: {type(error).__name__}: {error}",
+            reason=f"the kernels of {', '.join(sorted(formats))} cannot be compiled: {type(error).__name__}: {error}",
             hint="--no-jit (jit=False) with --activations f32 runs NumPy instead",
         ) from error
 
 
-def _load(library: ModuleType) -> Library:
-    with _announced([library.code_file(part) for part in library.BASE]):
-        loaded: Library = library.load()
-    return loaded
+def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
+    """Return the parts of the kernels that have these formats. float32, which is a format here, has no panels."""
+    from mlx_engine.kernels.cpu.build.library import FIXED, FIXED_END
+
+    names = sorted(formats)
+    panels = [name + FIXED_END for name in names if fixed and name != "float32"]
+    return [*names, *panels, *([FIXED] if panels else [])]
 
 
 @contextmanager
-def _announced(files: Sequence[Path], what: str = "") -> Iterator[None]:
-    """Log that kernels are compiled if one of their files does not exist, and afterwards if it could not be kept."""
-    folder = files[0].parent
-    if not all(file.exists() for file in files):
-        LOGGER.warning("compiling the CPU kernels%s, once, usually for 5 to 20 seconds; they are kept in %s",
-                       what, folder)  # fmt: skip
-    yield
-    if not all(file.exists() for file in files):
-        LOGGER.warning("the compiled CPU kernels could not be kept in %s: the next process compiles again",
-                   folder)  # fmt: skip
+def _announced(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """Show that parts are compiled: a progress bar if the program has one, else a line of the log.
+
+    Afterwards, warn if the code could not be kept.
+    """
+    from mlx_engine.kernels.cpu.build import library
+    from mlx_engine.kernels.cpu.build.machine_code import usual_seconds
+
+    left, how_long = list(parts), f"once, usually {max(1, round(usual_seconds(parts)))} s"
+    with log.progress_bar(f"compiling kernels, {how_long}") as bar:
+        if bar is None:
+            what = f"{', '.join(parts)}; they are kept in {library.folder()}"
+            log.note(f"compiling the CPU kernels, {how_long}: {what}")
+
+        def show() -> None:
+            if bar is not None:
+                bar(len(parts) - len(left), len(parts), shorten(", ".join(left), WIDTH, placeholder="..."))
+
+        def done(part: str) -> None:
+            left.remove(part)
+            show()
+
+        show()
+        yield done
+    if not all(library.code_file(part).exists() for part in parts):
+        log.note(f"the compiled CPU kernels could not be kept in {library.folder()}: the next process compiles again")
 
 
 def _warn(reason: object) -> None:
-    LOGGER.warning("no compiled kernels, NumPy runs instead: %s", reason)
+    log.LOGGER.warning("no compiled kernels, NumPy runs instead: %s", reason)

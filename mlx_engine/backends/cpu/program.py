@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     from mlx_engine.backends.cpu.backend import CompiledBackend
 
 
+# What the steps of a program call, by its word, and the operation that calls it. The kernels of those with an operation
+# are compiled for models that have it.
+_CALLED = {
+    layout.ENTRY_PROJECT: ("project", None),
+    layout.ENTRY_ATTEND: ("attend", None),
+    layout.TASK_ATTEND_DECODE: ("attend_decode", None),
+    layout.TASK_ATTEND_PREFILL: ("attend_prefill", None),
+    layout.ENTRY_HEADS: ("norm_rope_pair", None),
+    layout.ENTRY_PUT: ("put_pair", None),
+    layout.TASK_PUT_SPAN: ("put_span", None),
+    layout.ENTRY_NORM_ADD: ("norm_add", None),
+    layout.ENTRY_EXPERTS: ("run_experts", layout.EXPERTS),
+    layout.ENTRY_GATE: ("sigmoid_gate", layout.GATE),
+    layout.TASK_GATE: ("gate_span", layout.GATE),
+    layout.ENTRY_CONVOLVE: ("short_conv", layout.CONVOLVE),
+    layout.ENTRY_DELTA: ("delta_net", layout.DELTA),
+}
+
+
 class CompiledProgram(Program):
     """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step.
 
@@ -95,10 +114,11 @@ class _Steps:
     def __init__(self, backend: CompiledBackend, lowered: Lowered, layers: np.ndarray, groups: np.ndarray) -> None:
         self._backend, self._of, self._layers, self._groups = backend, lowered, layers, groups
         self.ropes = lowered.ropes
-        library = backend.library
-        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "gate_span", "run_experts")
+        operations = {None, *lowered.steps[:, layout.OP].tolist()}
         self._encoded = np.zeros(layout.STEPS + lowered.steps.size, dtype=np.int64)
-        self._encoded[: layout.STEPS] = [library.address(name) for name in called]
+        for word, (name, operation) in _CALLED.items():
+            if operation in operations:
+                self._encoded[word] = backend.library.address(name)
         self._encoded[layout.STEPS :] = lowered.steps.reshape(-1)
         self.words = self._encoded[layout.STEPS :].reshape(lowered.steps.shape)
         are_exchanges = np.isin(self.words[:, layout.OP], (layout.ALL_SUM, layout.ALL_COLUMNS))

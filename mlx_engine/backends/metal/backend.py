@@ -54,6 +54,8 @@ KEPT_PLACES = 3
 class MetalBackend(MlxBackend):
     """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
 
+    fixes_bits = True
+
     def __init__(self, executor: ExecutorName) -> None:
         self.executor = executor
         super().__init__(name="cuda" if executor == "cuda" else "metal")

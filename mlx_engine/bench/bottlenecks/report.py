@@ -22,8 +22,7 @@ from mlx_engine.bench.bottlenecks.analysis import kinds, phase, phases, profilin
 from mlx_engine.bench.bottlenecks.page import command
 from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import check
-from mlx_engine.bench.origin import describe, digest, origin
-from mlx_engine.bench.others import OtherProcesses, fields
+from mlx_engine.bench.origin import OtherProcesses, describe, digest, fields, origin
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.samples import Test
