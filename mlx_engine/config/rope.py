@@ -302,7 +302,7 @@ class RotationSetting:
 
     def _from_hf(self, s: Settings, known: Any) -> Rotation:
         theta, scaling = s.number(self.hf, self._usual(known)), s.mapping("rope_parameters")
-        part = s.number("partial_rotary_factor", self.part) if self.partial else 1.0
+        part = self._part(s, known) if self.partial else 1.0
         if scaling is not None and self.layers is not None:
             outer, scaling = scaling, scaling.mapping(self.layers)
             outer.refuse_rest(LAYER_KINDS)
@@ -324,6 +324,11 @@ class RotationSetting:
         found = self._scaled(scaling, found, known, original)
         scaling.refuse_rest()
         return found
+
+    def _part(self, s: Settings, known: Any) -> float:
+        """Return the part of each head that is rotated; MiniMax's files have the number of its elements."""
+        n = s.whole_or_none("rotary_dim", None)
+        return s.number("partial_rotary_factor", self.part if n is None else n / known.head_dim)
 
     def _rotated(self, s: Settings, part: float, known: Any) -> int | None:
         if part == 1:
