@@ -322,8 +322,10 @@ class Backend(Primitives):
         return self.rope(q, rope, positions), self.rope(k, rope.keys, positions), v
 
     @block
-    def norm_rope(self, x: Array, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Array:
-        """Split x (T, N) into heads, norm them and rotate them, for heads of one kind; None for no rotation."""
+    def norm_rope(
+        self, x: Array, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
+    ) -> Array:
+        """Split x (T, N) into heads, norm and rotate them, for heads of one kind; None for no norm or no rotation."""
         x = self.norm(self.heads(x, head_dim), norm)
         return x if rope is None else self.rope(x, rope, positions)
 
@@ -381,10 +383,10 @@ class Backend(Primitives):
 
     @block
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:
-        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D)."""
+        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D); without a weight, its factor is 1."""
         inner = self.norm_gate_up(h, None, expert.gate, expert.up, "silu")
         y = self.note(expert.down.name, self.linear(inner, expert.down))
-        return self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
+        return y if expert.weight is None else self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
 
     @block
     def sigmoid_gate(self, x: Array, gate: Array) -> Array:
@@ -425,7 +427,10 @@ class Backend(Primitives):
     @dispatch
     def activate(self, x: Array, activation: Activation) -> Array:
         """Return x after the named activation function."""
-        return self.silu(x) if activation == "silu" else self.gelu(x)
+        functions: dict[Activation, Callable[[Array], Array]] = {
+            "silu": self.silu, "gelu": self.gelu, "gelu_erf": self.gelu_erf, "relu2": self.relu2,
+        }  # fmt: skip
+        return functions[activation](x)
 
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:

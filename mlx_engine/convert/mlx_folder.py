@@ -410,6 +410,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
         made["rope_local_base_freq"] = local["rope_theta"]
     rule = of_all.get("rope_type", "default")
     made["rope_scaling"] = None if rule == "default" else {k: v for k, v in of_all.items() if k != "rope_theta"}
+    made |= {key: of_all[key] for key in BESIDE[:1] if key in of_all}
     if rule == "longrope":
         made |= {key: of_all[key] for key in BESIDE if key in of_all}
         made["rope_scaling"] |= {"type": rule}

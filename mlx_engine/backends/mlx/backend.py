@@ -230,6 +230,12 @@ class MlxBackend(Backend):
         """If the cube overflows, tanh is still 1, which is correct."""
         return 0.5 * x * (1 + mx.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
 
+    def gelu_erf(self, x: Native) -> Native:
+        return 0.5 * x * (1 + mx.erf(x * 0.5**0.5))
+
+    def relu2(self, x: Native) -> Native:
+        return mx.square(mx.maximum(x, 0))
+
     def clamped_swiglu(self, gate: Native, up: Native) -> Native:
         g, u = mx.minimum(gate, SWIGLU_LIMIT), mx.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
         return (u + 1) * g * mx.sigmoid(SWIGLU_ALPHA * g)
