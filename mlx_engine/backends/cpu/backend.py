@@ -384,9 +384,7 @@ class CompiledBackend(SimdBackend):
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
-            linears = [experts.router, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
-            if (shared := experts.shared) is not None:
-                linears += [shared.gate, shared.up, shared.down, shared.weight]
+            linears = [*experts.dense, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block
