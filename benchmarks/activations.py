@@ -1,45 +1,58 @@
 """Activations in float32 and in fixed point beside llama.cpp, on files that llama.cpp has quantised.
 
     python -m benchmarks.activations --python PATH        appends to benchmarks/results/activations.jsonl
-    python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 --out new.jsonl
+    python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 b8 --out new.jsonl
 
 With NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c our kernels have AVX2 code; rows record the name.
+llama.cpp should then be built for AVX2, too: rows record what it says that it was built for.
 
-PATH is a Python that has llama-cpp-python. The files are those of `benchmarks.llama_quants`. All contestants of a file
-and a test run once per round.
+PATH is a Python that has llama-cpp-python. The files are those of `benchmarks.llama_quants`, and `affine4`, a folder in
+MLX's 4-bit format, which llama.cpp does not read. All contestants of a file and a test run once per round; rows are
+written after each test, so a run that ends early can be continued with the tests that are missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.concurrency import DEPTH as PROMPT
+from benchmarks.concurrency import SPARE, STEPS
 from benchmarks.llama_quants import AS_IS, MADE, MODEL, made
-from benchmarks.log import FOLDER, Log
+from benchmarks.log import FOLDER, Log, Row
 from benchmarks.peers.contests import (
     DEPTH,
+    ENGINES,
     LLAMA,
     OURS,
     Contest,
     Contestant,
+    Entry,
     contest_row,
     interpreters,
     play,
     report_line,
 )
+from benchmarks.peers.process import PeerError, Process
 from benchmarks.sections import factor, fastest
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.cores import usable_cores
+from mlx_engine.machine.limits import usable_cores
 
 RESULTS = FOLDER / "activations.jsonl"
 TESTS = {
     "pp512": Test(n_prompt=512), "tg64": Test(n_gen=64), "pp2048": Test(n_prompt=2048),
     "tg64@d4096": Test(n_gen=64, depth=DEPTH),
 }  # fmt: skip
-FILES = (AS_IS, "q4_0", "q4_k_m", "q6_k")
+# Decode of several sequences, each after a prompt of its own (`benchmarks.concurrency`).
+BATCHES = {"b8": 8, "b32": 32}
+AFFINE = "affine4"
+FILES = (AS_IS, "q4_0", "q4_k_m", "q6_k", AFFINE)
 ROUNDS = 7
 
 
@@ -49,26 +62,81 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
-    parser.add_argument("--files", nargs="+", choices=(AS_IS, *MADE), default=FILES)
-    parser.add_argument("--tests", nargs="+", choices=tuple(TESTS), default=("pp512", "tg64"))
+    parser.add_argument("--files", nargs="+", choices=(AS_IS, *MADE, AFFINE), default=FILES)
+    parser.add_argument("--tests", nargs="+", choices=(*TESTS, *BATCHES), default=("pp512", "tg64"))
     options = parser.parse_args()
     log = Log("activations", options.out)
-    paths = made(resolve(MODEL), options.python, [name for name in options.files if name != AS_IS])
-    rounded = Contestant(OURS, {"backend": "parallel", "activations": "i16"})
-    cores, compiled_for = usable_cores(), os.environ.get("NUMBA_CPU_NAME", "this processor")
-    # Without this setting llama.cpp chooses whether it uses flash attention.
-    peers = (Contestant(LLAMA, threads=cores), Contestant(LLAMA, {"flash_attention": False}, threads=cores))
+    paths = made(resolve(MODEL), options.python, [name for name in options.files if name in MADE])
+    if AFFINE in options.files:
+        paths[AFFINE] = affine_of(paths[AS_IS])
+    compiled_for = os.environ.get("NUMBA_CPU_NAME", "this processor")
     for name in options.files:
         for title in options.tests:
-            exact = Contestant(OURS, {"backend": "parallel"})
-            contest = Contest(TESTS[title], (exact, rounded, *peers), options.rounds)
-            entries = play(contest, str(paths[name]), interpreters({LLAMA: options.python}))
-            rows = []
+            of = contestants(has_peer=name != AFFINE)
+            pythons = {**interpreters({LLAMA: options.python})}
+            if title in BATCHES:
+                contest, entries = batches(BATCHES[title], of, str(paths[name]), pythons, options.rounds)
+            else:
+                contest = Contest(TESTS[title], of, options.rounds)
+                entries = play(contest, str(paths[name]), pythons)
+            rows: list[Row] = []
             for entry in entries:
                 print(f"{name}, {report_line(contest, entry)}")
                 rows.append(log.append({"file": name, "processor": compiled_for, **contest_row(contest, entry)}))
             theirs = factor(rows[1], fastest(rows, LLAMA))
             print(f"{name}, {title}: i16 / f32 {factor(rows[1], rows[0])}, i16 / llama.cpp {theirs}", flush=True)
+
+
+def contestants(*, has_peer: bool) -> tuple[Contestant, ...]:
+    """Return float32, then fixed point, then settings of llama.cpp if it reads the file."""
+    cores = usable_cores()
+    ours = (
+        Contestant(OURS, {"backend": "parallel"}),
+        Contestant(OURS, {"backend": "parallel", "activations": "i16"}),
+    )
+    # Without this setting llama.cpp chooses whether it uses flash attention.
+    peers = (Contestant(LLAMA, threads=cores), Contestant(LLAMA, {"flash_attention": False}, threads=cores))
+    return (*ours, *peers) if has_peer else ours
+
+
+def affine_of(source: Path) -> Path:
+    """Return the folder in MLX's 4-bit format, which is made of the source if it is missing."""
+    folder = source.with_name(f"{source.stem.removesuffix('-q8_0')}-{AFFINE}")
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        command = [sys.executable, "-m", "mlx_engine", "quantize", str(source), str(part), "--to", "mlx-4bit"]
+        done = subprocess.run([*command, "--force"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{AFFINE}: {' '.join(command)} failed: {done.stderr.strip()}")
+        part.rename(folder)
+    return folder
+
+
+def batches(
+    n: int, of: Sequence[Contestant], model: str, pythons: dict[str, str], rounds: int
+) -> tuple[Contest, list[Entry]]:
+    """Run steps of n sequences, the contestants interleaved; seconds are those of all steps of a round."""
+    contest = Contest(Test(n_gen=n * STEPS), tuple(of), rounds, about=f"{n} sequences")
+    entries = [Entry(contestant) for contestant in of]
+    common = {"model": model, "n_sequences": n, "depth": PROMPT, "spare": SPARE}
+    with ExitStack() as stack:
+        running: list[tuple[Entry, Process]] = []
+        for entry in entries:
+            who = entry.contestant
+            threads = {"threads": who.threads} if who.threads else {}
+            try:
+                opened = Process(ENGINES[who.engine].module, pythons[who.engine], **common, **threads, **who.opening)
+            except PeerError as error:
+                entry.absent = str(error)
+                continue
+            running.append((entry, stack.enter_context(opened)))
+            entry.facts = opened.facts
+        for number in range(rounds):
+            for entry, process in running if number % 2 == 0 else reversed(running):
+                seconds = process.ask("decode", n_sequences=n, n_steps=STEPS)["seconds"]
+                entry.seconds.append(sum(seconds))
+                entry.passes.append(seconds)
+    return contest, entries
 
 
 if __name__ == "__main__":

@@ -274,7 +274,8 @@ bits. The error is that of our logits against the same weights as float32."""
 
 ACTIVATIONS_INTRO = """The qwen3-0.6b shape, quantised by llama.cpp; float32 and `--activations i16` of this engine, and
 llama.cpp's fastest setting, in the same rounds. A factor is `i16` over the column before it. Code for haswell is AVX2
-code on the same processor, beside llama.cpp with all that the processor has."""
+code on the same processor. llama.cpp has code for what its column says. `affine4` is MLX's format, which llama.cpp does
+not read. Several sequences have a prompt of 128 tokens each; their rates are tokens of all."""
 
 
 def activations(rows: Sequence[Row]) -> str:
@@ -287,10 +288,16 @@ def activations(rows: Sequence[Row]) -> str:
         of = [row for row in of if row["time"] == of[-1]["time"]]
         exact, rounded = (row for row in of if row["engine"] == OURS)
         theirs = fastest(of, LLAMA)
-        factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs)]
+        factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs), built_for(theirs)]
         lines.append([file, test, processor, rate(exact), rate(rounded), *factors])
-    head = ["file", "test", "code for", "f32", "i16", "factor", f"{LLAMA}, fastest", "factor"]
+    head = ["file", "test", "code for", "f32", "i16", "factor", f"{LLAMA}, fastest", "factor", "its code"]
     return f"{source(rows[0])}\n\n{ACTIVATIONS_INTRO}\n\n{table(head, lines, n_words=3)}\n"
+
+
+def built_for(row: Row | None) -> str:
+    """Return the widest vector instructions that llama.cpp says that it was built for."""
+    said = "" if row is None else row["facts"].get("built_for", "")
+    return next((name for name in ("AVX512", "AVX2", "NEON") if f"{name} = 1" in said), "-").replace("X5", "X-5")
 
 
 KV_TYPES_INTRO = """The qwen3-0.6b shape in Q8_0; 64 tokens are generated after a long text, with `--kv-type` of each

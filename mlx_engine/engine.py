@@ -25,8 +25,19 @@ import numpy as np
 from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
-from mlx_engine.cache import SequenceInput
+from mlx_engine.cache import KVPool, SequenceInput
+from mlx_engine.cache.disk import (
+    DEFAULT_NBYTES,
+    DiskPrefixes,
+    PrefixFolder,
+    SavedPrefixes,
+    Saver,
+    backend_identity,
+    identity_of,
+    source_digest,
+)
 from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.checkpoint.identity import kept_digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.pooling import read_pooling
 from mlx_engine.checkpoint.sources import resolve
@@ -43,6 +54,8 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
+from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.folder import cache_folder
 from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
 from mlx_engine.loop.finite import check_logits
 from mlx_engine.loop.forward import forward_logits
@@ -52,17 +65,19 @@ from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.row_reader import LastLogits, PooledHidden, PromptLogprobs, RowReader
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.speculation import MOST_STATES, Speculation, use_of
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
-from mlx_engine.machine.cores import bounded_threads
 from mlx_engine.machine.forks import kept_over_forks
-from mlx_engine.machine.memory import available_memory, give_back_freed
+from mlx_engine.machine.limits import available_memory, bounded_threads, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
+    OFF,
     UNTIL_FULL,
     BatchOptionValues,
     Options,
     OptionValues,
+    check_speculate,
     names_options,
     one_per_prompt,
     shows_options,
@@ -70,8 +85,7 @@ from mlx_engine.options import (
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
 from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
-from mlx_engine.weights.need import expansions, need_of
-from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -114,7 +128,10 @@ def load(
     context: int | None = None,
     activations: str = EXACT,
     kv_type: str | None = None,
+    speculate: str = OFF,
     allow_too_large: bool = False,
+    prefix_dir: str | Path | None = None,
+    prefix_disk: int = DEFAULT_NBYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
@@ -139,7 +156,12 @@ def load(
             are faster and round, see docs/precision.md.
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
             activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
+        speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
+            see docs/speculation.md; "auto" does so where it cannot be slower; "off" does not.
         allow_too_large: load a model that needs more memory than is free.
+        prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
+            computing them again; see docs/prefixes.md. None keeps none on disk.
+        prefix_disk: the most bytes of files in this folder; the least recently used are removed.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
 
@@ -153,6 +175,7 @@ def load(
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
     options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
+    options |= {"speculate": speculate}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -160,7 +183,10 @@ def load(
         raise OptionError(
             f"context must be {expected}, not {context:,}", option="context", expected=expected, found=context
         )
-    return Engine(opened, progress)
+    engine = Engine(opened, progress)
+    if prefix_dir is not None:
+        engine.keep_prefixes(prefix_dir, prefix_disk)
+    return engine
 
 
 class Engine:
@@ -172,6 +198,8 @@ class Engine:
         architecture: the checkpoint's architecture.
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
+        speculation: whether and how tokens are proposed, and why.
+        proposals: what was proposed in the last scheduler that proposes tokens; None before there is one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -183,7 +211,12 @@ class Engine:
         about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
         self._model: Model | None = model
         self._taps: list[Tap] | None = None
+        self._prefixes: SavedPrefixes | None = None
+        how = {"config": repr(opened.config), "conversion": str(planned.conversion), "layers": repr(model.kv_layers)}
+        self._identified = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in how.items()}
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
+        self.speculation = use_of(model, opened.speculate, self.n_parameters)
+        self.proposals: Speculation | None = None
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
         self.notes = tuple(note for some in notes for note in some)
@@ -205,10 +238,94 @@ class Engine:
         `close` waits for a running forward pass. Later calls, also on existing streams and schedulers, raise
         ClosedError.
         """
+        if self._prefixes is not None:
+            self._prefixes.close()
         model, self._model = self._model, None
         if model is not None:
             model.backend.close()
         self._prompts.close()
+
+    def keep_prefixes(self, folder: str | Path, max_nbytes: int = DEFAULT_NBYTES) -> None:
+        """Keep the keys and values of prompts in a folder, for schedulers made from now on and for later runs.
+
+        Raises:
+            OptionError: several processes share the model, or its backend is `scalar`; or `max_nbytes` is negative.
+        """
+        be = self.model.backend
+        self._check_kept("prefix_dir")
+        if not is_whole(max_nbytes) or max_nbytes < 0:
+            message = f"prefix_disk must be a number of bytes, not {shown(max_nbytes)}"
+            raise OptionError(message, option="prefix_disk", expected="at least 0", found=max_nbytes)
+        identify = partial(_identified, self.path, {**self._identified, **backend_identity(be)})
+        made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
+        if self._prefixes is not None:
+            made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
+            self._prefixes.close()
+        self._prefixes = made
+
+    def _identity(self) -> bytes:
+        """Return the digest of what keys and values depend on besides token ids.
+
+        Raises:
+            OptionError: keys and values of this model cannot be saved.
+        """
+        self._check_kept("prefix")
+        about = {**self._identified, **backend_identity(self.backend)}
+        return identity_of(_identified(self.path, about, cache_folder("prefixes")))[1]
+
+    def save_prefix(self, path: str | Path, prompt: Prompt, *, scheduler: Scheduler | None = None) -> int:
+        """Write the keys and values of a prompt to a file, and return the number of tokens that it has.
+
+        The file has the whole pages of 64 tokens, which `load_prefix` reads. It is replaced when the new one is
+        complete.
+
+        Args:
+            path: the file, from which the prompt can be recovered.
+            prompt: text, token ids, or messages for the model's chat template.
+            scheduler: has run the prompt, perhaps as the beginning of another one, and has a prefix cache; None runs
+                the prompt.
+
+        Raises:
+            OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
+            OSError: the file cannot be written.
+        """
+        identity, ids = self._identity(), np.array(self.prompts.ids(prompt), dtype=np.int64)
+        if scheduler is None:
+            request = self.request(ids.tolist(), Options(0))
+            scheduler = self.scheduler_for([request], keeps=True)
+            drained(Stream(scheduler, request))
+        prefix, path = scheduler.prefix, Path(path)
+        if prefix is None:
+            message = "save_prefix needs a scheduler with a prefix cache"
+            raise OptionError(message, option="scheduler", expected="a prefix cache")
+        with draft(path) as new:
+            with new.open("wb", buffering=0) as file:
+                new.chmod(0o600)
+                saver = Saver(file, DiskPrefixes(scheduler.pool, SavedPrefixes(identity)), identity, ids)
+                prefix.save(saver, ids)
+            new.replace(path)
+        return saver.n_pages * scheduler.pool.page
+
+    def load_prefix(self, path: str | Path) -> list[int]:
+        """Use the keys and values of a file that `save_prefix` has written, and return the token ids of its prompt.
+
+        Schedulers made from now on begin with them where a prompt begins with the same ids; answers have the bits that
+        they have without the file. Damaged pages are computed.
+
+        Raises:
+            FormatError: it is no such file, or is of another model, version or type of keys and values.
+            OptionError: keys and values of this model cannot be saved.
+            OSError: the file cannot be read.
+        """
+        identity = self._identity()
+        self._prefixes = self._prefixes or SavedPrefixes(identity)
+        return self._prefixes.add(Path(path), identity)
+
+    def _check_kept(self, option: str) -> None:
+        """Raise OptionError if the keys and values of this model cannot be kept on disk."""
+        if self.model.is_shared or self.backend.name == "scalar":
+            whose = "a model that this process has alone" if self.model.is_shared else "another backend than scalar"
+            raise OptionError(f"{option} needs {whose}", option=option, expected=whose)
 
     @property
     def prompts(self) -> RequestBuilder:
@@ -545,13 +662,17 @@ class Engine:
     ) -> Stream:
         """Do the same as `stream`, with an `Options` object. `scheduler` runs the request; None makes one for it."""
         request = self.request(prompt, options)
-        return Stream(scheduler or self._scheduler_for([request]), request, progress=progress)
+        return Stream(scheduler or self.scheduler_for([request]), request, progress=progress)
 
-    def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
-        """Return a stream for each request. The streams share forward passes: reading one stream advances all."""
+    def run_requests(self, requests: Sequence[Request], scheduler: Scheduler | None = None) -> list[Stream]:
+        """Return a stream for each request. The streams share forward passes: reading one stream advances all.
+
+        `scheduler` runs the requests; None makes one for them.
+        """
         for request in requests:  # it may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
-        scheduler = self._scheduler_for(requests) if self.model and requests else None
+        if scheduler is None and self.model and requests:
+            scheduler = self.scheduler_for(requests)
         return [Stream(scheduler, request) for request in requests] if scheduler else []
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
@@ -585,13 +706,23 @@ class Engine:
         Raises:
             OptionError: the memory is too small for a single page.
         """
-        pool = pool_for(self.model, slots, kv_memory)
-        prefix = PrefixCache(pool, whole_pages=whole_pages) if prefix_cache else None
+        n_proposed = MOST_STATES if self.speculation.is_on else 0
+        pool = pool_for(self.model, slots, kv_memory, n_proposed)
+        prefix = PrefixCache(pool, whole_pages=whole_pages, disk=self._disk(pool)) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
+        if self.speculation.is_on:
+            # With whole pages, nothing may tell a client about the texts of others.
+            options["speculation"] = self._speculation(keeps_others=prefix is not None and not whole_pages)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
-    def _scheduler_for(self, requests: Sequence[Request]) -> Scheduler:
-        """Return a scheduler with memory for these requests."""
+    def _speculation(self, *, keeps_others: bool = False) -> Speculation:
+        from mlx_engine.loop.lookup import Lookups
+
+        self.proposals = Speculation(Lookups(keeps_others=keeps_others), int(self.config.vocab_size))
+        return self.proposals
+
+    def scheduler_for(self, requests: Sequence[Request], *, keeps: bool = False) -> Scheduler:
+        """Return a scheduler with memory for these requests; with `keeps`, it has a prefix cache."""
         kv = {request.options.kv for request in requests}
         if len(kv) != 1:
             raise OptionError("kv must be the same for all prompts", option="kv", found=sorted(kv))
@@ -602,7 +733,20 @@ class Engine:
         slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
         lengths = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
         n_tokens = max(sum(lengths[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
-        return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
+        if not self.speculation.is_on:
+            pool, proposals = self.model.new_pool(n_tokens, n_sequences=slots), None
+        else:
+            pool = self.model.new_pool(n_tokens, n_sequences=slots, n_proposed=MOST_STATES)
+            proposals = self._speculation()
+        prefix = None
+        if self._prefixes is not None:
+            self._prefixes.flush()  # writes that wait hold the memory of earlier pools
+        if keeps or self._prefixes is not None:
+            prefix = PrefixCache(pool, disk=self._disk(pool))
+        return Scheduler(self.model, pool, slots=slots, prefix=prefix, speculation=proposals)
+
+    def _disk(self, pool: KVPool) -> DiskPrefixes | None:
+        return None if self._prefixes is None else DiskPrefixes(pool, self._prefixes)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
@@ -644,6 +788,11 @@ class Engine:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise NotCopyableError(name="engine", hint="load the model in each process")
+
+
+def _identified(path: Path, about: Mapping[str, str], kept: Path) -> dict[str, str]:
+    """Return what keys and values depend on, with the digest of the model's files, which is kept in a folder."""
+    return {**about, "model": kept_digest(path, kept), "source": source_digest()}
 
 
 class RequestBuilder:
@@ -716,7 +865,10 @@ class RequestBuilder:
         if options.constraint is not None:
             matcher = metrics.record_phase("compile_constraint", partial(self.matcher, options.constraint, prompt_ids))
         reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
-        return Request(prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader)
+        predicted = [] if options.prediction is None else self.tokenizer.encode(options.prediction)
+        return Request(
+            prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader, predicted_ids=predicted
+        )
 
     def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
         """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
@@ -915,7 +1067,7 @@ def constrained(options: Options, *, is_chat: bool) -> Options:
 
 def reasoning_after(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Reasoning | None:
     """Return the reasoning with which the answer to a prompt may begin; None if the model does not reason there."""
-    from mlx_engine.conversation.thinking import TAIL, think_markers
+    from mlx_engine.conversation.delimiters import TAIL, think_markers
 
     markers = think_markers(tokenizer.chat_template)
     tail = tokenizer.decode(prompt_ids[-TAIL:]).rstrip()
@@ -939,6 +1091,7 @@ def open_source(
     context: int | None = None,
     activations: str = EXACT,
     kv_type: str | None = None,
+    speculate: str = OFF,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
@@ -959,12 +1112,13 @@ def open_source(
     # Check the backend before anything is downloaded; create it when the model file has been opened.
     check_backend(backend, activations)
     kv_type = kv_type_of(activations, kv_type)
+    check_speculate(speculate)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type
+    how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
     return CheckedCheckpoint(path, planned, backend, *how)
 
 
@@ -984,6 +1138,7 @@ class CheckedCheckpoint:
         shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
         activations: the type of the backend's activations.
         kv_type: the type of keys and values.
+        speculate: how tokens are proposed.
     """
 
     path: Path
@@ -996,6 +1151,7 @@ class CheckedCheckpoint:
     shard: Shard | None = None
     activations: str = EXACT
     kv_type: str = EXACT
+    speculate: str = OFF
     prompts: RequestBuilder = field(init=False)
     _is_checked: bool = False
 

@@ -15,10 +15,14 @@ from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, get_type_hints
 
 from mlx_engine.constraint import Constraint
-from mlx_engine.errors import OptionError, is_number, is_whole, shown
+from mlx_engine.errors import OptionError, is_number, is_whole, listed, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# How tokens are proposed: `load` and docs/speculation.md describe the values.
+OFF, LOOKUP, AUTO_SPECULATION = "off", "lookup", "auto"
+SPECULATE = (OFF, LOOKUP, AUTO_SPECULATION)
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
@@ -133,6 +137,15 @@ def check(values: Any) -> None:
             continue
         message = f"{f.name} must be {about.rule}, not {shown(value)}"
         raise OptionError(message, option=f.name, expected=about.rule, found=value)
+
+
+def check_speculate(value: object) -> None:
+    """Raise OptionError unless the value is one of `SPECULATE`."""
+    if value not in SPECULATE:
+        expected = listed(SPECULATE)
+        raise OptionError(
+            f"speculate must be {expected}, not {shown(value)}", option="speculate", expected=expected, found=value
+        )
 
 
 def aliases() -> dict[str, str]:
@@ -335,6 +348,11 @@ class Options:
         None, "Generate only text that a JSON Schema, an expression, a grammar or a choice allows.",
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
+    prediction: str | None = option(
+        None, "A text that the answer may repeat, such as a file before an edit. With --speculate it may be faster; it "
+        "never changes the answer.",
+        unset="none", metavar="TEXT", parameter=None, is_rare=True,
+    )  # fmt: skip
 
     # In Python, one function or several.
     processors: tuple[Processor, ...] = option(
@@ -353,6 +371,9 @@ class Options:
         if self.sampler is not None and not callable(self.sampler):
             raise _wrong_function("sampler", self.sampler)
         object.__setattr__(self, "stop", _stops(self.stop))
+        if self.prediction is not None and not (isinstance(self.prediction, str) and _is_unicode(self.prediction)):
+            message = f"prediction must be a text in valid Unicode, not {shown(self.prediction)}"
+            raise OptionError(message, option="prediction", expected="a text", found=self.prediction)
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
             expected = "a Constraint, such as Constraint.json_schema({...})"
@@ -474,6 +495,7 @@ class OptionValues(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     constraint: Constraint | None
+    prediction: str | None
     processors: Processor | Sequence[Processor] | None
     sampler: Processor | None
 
@@ -499,6 +521,7 @@ class BatchOptionValues(TypedDict, total=False):
     logprobs: int | Sequence[int | None] | None
     prompt_logprobs: int | Sequence[int | None] | None
     constraint: Constraint | Sequence[Constraint | None] | None
+    prediction: str | Sequence[str | None] | None
     processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
     sampler: Processor | Sequence[Processor | None] | None
 

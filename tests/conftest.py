@@ -10,7 +10,7 @@ import typer.main
 from hypothesis import HealthCheck, Phase, settings
 
 from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
-from mlx_engine.machine import cores
+from mlx_engine.machine import limits
 from mlx_engine.observe import log
 
 # Emulated kernels have the same bits without optimisation, and clang takes a seventh of the time, which is most of what
@@ -56,7 +56,7 @@ def untouched_log() -> Iterator[None]:
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a model have more threads than this machine has cores."""
-    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 8)
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,49 @@ _DECODER = {
     "rope.freq_base": 1e4, "vocab_size": VOCAB,
 }  # fmt: skip
 _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
+_LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
+# Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
+SAMPLED = (
+    "glm4moe", "minimax-m2", "olmoe",
+    "arcee",
+    "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
+    "starcoder2",
+)  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4moe": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
+        "expert_feed_forward_length": 256, "leading_dense_block_count": 1, "expert_weights_scale": 1.5,
+        "expert_group_count": 3, "expert_group_used_count": 2,
+    }),
+    "minimax-m2": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
+        "expert_feed_forward_length": 512,
+    }),
+    "olmoe": ("gguf", {**_DECODER, "expert_count": 6, "expert_used_count": 2}),
+    "arcee": ("gguf", _DECODER),
+    "cohere2": ("gguf", {
+        **_LAYER_NORMS, "logit_scale": 0.25, "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": [True, False],
+    }),
+    "ernie4_5": ("gguf", {**_DECODER, **_HEADS}),
+    "exaone4": ("gguf", {
+        **_DECODER, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+    }),
+    "glm4": ("gguf", {**_DECODER, **_HEADS, "rope.dimension_count": 32}),
+    "granite": ("gguf", {
+        **_DECODER, "attention.scale": 0.1, "embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 4.0,
+    }),
+    "hunyuan-dense": ("gguf", {**_DECODER, **_HEADS}),
+    "mixtral": ("hf", {
+        "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
+        "num_local_experts": 6, "num_experts_per_tok": 2, "tie_word_embeddings": True, "hidden_act": "silu",
+    }),
+    "nanochat": ("gguf", {**_DECODER, "final_logit_softcapping": 5.0}),
+    "seed_oss": ("gguf", {**_DECODER, **_HEADS}),
+    "smollm3": ("gguf", _DECODER),
+    "starcoder2": ("gguf", _LAYER_NORMS),
     "gemma2": ("gguf", {
         **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 5.0,

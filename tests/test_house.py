@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mlx_engine
 from tests.cells import each
+from tests.mutants.bugs import MUTANTS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*(ROOT / "mlx_engine").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")])
@@ -122,3 +123,8 @@ def test_readme_gives_two_commands_for_a_fresh_machine():
 def test_every_public_name_can_be_imported():
     assert mlx_engine.__all__ == sorted(mlx_engine.__all__)
     assert [name for name in mlx_engine.__all__ if not hasattr(mlx_engine, name)] == []
+
+
+def test_mutants_are_few():
+    """One for each promise, at the seams; `make mutants` makes all those of a module."""
+    assert len(MUTANTS) <= 150

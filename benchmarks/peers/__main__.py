@@ -13,10 +13,11 @@ from benchmarks.peers.contests import ENGINES, ERRORS, ROUNDS, START, contest_ro
 from benchmarks.peers.exact import errors
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
-from mlx_engine.bench.origin import describe, digest
+from mlx_engine.bench.origin import describe
+from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.cores import usable_cores
+from mlx_engine.machine.limits import usable_cores
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers.jsonl"
 MODEL = "shape:qwen3-0.6b"

@@ -24,8 +24,9 @@ from benchmarks.peers.contests import (
     report_line,
 )
 from benchmarks.sections import folders as section
-from mlx_engine.bench.origin import describe, digest
+from mlx_engine.bench.origin import describe
 from mlx_engine.bench.samples import Test
+from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 

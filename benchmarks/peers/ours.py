@@ -34,7 +34,7 @@ def open_peer(request: Request) -> Peer | BatchPeer:
     """Load the file on a backend: with weights as stored or converted, or for several sequences."""
     if "n_sequences" in request:
         n, depth, spare, backend = (request[name] for name in ("n_sequences", "depth", "spare", "backend"))
-        return OursBatch(Path(request["model"]), n, depth, spare, backend)
+        return OursBatch(Path(request["model"]), n, depth, spare, backend, request.get("activations", "f32"))
     return Ours(
         Path(request["model"]),
         context=request["context"],
@@ -116,8 +116,11 @@ class Ours(Peer):
 class OursBatch(BatchPeer):
     """An engine and its scheduler. The prefix cache keeps the prompts, so that each run reads them only once."""
 
-    def __init__(self, path: Path, n_sequences: int, depth: int, spare: int, backend: str) -> None:
-        self._engine, self._checkpoint = mlx_engine.load(path, backend), open_checkpoint(path)
+    def __init__(
+        self, path: Path, n_sequences: int, depth: int, spare: int, backend: str, activations: str = "f32"
+    ) -> None:
+        self._engine = mlx_engine.load(path, backend, activations=activations)
+        self._checkpoint = open_checkpoint(path)
         n_tokens = 2 * n_sequences * (depth + spare + PAGE)
         memory = CacheSize(self._engine.model.kv_layers, n_tokens).whole
         self._scheduler = self._engine.scheduler(slots=n_sequences, kv_memory=memory)

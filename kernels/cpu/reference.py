@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,16 @@ def gelu(x: Floats) -> Floats:
     with np.errstate(over="ignore"):
         u = float(np.sqrt(2 / np.pi)) * (x + 0.044715 * x**3)
         return np.asarray(x / (1 + np.exp(-2 * u)))
+
+
+def gelu_erf(x: Floats) -> Floats:
+    """`0.5 x erfc(-x / sqrt(2))`."""
+    return np.asarray(x * (0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))).astype(x.dtype))
+
+
+def relu2(x: Floats) -> Floats:
+    """`max(x, 0)**2`."""
+    return np.square(np.maximum(x, 0))
 
 
 def project(

@@ -29,6 +29,7 @@ from .errors import (
     MemoryFaultError,
     OrderError,
     RaceError,
+    TensorError,
     UndefinedBehaviorError,
 )
 from .findings import Finding
@@ -52,6 +53,7 @@ __all__ = [
     "MetalKernel",
     "OrderError",
     "RaceError",
+    "TensorError",
     "UndefinedBehaviorError",
     "Unwritten",
     "WholeKernel",

@@ -271,6 +271,20 @@ def runtime_library() -> Path:
     return _built(name, compile_in)
 
 
+# Descriptors of products are arguments of templates, and tensors have indices of several numbers: C++23. Clang 22 fails
+# where it packs loads of bools, as masks of attention have them.
+_TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|dextents|cooperative_tensor)\b")
+
+
+def uses_tensors(text: str) -> bool:
+    """Return whether a text uses tensors."""
+    return _TENSORS.search(text) is not None
+
+
+def _language(text: str) -> tuple[str, ...]:
+    return ("-std=c++2b", "-fno-slp-vectorize") if uses_tensors(text) else ()
+
+
 def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:
     """Return the library of a unit of kernels; compile it if it is not cached.
 
@@ -282,7 +296,7 @@ def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = 
     Raises:
         CompileError: clang reports errors; the message has them.
     """
-    flags = (*_KERNEL_FLAGS, *_baseline(), *build.flags)
+    flags = (*_KERNEL_FLAGS, *_language(text), *_baseline(), *build.flags)
     name = f"{build.name}-{_digest(text.encode(), flags)}.so"
 
     def compile_in(folder: Path) -> None:
@@ -335,7 +349,8 @@ def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
     Raises:
         CompileError: an included file is missing, or a directive is wrong.
     """
-    known = {"__METAL__": 1, "__METAL_VERSION__": 320, "__METAL_MACOS__": 1, "__HAVE_BFLOAT__": 1, "__FAST_MATH__": 1}
+    known = {"__METAL__": 1, "__METAL_VERSION__": 400, "__METAL_MACOS__": 1, "__HAVE_BFLOAT__": 1, "__FAST_MATH__": 1}
+    known["__HAVE_TENSOR__"] = 1
     source, item = standard / "kernels.cc", standard / "kernels.i"
     source.write_text(text, encoding="utf-8")
     command = [*compiler().command, "-E", "-x", "c++", "-std=c++17", "-nostdinc"]

@@ -45,6 +45,7 @@ class Run:
     print_from: Sequence[int]
     alignment: int = ALIGNMENT  # of buffers that end at unmapped memory: with 1 nothing lies between
     trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is noted
+    m5: bool = False  # whether cooperative tensors lie as on an M5
 
 
 # The alignment, in bytes, that a kernel's loads and stores need of a buffer, by the number of its parameter, where this
@@ -154,7 +155,7 @@ def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
 def _options(run: Run, outputs: Sequence[Buffer]) -> Options:
     patience, place = int(run.time_limit * 1000), (ctypes.c_uint * 3)(*run.print_from)
     trace = outputs[run.trace[0]].start + run.trace[1] if run.trace else 0
-    return Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, patience, place, trace)
+    return Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, patience, run.m5, place, trace)
 
 
 def _output(run: Run, shape: Sequence[int], dtype: str, alignment: int) -> Buffer:

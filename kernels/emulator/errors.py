@@ -66,6 +66,10 @@ class UndefinedBehaviorError(EmulatorError):
     """A thread executed undefined behaviour."""
 
 
+class TensorError(EmulatorError):
+    """A tensor, or an operation on tensors, is used in a way that the specification leaves undefined."""
+
+
 class RaceError(EmulatorError):
     """Two threads use the same memory, and nothing orders them."""
 

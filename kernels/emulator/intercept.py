@@ -87,6 +87,7 @@ def emulate(
     seeds: Sequence[int] = SEEDS,
     lanes: str = "active",
     suffixes: bool = False,
+    layout: str = "any",
     pretend: bool = True,
 ) -> Iterator[Calls]:
     """Replace `mx.fast.metal_kernel` within this context, in the whole process: kernels made here run in the emulator.
@@ -101,6 +102,7 @@ def emulate(
         seeds: the orders of threads.
         lanes: as in `MetalKernel.__call__`.
         suffixes: as in `MetalKernel.__call__`.
+        layout: as in `MetalKernel.__call__`.
         pretend: without a Metal GPU, let `mx.metal.is_available` return True, `mx.gpu` be `mx.cpu`, and
             `mx.default_device` return a device with the name and type of a GPU, so that programs do not choose another
             path. It returns this device also after `mx.set_default_device(mx.cpu)`.
@@ -117,9 +119,9 @@ def emulate(
         raise LaunchError(f"emulate: expected at least one build and one seed, found {builds!r} and {seeds!r}")
     for build in builds:
         for seed in seeds:
-            check_switches("emulate", seed, build, lanes, None)
+            check_switches("emulate", seed, build, lanes, None, layout)
     seen = Calls()
-    options = {"lanes": lanes, "suffixes": suffixes}
+    options = {"lanes": lanes, "suffixes": suffixes, "layout": layout}
 
     @wraps(metal_kernel)
     def make(*args: Any, **kwargs: Any) -> CheckedKernel:
@@ -212,7 +214,8 @@ class CheckedKernel:
     ) -> None:
         """Raise an error if two results differ: with the lines, if the build "races" finds them."""
         for name, one, two in zip(self._kernel.output_names, first[1], other[1], strict=True):
-            at = difference(one, two)
+            statistics = self._kernel.statistics
+            at = difference(one, two, nearly=bool(statistics and statistics.tensor_operations))
             if at is None:
                 continue
             for seed in self._seeds:
@@ -242,12 +245,18 @@ class CheckedKernel:
         return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
-def difference(one: mx.array, other: mx.array) -> tuple[int, ...] | None:
-    """Return the index of the first element that differs, or None. NaNs are equal."""
+# The share of an array's largest number by which products of tensors may differ, which are summed in any order.
+_NEARLY = 2**-6
+
+
+def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple[int, ...] | None:
+    """Return the index of the first element that differs, or None. NaNs are equal; with `nearly`, near numbers are."""
     if one.size == 0:
         return None
     a, b = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in (one, other))
     differs = (a != b) & ~((a != a) & (b != b))
+    if nearly and np.issubdtype(a.dtype, np.floating):
+        differs &= ~(np.abs(a - b) <= _NEARLY * np.max(np.abs(a), initial=0, where=np.isfinite(a)))
     if not differs.any():
         return None
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))

@@ -215,6 +215,8 @@ def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequ
 
 # Which lanes must take part in a SIMD-group operation.
 LANES = ("active", "all")
+# Where the elements of cooperative tensors lie: in any way, by the seed, or as on an M5.
+LAYOUTS = ("any", "m5")
 # What threadgroup memory is full of at first, by the order of threads: NaN, and numbers that are large in every type,
 # so that a result which depends on memory that nobody has written differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
@@ -276,6 +278,7 @@ class MetalKernel:
         time_limit: float = TIME_LIMIT,
         print_from: Sequence[int] = (0, 0, 0),
         trace: tuple[str, int] | None = None,
+        layout: str = "any",
     ) -> list[mx.array]:
         """Run the kernel over the grid and return its results, not lazily.
 
@@ -302,6 +305,8 @@ class MetalKernel:
             time_limit: seconds of the processor's time after which a threadgroup is taken not to end.
             trace: an output's name and the index of an element, counted through all axes: `statistics.writer` says
                 which thread wrote it last, and where. Only in the build "races".
+            layout: which thread has which element of a cooperative tensor. "any": the seed decides, because Metal
+                leaves it open; setting elements without asking which they are is an error. "m5": as on an M5.
 
         Returns:
             One array per output.
@@ -312,7 +317,7 @@ class MetalKernel:
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
         check_grid(f"kernel '{text.name}'", grid, threadgroup)
-        check_switches(f"kernel '{text.name}'", seed, build, lanes, guard)
+        check_switches(f"kernel '{text.name}'", seed, build, lanes, guard, layout)
         if not 0 < time_limit < 1e6 or len(print_from) != 3:
             raise LaunchError(
                 f"kernel '{text.name}': expected time_limit in seconds, above 0, and print_from of three numbers, "
@@ -339,6 +344,7 @@ class MetalKernel:
             print_from=print_from,
             alignment=ALIGNMENT if build == "races" or text.casts else 1,
             trace=_traced(text, trace, output_dtypes, build) if trace else None,
+            m5=layout == "m5",
         )
         try:
             arrays, self.statistics = self._dispatch(run, instance, memories, output_shapes)
@@ -499,7 +505,7 @@ def check_grid(where: str, grid: Sequence[int], threadgroup: Sequence[int]) -> N
         )
 
 
-def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | None) -> None:
+def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | None, layout: str = LAYOUTS[0]) -> None:
     """Refuse options of a call that do not exist.
 
     Raises:
@@ -513,6 +519,8 @@ def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | N
         raise LaunchError(f"{where}, lanes {lanes!r}: expected one of {', '.join(LANES)}")
     if guard not in (None, "start", "end"):
         raise LaunchError(f"{where}, guard {guard!r}: expected 'start' or 'end'")
+    if layout not in LAYOUTS:
+        raise LaunchError(f"{where}, layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
 
 
 def metal_kernel(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import lint
 from .arrays import array_at, memory_of, output_bytes
-from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library
+from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library, uses_tensors
 from .dispatch import Alignments, around, misplaced, note, raise_mistakes
 from .errors import CompileError, EmulatorError, LaunchError, LintError, MemoryFaultError
 from .findings import Finding, Place
@@ -180,6 +180,16 @@ class Library:
             values[index] = str(value).lower() if isinstance(value, bool) else repr(value)
         return WholeKernel(self.name, self._text, found, values)
 
+    def prepare(self, kernels: Sequence[WholeKernel], build: str = "spaces") -> None:
+        """Compile kernels of this file together, all with the same function constants: faster than one by one.
+
+        Raises:
+            CompileError: one of them does not compile.
+        """
+        file = compile_together(kernels, build)
+        for i, kernel in enumerate(kernels):
+            kernel.use(build, Entry(file, i))
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -226,6 +236,7 @@ class WholeKernel:
         guard: str | None = None,
         time_limit: float = TIME_LIMIT,
         trace: tuple[int, int] | None = None,
+        layout: str = "any",
     ) -> dict[int, Any]:
         """Run the kernel over the grid.
 
@@ -236,11 +247,12 @@ class WholeKernel:
             grid: threads per axis, not threadgroups.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             threadgroup_memory: bytes by index, for parameters with `[[threadgroup(n)]]`.
-            seed: as of `metal_kernel`, and so are `build`, `lanes`, `guard` and `time_limit`.
+            seed: as of `metal_kernel`, and so are `build`, `lanes`, `guard`, `time_limit` and `layout`.
             build: "spaces", "undefined" or "races".
             lanes: "active" or "all".
             guard: "end" or "start".
             time_limit: seconds.
+            layout: "any" or "m5".
             trace: a buffer and a byte of it: `statistics.writer` says which thread wrote it last, and where. Only in
                 the build "races".
 
@@ -251,11 +263,13 @@ class WholeKernel:
             EmulatorError: the kernel or its call is wrong; see `errors`.
         """
         where = f"kernel '{self.name}'"
-        check_switches(where, seed, build, lanes, guard)
+        check_switches(where, seed, build, lanes, guard, layout)
         check_grid(where, grid, threadgroup)
         at_end = guard == "end" if guard else seed % 2 == 0
         poison = POISONS[(seed + 2 * (build == "races")) % len(POISONS)]
-        options = Options(seed, lanes == "all", build == "races", at_end, poison, int(time_limit * 1000))
+        options = Options(
+            seed, lanes == "all", build == "races", at_end, poison, int(time_limit * 1000), layout == "m5"
+        )
         run = _Run(grid, threadgroup, options, build, trace)
         given = self._given(dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers)))
         sizes = self._sizes(threadgroup_memory or {})
@@ -306,11 +320,15 @@ class WholeKernel:
     ) -> dict[int, Any] | None:
         """Return what was written, or None if the kernel needs more alignments, which are noted."""
         placed = self._place(given, run.options)
-        addresses = [
-            sizes[one.slot] if one.role == "threadgroup" else placed[one.slot].start if one.slot in placed else 0
-            for one in self.parameters
-            if one.role != "attribute"
-        ]
+        shapes = {one.slot: self._shape(one, given[one.slot]) for one in self.parameters if one.is_tensor}
+        addresses = []
+        for one in self.parameters:
+            if one.role == "threadgroup":
+                addresses.append(sizes[one.slot])
+            elif one.role == "buffer":
+                addresses.append(placed[one.slot].start if one.slot in placed else 0)
+            if one.is_tensor:
+                addresses.append(ctypes.addressof(shapes[one.slot]))
         written = [(i, value, placed[i]) for i, value in given.items() if value is not None and self._writes(i)]
         watched = [(buffer.start, buffer.bytes, value.bytes is None) for _, value, buffer in written]
         if run.trace is not None:
@@ -333,6 +351,16 @@ class WholeKernel:
         note(statistics, failed)
         self.statistics = statistics
         return {i: value.array(buffer.start) for i, value, buffer in written}
+
+    def _shape(self, one: MetalParameter, value: Contents | None) -> Any:
+        """Return how many axes an array has, and its extents as those of a tensor: the contiguous last axis first."""
+        shape = getattr(value.like, "shape", None) if value is not None else None
+        if not shape:
+            raise LaunchError(
+                f"kernel '{self.name}', buffer {one.slot} ('{one.name}', a tensor): expected an array of one axis or "
+                f"more, found {value.like if value is not None else None!r}"
+            )
+        return (ctypes.c_long * (1 + len(shape)))(len(shape), *reversed([int(n) for n in shape]))
 
     def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
         """Return the buffers by index; an array that was given twice is in one."""
@@ -385,6 +413,10 @@ class WholeKernel:
                 raise self._unset(str(error)) from None
         return self._entries[build]
 
+    def use(self, build: str, entry: Entry) -> None:
+        """Take what was compiled together with other kernels; see `Library.prepare`."""
+        self._entries[build] = entry
+
     def _unset(self, error: str) -> LaunchError:
         """Return the error for a function constant without a value, which is a symbol that nobody defines."""
         symbol = re.search(r"undefined symbol: (\w+)", error)
@@ -408,16 +440,24 @@ class WholeKernel:
                 ordinal = self._function.arrays + memory
                 value = f'msl_threadgroup_array({ordinal}, (unsigned)(unsigned long){value}, "{one.name}", 0)'
                 memory += 1
+            if one.is_tensor:
+                arguments.append(f"msl_bound_tensor{{buffers[{place}], (const long*)buffers[{place + 1}]}}")
+                place += 2
+                continue
             kind = one.declared.rstrip("&") + "*" if one.is_reference else one.declared
             if self._function.is_typed:
                 arguments.append(f"{'*' if one.is_reference else ''}(({kind}){value})")
             else:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
+        # By a pointer, so that no argument of the template is looked for among the types of these arguments.
+        function, pointed = self._function.function, ""
+        if not self._function.is_typed:
+            pointed, function = f"  decltype({function})* msl_function = {function};\n", "msl_function"
         return (
             f'#line 1 "entry"\nextern "C" __attribute__((visibility("default")))\n'
             f"void msl_entry_{index}(void* const* buffers, const msl_thread* self) {{\n"
-            f"  {self._function.function}({', '.join(arguments)});\n}}\n"
+            f"{pointed}  {function}({', '.join(arguments)});\n}}\n"
         )
 
     def code(self) -> str:
@@ -433,7 +473,9 @@ def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
     """
     base = BUILDS.get(build, UNOPTIMIZED)
     entries = "".join(kernel.entry(i) for i, kernel in enumerate(kernels))
-    text = f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n{kernels[0].code()}\n{entries}"
+    code = kernels[0].code()
+    header = "msl/tensors.h" if uses_tensors(code) else "msl/all.h"
+    text = f"#include <{header}>\n{attributes()}#include <msl/whole.h>\n{code}\n{entries}"
     return kernel_library(text, Build(base.name, (*base.flags, *_FLAGS)))
 
 

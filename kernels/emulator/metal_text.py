@@ -32,6 +32,7 @@ class MetalParameter(NamedTuple):
         attribute: the attribute of the thread that it has.
         declared: the whole text of its type.
         is_optional: whether a function constant decides if it exists.
+        is_tensor: whether it is a tensor, bound with the extents of its array.
     """
 
     name: str
@@ -43,8 +44,10 @@ class MetalParameter(NamedTuple):
     attribute: str
     declared: str
     is_optional: bool = False
+    is_tensor: bool = False
 
 
+_TENSOR = re.compile(r"(?:metal\s*::\s*)?tensor\s*<\s*(?P<element>[^,<>]+),.*>$", re.DOTALL)
 _ATTRIBUTE = re.compile(r"(\w+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?")
 _BRACKETS = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 
@@ -70,7 +73,8 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
         if attribute:
             yield MetalParameter(name, "attribute", 0, kind, False, False, attribute, "")
             continue
-        if not (is_pointer or is_reference):
+        tensor = _TENSOR.match(whole)
+        if not (is_pointer or is_reference or tensor):
             found = ", ".join(given) or "no attribute"
             raise CompileError(
                 f"kernel '{kernel}', parameter '{name}': expected a buffer, threadgroup memory or an attribute of a "
@@ -79,8 +83,11 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
         role = "threadgroup" if re.search(r"\bthreadgroup\b", declared) else "buffer"
         index = int(given[role]) if given.get(role) else next(i for i in range(99) if i not in taken[role])
         taken[role].add(index)
-        fixed = re.search(r"\b(?:const|constant)\b", declared.split("*")[0].split("&")[0])
-        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole, "function_constant" in given)
+        fixed = re.search(
+            r"\b(?:const|constant)\b", (tensor["element"] if tensor else declared).split("*")[0].split("&")[0]
+        )
+        optional = "function_constant" in given
+        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole, optional, bool(tensor))
 
 
 def _separated(listed: str) -> Iterator[str]:
@@ -103,11 +110,12 @@ def _split(parameter: str) -> tuple[str, dict[str, str]]:
 
 
 def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
-    """Return name, type, and whether it is a pointer (or an array), or a reference."""
-    found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", declared.split("=")[0].strip())
+    """Return name ("unnamed" without one), type, and whether it is a pointer (or an array), or a reference."""
+    written = declared.split("=")[0].strip()
+    found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", f"{written} unnamed" if written[-1:] in "*&" else written)
     if found is None:
-        raise CompileError(f"kernel '{kernel}': expected a parameter with a name, found `{declared}`")
-    kind = declared[: found.start()]
+        raise CompileError(f"kernel '{kernel}': expected a parameter, found `{declared}`")
+    kind = written[: found.start()]
     plain = re.sub(
         r"\b(?:const|constant|device|threadgroup|thread|volatile|restrict|__restrict|coherent)\b|[*&]", " ", kind
     )
@@ -118,6 +126,7 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
+_SIZED = r"(?:(?:metal\s*::\s*)?vec\s*<[^<>]*>)"
 _PARAMETER = re.compile(r"\b(?:typename|class)\s+(?!\.)(\w+)\b(?=\s*[,>=])")
 _ALIAS = re.compile(r"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
 
@@ -130,27 +139,35 @@ def type_names(text: str) -> list[str]:
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
 
+# `f({x, y, z}, n)`: three elements of a vector.
+_LIST = re.compile(r"(?<=[\w>]\()(\s*)\{([^{};,]*,[^{};,]*,[^{};,]*)\}(?=\s*,)")
+
+
 class Rewriter:
     """Rewrites the bodies of functions.
 
     `(T)x` becomes a conversion by value, for vectors and for types that may be vectors; `T(a, b)` becomes a call of
-    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call.
+    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call; a list of three that is an argument, a
+    call of `msl_list`.
     """
 
     def __init__(self, text: str) -> None:
         names = "|".join(map(re.escape, type_names(text)))
-        kind = rf"(?:{_VECTOR}|vec\s*<[^<>]*>" + (rf"|{names}" if names else "") + ")"
+        kind = rf"(?:{_VECTOR}|{_SIZED}" + (rf"|(?:{names})(?:\s*<[^<>]*>)?" if names else "") + ")"
         self._cast = re.compile(
             rf"(?P<before>(?:^|[^\w\s)\]>]|\breturn\b|\belse\b)\s*)\(\s*(?:const\s+|thread\s+)*(?P<type>{kind})\s*\)"
             r"(?=\s*[\w(*&~!.+-])"
         )
-        self._declaration = re.compile(rf"(?P<type>\b{_VECTOR})(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])")
-        self._call = re.compile(rf"(?<![\w:.~>])(?<!typename )(?P<type>{kind})\s*\((?!\s*[*&)])")
+        self._declaration = re.compile(
+            rf"(?P<type>\b(?:{_VECTOR}|{_SIZED}))(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])"
+        )
+        self._call = re.compile(rf"(?<![\w:.~>])(?<!typename )(?P<type>{kind})\s*\((?!\s*(?:\)|[*&]+\s*\w*\s*\)))")
 
     def rewritten(self, body: str) -> str:
         """Return the body of a function, with the same lines."""
         body = self._cast.sub(lambda match: f"{match['before']}metal::msl_to<{match['type']}>{{}}->*", body)
         body = self._declaration.sub(_initialized, body)
+        body = _LIST.sub(r"\1metal::msl_list(\2)", body)
         return self._call.sub(lambda match: f"metal::msl_construct<{match['type']}>(", body)
 
 
@@ -292,6 +309,7 @@ _STANDARD = frozenset(
         "atomic",
         "common",
         "compute",
+        "cooperative_tensor",
         "extended_vector",
         "geometric",
         "graphics",
@@ -308,6 +326,7 @@ _STANDARD = frozenset(
         "simdgroup",
         "simdgroup_matrix",
         "stdlib",
+        "tensor",
         "texture",
         "type_traits",
         "types",
@@ -386,6 +405,8 @@ def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalTe
     with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="reading-") as scratch:
         for header in sorted(_STANDARD):
             (Path(scratch) / f"metal_{header}").write_text("")
+        (Path(scratch) / "MetalPerformancePrimitives").mkdir()
+        (Path(scratch) / "MetalPerformancePrimitives" / "MetalPerformancePrimitives.h").write_text("")
         places = [file.resolve().parent] if file else []
         given = f'#line 1 "{file.resolve() if file else name}"\n{text}'
         expanded = preprocess(given, [*places, *folders], Path(scratch))
@@ -468,8 +489,13 @@ _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on paramet
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
+# `half2 (&pairs)[4]` is no construction, which the macro `half2(...)` would take it for.
+_REFERENCE = re.compile(rf"\b({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
+
+
 def _legal(text: str) -> str:
     """Return the text as clang takes it: literals are floats, attributes are gone, halves become bfloats."""
+    text = _REFERENCE.sub(r"__typeof__(\1)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
 

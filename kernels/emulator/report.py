@@ -15,6 +15,7 @@ from .errors import (
     HangError,
     MemoryFaultError,
     RaceError,
+    TensorError,
     UndefinedBehaviorError,
 )
 from .findings import Finding, Place
@@ -210,6 +211,14 @@ def _bounds(failed: Failed) -> list[str]:
         where += f": the last {report.address + report.count - end} of {report.count} bytes are past its end"
     did = "wrote to" if report.is_write else "read"
     return [f"{did} {where}, at {failed.line_of(report.code - 1)}", failed.thread, _INSIDE]
+
+
+def _tensor(failed: Failed) -> list[str]:
+    """Return the text of a wrong use of a tensor; the runtime writes what is wrong and, on a second line, advice."""
+    report, site = failed.report, failed.report.site
+    what, _, advice = report.detail.decode(errors="replace").partition("\n")
+    where = failed.line(site.file.decode(), site.line) if site.file else failed.line_of(report.code - 1)
+    return [f"{what}, at {where}", failed.thread, advice]
 
 
 def _not_written(failed: Failed) -> list[str]:
@@ -468,6 +477,7 @@ KINDS: dict[Failure, Kind] = {
     Failure.INTERRUPTED: Kind("stopped", EmulatorError, _interrupted),
     Failure.SPINNING: Kind("hang", HangError, _spinning),
     Failure.BOUNDS: Kind("fault", MemoryFaultError, _bounds, is_return=True),
+    Failure.TENSOR: Kind("tensor", TensorError, _tensor, is_return=True),
     Failure.SAME_VALUE: Kind("same value", RaceError, _same_value, is_return=True),
     Failure.TRUNCATED: Kind("truncation", UndefinedBehaviorError, _truncated),
     Failure.UNWRITTEN: Kind("unwritten", MemoryFaultError, _unwritten, is_return=True),

@@ -44,12 +44,13 @@ class Failure(IntEnum):
     UNORDERED_SIMD = 17
     SPINNING = 18
     BOUNDS = 19
-    SAME_VALUE = 20
-    TRUNCATED = 21
-    UNWRITTEN = 22
-    SHIFTED = 23
-    WRITER = 24
-    NOT_WRITTEN = 25
+    TENSOR = 20
+    SAME_VALUE = 21
+    TRUNCATED = 22
+    UNWRITTEN = 23
+    SHIFTED = 24
+    WRITER = 25
+    NOT_WRITTEN = 26
 
     @property
     def is_note(self) -> bool:
@@ -93,7 +94,7 @@ class Report(ctypes.Structure):
         ("code", ctypes.c_ulong),
         ("other_code", ctypes.c_ulong),
         ("object", ctypes.c_char_p),
-        ("detail", ctypes.c_char * 160),
+        ("detail", ctypes.c_char * 320),
     )
     kind: int
     site: Site
@@ -127,7 +128,7 @@ class ThreadgroupArray(ctypes.Structure):
 class Options(ctypes.Structure):
     """Options of a dispatch."""
 
-    NAMES = ("seed", "all_lanes", "races", "at_end", "poison", "patience")
+    NAMES = ("seed", "all_lanes", "races", "at_end", "poison", "patience", "m5")
     _fields_ = (*((name, ctypes.c_uint) for name in NAMES), ("print_from", _Three), ("trace", ctypes.c_ulong))
 
 
@@ -141,12 +142,21 @@ class Statistics(ctypes.Structure):
         barriers: barriers, one per thread.
         switches: switches between fibres.
         threadgroup_bytes: bytes of threadgroup memory.
+        tensor_operations: operations on tensors, one per scope.
         undefined: the first shuffle that read a lane which takes no part, whose value is NaN; None if there was none.
         notes: what may be a mistake.
         writer: which thread wrote the element last that `trace` names; None if that is unknown.
     """
 
-    NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
+    NAMES = (
+        "threads",
+        "threadgroups",
+        "simd_operations",
+        "barriers",
+        "switches",
+        "threadgroup_bytes",
+        "tensor_operations",
+    )
     _fields_ = tuple((name, ctypes.c_ulong) for name in NAMES)
     threads: int
     threadgroups: int
@@ -154,6 +164,7 @@ class Statistics(ctypes.Structure):
     barriers: int
     switches: int
     threadgroup_bytes: int
+    tensor_operations: int
     undefined: str | None = None
     notes: tuple[Finding, ...] = ()
     writer: Finding | None = None

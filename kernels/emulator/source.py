@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .compiler import uses_tensors
 from .signature import ATTRIBUTES, Signature
 from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 
@@ -51,7 +52,9 @@ class Part(NamedTuple):
 
 def unit(parts: Sequence[Part]) -> str:
     """Return the text of all parts; `msl_entry_i` calls part i."""
-    return "".join(["#include <msl/mlx.h>\n", attributes(), *(_part(i, part) for i, part in enumerate(parts))])
+    tensors = any(uses_tensors(text) for part in parts for text in (part.header, part.source))
+    first = "#include <msl/mlx.h>\n" + "#include <msl/tensors.h>\n" * tensors
+    return "".join([first, attributes(), *(_part(i, part) for i, part in enumerate(parts))])
 
 
 def attributes() -> str:

@@ -92,7 +92,8 @@ class Declaration(NamedTuple):
 _TOKEN = re.compile(r"[{}();]|\bthreadgroup\b")
 _INDEX = r"\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]"
 _DECLARATION = re.compile(
-    r"threadgroup\s+(?:alignas\s*\([^()]*\)\s*)?(?P<element>[A-Za-z_][\w:]*(?:\s*<[^;{}]*?>)?)\s+"
+    r"threadgroup\s+(?:alignas\s*\([^()]*\)\s*)?"
+    r"(?P<element>(?:typename\s+)?[A-Za-z_][\w:]*(?:\s*<[^;{}]*?>(?:::\w+)*)?)\s+"
     # Metal does not run initialisers of threadgroup memory: they are dropped.
     rf"(?P<variables>[A-Za-z_]\w*(?:[^;=]*;|\s*(?:{_INDEX}\s*)*=[^;=]*;))"
 )

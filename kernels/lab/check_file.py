@@ -1,4 +1,4 @@
-"""Check a file of somebody's kernels: run a Python program in the emulator, or compile and run a .metal file."""
+"""Check a file with a user's kernels: run a Python program in the emulator, or compile and run a .metal file."""
 
 from __future__ import annotations
 

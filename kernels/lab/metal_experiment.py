@@ -32,6 +32,7 @@ class MetalLaunch:
         threadgroup: threads of a threadgroup in each direction.
         threadgroup_memory: bytes by index.
         outputs: the indices of the buffers that are compared.
+        layout: of cooperative tensors, as of `MetalExperiment`.
     """
 
     kernel: WholeKernel
@@ -40,6 +41,7 @@ class MetalLaunch:
     threadgroup: Size
     threadgroup_memory: Mapping[int, int]
     outputs: Sequence[int]
+    layout: str = "any"
 
     @cached_property
     def output_names(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ class MetalLaunch:
             )
         found = self.kernel(
             self.buffers, grid=self.grid, threadgroup=self.threadgroup, threadgroup_memory=self.threadgroup_memory,
-            trace=traced, **options,
+            trace=traced, layout=self.layout, **options,
         )  # fmt: skip
         return [found[i] for i in self.outputs]
 
@@ -123,6 +125,8 @@ class MetalExperiment:
         bound: largest accepted error in float32 epsilons of the largest expected number, plus the rounding of the
             result to a shorter type.
         lanes: as of `Experiment`.
+        layout: where the elements of cooperative tensors lie: "any", by the seed, or "m5", for a kernel that runs on
+            an M5 alone.
 
     Raises:
         ValueError: the definition has a mistake; one line.
@@ -141,6 +145,7 @@ class MetalExperiment:
     include: Sequence[str | Path] = ()
     bound: float = 4.0
     lanes: str = "active"
+    layout: str = "any"
 
     suffixes = False  # a rule of CUDA, which has no .metal files
 
@@ -181,7 +186,7 @@ class MetalExperiment:
         grid: Size = three(call(self.grid, sizes), f"{self.function}.grid")
         threadgroup = check_threadgroup(self.function, call(self.threadgroup, sizes))
         memory = call(self.threadgroup_memory, sizes) or {}
-        launch = MetalLaunch(self.kernel, buffers, grid, threadgroup, memory, tuple(expected))
+        launch = MetalLaunch(self.kernel, buffers, grid, threadgroup, memory, tuple(expected), self.layout)
         return launch, partial(list, expected.values())
 
     def _expected(self, sizes: Sizes, buffers: Buffers) -> dict[int, NDArray[Any]]:

@@ -79,6 +79,12 @@ def undefined_reads(launch: Launch | MetalLaunch) -> str:
     return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
 
 
+def sums_in_any_order(launch: Launch | MetalLaunch) -> bool:
+    """Return whether the last run multiplied tensors: Metal leaves the order of these sums open."""
+    statistics = statistics_of(launch)
+    return statistics is not None and statistics.tensor_operations > 0
+
+
 def writer_of(launch: Launch | MetalLaunch) -> Finding | None:
     """Return which thread wrote the element last that the last run in the emulator traced."""
     statistics = statistics_of(launch)

@@ -177,7 +177,7 @@ def _simd(settings: Settings) -> Backend:
 
 def _parallel(settings: Settings) -> Backend:
     from mlx_engine.backends.numpy.parallel import ParallelBackend
-    from mlx_engine.machine.cores import usable_cores
+    from mlx_engine.machine.limits import usable_cores
 
     threads = settings.threads or usable_cores()
     return _compiled("parallel", threads, settings) or ParallelBackend(threads)

@@ -19,7 +19,6 @@ from typing import Protocol, cast
 import numpy as np
 
 from mlx_engine.backends.batch import Batch, KVView
-from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.experts import Experts, SharedExpert
 from mlx_engine.backends.parameters import (
     Activation,
@@ -37,7 +36,7 @@ from mlx_engine.backends.parameters import (
 )
 from mlx_engine.backends.primitives import Primitives, block, dispatch, exchange, storage
 from mlx_engine.backends.program import Layers, OpByOp, Program
-from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.sampling import Draw, packed, unpacked
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.kernels.cpu.products.order_numpy import sum_exp
 from mlx_engine.observe.profiler import Profiler
@@ -75,6 +74,8 @@ class Backend(Primitives):
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
+    # Whether the bits of a row do not depend on the other rows of a pass; docs/exactness.md has exceptions.
+    fixes_bits: bool = False
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 
@@ -207,6 +208,21 @@ class Backend(Primitives):
         """
 
     @abstractmethod
+    def kv_read(self, store: Array, first: int, n: int) -> np.ndarray:
+        """Return slots [first, first + n) as they are stored (2, G, n, row): a view of the store, or a copy.
+
+        The elements are those of `quant/key_values.py`. May be called outside of sessions; unless the backend is lazy,
+        also by another thread while passes write to other slots.
+        """
+
+    @abstractmethod
+    def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
+        """Write what `kv_read` has returned (2, G, n, row) to slots [first, first + n), and return the store.
+
+        The store may be changed in place. May be called outside of sessions.
+        """
+
+    @abstractmethod
     def kv_nbytes(self, store: Array) -> int:
         """Return the bytes that the store occupies."""
 
@@ -223,6 +239,14 @@ class Backend(Primitives):
     @abstractmethod
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Array:
         """Return a store of `n_slots` arrays of this shape, all zeros."""
+
+    @abstractmethod
+    def state_read(self, store: Array, slot: int) -> np.ndarray:
+        """Return the array of a slot, float32: a view of the store, or a copy. May be called as `kv_read`."""
+
+    @abstractmethod
+    def state_restore(self, store: Array, slot: int, values: np.ndarray) -> None:
+        """Write what `state_read` has returned to a slot. May be called outside of sessions."""
 
     @abstractmethod
     def state_nbytes(self, store: Array) -> int:
@@ -298,8 +322,10 @@ class Backend(Primitives):
         return self.rope(q, rope, positions), self.rope(k, rope.keys, positions), v
 
     @block
-    def norm_rope(self, x: Array, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Array:
-        """Split x (T, N) into heads, norm them and rotate them, for heads of one kind; None for no rotation."""
+    def norm_rope(
+        self, x: Array, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
+    ) -> Array:
+        """Split x (T, N) into heads, norm and rotate them, for heads of one kind; None for no norm or no rotation."""
         x = self.norm(self.heads(x, head_dim), norm)
         return x if rope is None else self.rope(x, rope, positions)
 
@@ -357,10 +383,10 @@ class Backend(Primitives):
 
     @block
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:
-        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D)."""
+        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D); without a weight, its factor is 1."""
         inner = self.norm_gate_up(h, None, expert.gate, expert.up, "silu")
         y = self.note(expert.down.name, self.linear(inner, expert.down))
-        return self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
+        return y if expert.weight is None else self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
 
     @block
     def sigmoid_gate(self, x: Array, gate: Array) -> Array:
@@ -401,7 +427,10 @@ class Backend(Primitives):
     @dispatch
     def activate(self, x: Array, activation: Activation) -> Array:
         """Return x after the named activation function."""
-        return self.silu(x) if activation == "silu" else self.gelu(x)
+        functions: dict[Activation, Callable[[Array], Array]] = {
+            "silu": self.silu, "gelu": self.gelu, "gelu_erf": self.gelu_erf, "relu2": self.relu2,
+        }  # fmt: skip
+        return functions[activation](x)
 
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:

@@ -6,26 +6,45 @@ Axis letters: X experts of a layer, C experts that each token chooses; F is the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from mlx_engine.backends.parameters import Gating, Linear, Native, RMSNorm
+
+# How the router's logits of a token become scores of experts: a softmax over all, or the sigmoid of each.
+Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True)
 class Routing:
     """How the router's logits (X,) of a token choose experts and their weights.
 
-    The experts of the C largest logits are chosen; of equal logits, the lowest expert. The weight of an expert is its
-    softmax probability over all experts, divided by the sum over the chosen ones if `normalize` is set.
+    The experts of the C largest scores are chosen, to which the bias is added, if there is one; of equal ones, the
+    lowest expert. The weight of an expert is its score without the bias, divided by the sum over the chosen ones if
+    `normalize` is set.
 
     Attributes:
         n_used: C.
         normalize: whether the weights of a token's experts add up to 1, as in a softmax over the chosen logits alone.
         scales: (X,) factor of each expert's weight, after the division; None for 1. Prepared by `Backend.prepare`.
+        scoring: "softmax", whose order is that of the logits, or "sigmoid".
+        bias: (X,) added to the scores for the choice alone; None for 0. Prepared by `Backend.prepare`.
+        groups: (n, k) if the experts lie in n groups, of which only the k best choose, by the sum of their two largest
+            scores with the bias; of equal ones the first. None for no groups.
+        sum_eps: added to the sum by which `normalize` divides.
     """
 
     n_used: int
     normalize: bool
     scales: Native | None = None
+    scoring: Scoring = "softmax"
+    bias: Native | None = None
+    groups: tuple[int, int] | None = None
+    sum_eps: float = 0.0
+
+    @property
+    def ranks_logits(self) -> bool:
+        """Whether the logits have the order in which experts are chosen."""
+        return self.scoring == "softmax" and self.bias is None and self.groups is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +73,10 @@ class SharedExpert:
     """A feed-forward network of every token, `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`.
 
     Attributes:
-        weight: one output.
+        weight: one output; None for the factor 1.
     """
 
-    weight: Linear
+    weight: Linear | None
     gate: Linear
     up: Linear
     down: Linear
@@ -65,7 +84,7 @@ class SharedExpert:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All linear layers."""
-        return self.weight, self.gate, self.up, self.down
+        return (*(() if self.weight is None else (self.weight,)), self.gate, self.up, self.down)
 
 
 @dataclass(frozen=True, eq=False)

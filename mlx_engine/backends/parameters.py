@@ -30,7 +30,8 @@ class LazyToken:
 # A token id. Operations accept both forms; `Backend.token_id` waits for the id and returns the int.
 Token: TypeAlias = int | LazyToken
 
-Activation: TypeAlias = Literal["silu", "gelu"]
+# "gelu" is its tanh form, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_erf", "relu2"]
 # How an expert's gate and up are combined: `activation(gate) * up`, or the operation of this name.
 Gating: TypeAlias = Activation | Literal["clamped_swiglu"]
 

@@ -119,6 +119,16 @@ class Primitives(ABC):
 
     @primitive
     @abstractmethod
+    def gelu_erf(self, x: Array) -> Array:
+        """Return GELU with the error function: `0.5 x (1 + erf(x / sqrt(2)))`."""
+
+    @primitive
+    @abstractmethod
+    def relu2(self, x: Array) -> Array:
+        """Return `max(x, 0)**2`."""
+
+    @primitive
+    @abstractmethod
     def add(self, a: Array, b: Array) -> Array:
         """Return the elementwise sum of two arrays of one shape."""
 

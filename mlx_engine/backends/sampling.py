@@ -6,6 +6,10 @@ min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before
 penalty gives a token back that the mask of a constraint forbids; top-k and top-p keep tokens among those that the mask
 allows. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every
 backend.
+
+Ranks exchange only their largest logits (`packed`, `unpacked`), because greedy sampling and top-k need no others. A
+whole row then has the candidates of all ranks, and smaller values elsewhere: its k largest are among the candidates,
+and of equal logits the first columns, as in `largest`.
 """
 
 from __future__ import annotations
@@ -151,3 +155,41 @@ def draw(p: np.ndarray, u: float) -> int:
     found = int(np.searchsorted(total, u * total[-1], side="right"))
     # For u close to 1, rounding may leave no token above u; then the last possible token is chosen.
     return min(found, int(np.flatnonzero(p)[-1]))
+
+
+def packs(k: int | None, n: int) -> bool:
+    """Return whether the k largest of n logits, and their columns, are fewer bytes than all; None is all."""
+    return k is not None and 2 * k < n
+
+
+def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns, which are exact in float32.
+
+    If the rank has fewer than k columns, minus infinities follow. If a row is not finite, the first value is NaN.
+    """
+    found = np.full((len(logits), 2, k), -np.inf, dtype=np.float32)
+    for row, out in zip(logits, found, strict=True):
+        if not np.isfinite(row).all():
+            out[0, 0] = np.nan
+            continue
+        columns = largest(row, min(k, len(row)))
+        out[0, : len(columns)], out[1, : len(columns)] = row[columns], columns
+    return found
+
+
+def unpacked(gathered: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+    """Return (R, n) logits from what all ranks have packed, (size, R, 2, k); each has ceil(n / size) columns."""
+    size, n_rows = gathered.shape[:2]
+    made = np.empty((n_rows, n), dtype=np.float32)
+    for r, row in enumerate(made):
+        if np.isnan(gathered[:, r]).any():
+            row[:] = np.nan
+            continue
+        values, columns = gathered[:, r, 0], gathered[:, r, 1]
+        there = np.isfinite(values)
+        least = float(values[there].min())
+        row[:] = max(least - 1 - abs(least), -LARGEST)
+        for rank in range(size):
+            here = columns[rank, there[rank]].astype(np.int64)
+            row[rank * -(-n // size) + here] = values[rank, there[rank]]
+    return made

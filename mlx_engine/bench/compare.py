@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlx_engine.backends import EXACT
 from mlx_engine.bench.results import Key, Row, read
 from mlx_engine.bench.tables import aligned, figure, milliseconds, printable
 from mlx_engine.errors import is_number
@@ -137,7 +138,7 @@ def _differences(old: Any, new: Any) -> str:
 def _name(key: Key) -> str:
     model, backend, activations, kv_type, jit, overlap, kv, quant, *test = key
     options = [
-        "" if activations == "f32" else str(activations),
+        "" if activations == EXACT else str(activations),
         "" if kv_type == "f32" else f"keys and values {kv_type}",
         "" if jit else "no jit",
         "" if overlap else "no overlap",

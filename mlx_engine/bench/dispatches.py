@@ -86,6 +86,8 @@ STOCK: dict[str, Callable[..., int]] = {
     "attention": _attention,
     "silu": lambda *_: 2,
     "gelu": lambda *_: 9,
+    "gelu_erf": lambda *_: 5,
+    "relu2": lambda *_: 2,
     "add": lambda *_: 1,
     "multiply": lambda *_: 1,
     "soft_cap": lambda *_: 3,

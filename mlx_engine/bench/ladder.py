@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.bench.others import disturbed
+from mlx_engine.bench.origin import disturbed
 from mlx_engine.bench.tables import aligned, figure, printable
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mlx_engine.backends import EXACT
 from mlx_engine.bench.tables import as_json
 from mlx_engine.errors import FormatError, SourceError, is_number
 
@@ -70,7 +71,7 @@ Key = tuple[Any, ...]
 
 KEY = ("model_name", "backend", "activations", "kv_type", "jit", "overlap", "kv", "quant", "test")
 # Defaults for rows that were written before these fields existed.
-DEFAULT = {"activations": "f32", "kv_type": "f32", "jit": True, "overlap": True}
+DEFAULT = {"activations": EXACT, "kv_type": "f32", "jit": True, "overlap": True}
 # The fields that a row must have, and their types.
 NEEDED = {
     "model_name": str,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from mlx_engine.backends import EXACT, kv_type_of, refused, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.bench.cells import affordable, check, components, measure
-from mlx_engine.bench.origin import describe, digest, origin
-from mlx_engine.bench.others import OtherProcesses, fields
+from mlx_engine.bench.origin import OtherProcesses, describe, fields, origin
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.samples import Result, Test
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
+from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import CheckedCheckpoint, Engine, open_source

@@ -14,19 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of, refused, unavailable
+from mlx_engine.backends import (
+    EXACT,
+    activations_of,
+    backend_names,
+    check_backend,
+    create_backend,
+    kv_type_of,
+    refused,
+    unavailable,
+)
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
-from mlx_engine.bench.origin import describe, digest, memory_bytes, origin
+from mlx_engine.bench.origin import describe, memory_bytes, origin
 from mlx_engine.bench.run import Bench, Row, held_type
 from mlx_engine.bench.samples import Test, check_context
 from mlx_engine.bench.work import bytes_per_weight, sizes
+from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
-from mlx_engine.errors import require
-from mlx_engine.machine.cores import bounded_threads
+from mlx_engine.errors import listed, require
+from mlx_engine.machine.limits import bounded_threads
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.allowed import open_model
@@ -63,12 +73,19 @@ class Plan:
 
         Raises:
             BackendUnavailableError: a name is not the name of a backend.
+            OptionError: none of the chosen rungs has the type of activations.
         """
         refused("auto", self.activations)  # raises an error if no backend has them
         for name in self.backends or ():
             if all(rung.backend != name for rung in RUNGS):
                 check_backend(name)
-        return [rung for rung in RUNGS if self.backends is None or rung.backend in self.backends]
+        rungs = [rung for rung in RUNGS if self.backends is None or rung.backend in self.backends]
+        having = [name for name in backend_names() if self.activations in activations_of(name)]
+        message = f"no chosen rung of the sweep has activations {self.activations}; choose --backend {listed(having)}"
+        found = list(dict.fromkeys(rung.backend for rung in rungs))
+        can_run = any(refused(rung.backend, self.activations, jit=rung.jit) is None for rung in rungs)
+        require(can_run, option="--activations", expected=listed(having), found=found, message=message)
+        return rungs
 
     def tests(self, context: int) -> list[Test]:
         """Return the tests of a rung.

@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlx_engine.backends import EXACT
+
 Row = dict[str, Any]
 
 # Columns that are left out if all rows have the default value.
@@ -15,7 +17,7 @@ OPTIONAL = {
     "kv": "on",
     "quant": "keep",
     "threads": "-",
-    "activations": "f32",
+    "activations": EXACT,
     "kv type": "f32",
     "jit": "on",
     "overlap": "on",
@@ -51,7 +53,7 @@ def _cells(row: Row) -> dict[str, str]:
         "threads": "-" if row["threads"] is None else str(row["threads"]),
         "kv": "on" if row["kv"] else "off",
         "quant": row["quant"],
-        "activations": row.get("activations", "f32"),
+        "activations": row.get("activations", EXACT),
         "kv type": row.get("kv_type", "f32"),
         "jit": "on" if row.get("jit", True) else "off",
         "overlap": "on" if row.get("overlap", True) else "off",

@@ -54,6 +54,8 @@ class KVPool:
     """Pages for up to `n_sequences` sequences with `n_tokens` tokens in total.
 
     Attributes:
+        backend: the backend of the stores.
+        layers: the cache of each layer.
         stores: the KV stores and states of all layers, for forward passes.
         states: the slots of states; it has none if every layer has keys and values.
         windows: the window of each group of layers.
@@ -76,6 +78,7 @@ class KVPool:
         page: int = PAGE,
         longest_pass: int = LONGEST_PASS,
         kept: bool = True,
+        n_proposed: int = 0,
     ) -> None:
         """Allocate the memory.
 
@@ -89,13 +92,15 @@ class KVPool:
             longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
                 shape and window share one store: each layer overwrites the keys and values of the layer before.
+            n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
                 "expected n_tokens, n_sequences, page and longest_pass of at least 1, found "
                 f"{n_tokens}, {n_sequences}, {page} and {longest_pass}"
             )
-        self._backend, self.n_tokens, self.page, self.longest_pass = backend, n_tokens, page, longest_pass
+        self.backend, self.layers = backend, tuple(layers)
+        self.n_tokens, self.page, self.longest_pass = n_tokens, page, longest_pass
         with_kv = kv_layers(layers)
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in with_kv))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]
@@ -107,7 +112,7 @@ class KVPool:
                 shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page)
             stores.append(shared[layer] if isinstance(layer, KVLayer) else None)
         with_state = [layer if isinstance(layer, StateLayer) else None for layer in layers]
-        self.states = StatePool(backend, with_state, n_sequences, kept=kept)
+        self.states = StatePool(backend, with_state, n_sequences, kept=kept, n_proposed=n_proposed)
         self.stores = Stores(stores, group_of, page, kept, self.states.stores)
         self.n_pages = tuple(pages)
         self.page_nbytes = tuple(
@@ -127,7 +132,7 @@ class KVPool:
     def nbytes(self) -> int:
         """Bytes of all pages and of all slots of states, free or in use."""
         different = {id(store): store for store in self.stores.layers if store is not None}.values()
-        return sum(self._backend.kv_nbytes(store) for store in different) + self.states.nbytes
+        return sum(self.backend.kv_nbytes(store) for store in different) + self.states.nbytes
 
     def free_pages(self, group: int) -> int:
         """Return the number of free pages of a group."""
@@ -189,7 +194,7 @@ class KVPool:
         layers = self.stores.layers
         for i, of in enumerate(self.stores.group_of):
             if of == group:
-                layers[i] = self._backend.kv_copy(layers[i], source, target, n)
+                layers[i] = self.backend.kv_copy(layers[i], source, target, n)
 
 
 def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from mlx_engine.cache.disk import STATE, DiskPrefixes, Saver
 from mlx_engine.cache.pool import KVPool
 from mlx_engine.cache.radix import Node, RadixTree
 from mlx_engine.cache.sequence import KVSequence
@@ -56,6 +57,8 @@ class Match(NamedTuple):
             "window": pages that a window needs are not held. "state": no state is held for more tokens. "memory": no
             page was free for a copy.
         state: the state after `length` tokens, for models that have one.
+        from_disk: how many of the `length` tokens were read from files by this look-up.
+        has_more: whether files have more tokens, which the next look-up reads.
     """
 
     length: int
@@ -64,6 +67,8 @@ class Match(NamedTuple):
     expected: tuple[int, ...]
     end: End
     state: Snapshot | None = None
+    from_disk: int = 0
+    has_more: bool = False
 
 
 @dataclass
@@ -95,12 +100,21 @@ class PrefixCache:
             also hold are included.
         whole_pages: whether only whole pages are kept and reused.
         stats: counters of look-ups, hits and evictions.
+        disk: the files of prefixes that a later start finds again, or None.
     """
 
-    def __init__(self, pool: KVPool, max_nbytes: int | None = None, *, whole_pages: bool = False) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        max_nbytes: int | None = None,
+        *,
+        whole_pages: bool = False,
+        disk: DiskPrefixes | None = None,
+    ) -> None:
         if pool.reclaim is not None or not pool.stores.are_kept:
             raise ValueError("expected a pool with kept stores and without a prefix cache, found another one")
         self.pool, self.max_nbytes, self.stats = pool, max_nbytes, PrefixStats()
+        self.disk = disk
         self.whole_pages, self._step = whole_pages, pool.page if whole_pages else 1
         self._tree = RadixTree(pool)
         # All nodes but the root, least recently used first. A use marks the deepest node first, so children come before
@@ -168,14 +182,18 @@ class PrefixCache:
             found = np.concatenate((found, node.ids))
         return tuple(found[:SHOWN].tolist())
 
-    def attach(self, kv: KVSequence, ids: Sequence[int]) -> Match:
+    def attach(self, kv: KVSequence, ids: Sequence[int], *, is_busy: bool = False) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
         The caller leaves the last token out of `ids`: its logits are not cached, so it must be computed. If nothing is
         found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before
-        that page.
+        that page. If others wait for this thread (`is_busy`), it reads files in pieces, and `has_more` asks for another
+        look-up.
         """
         self._check(kv)
+        first, end, has_more = 0, 0, False
+        if self.disk is not None:
+            first, end, has_more = self._load(self.disk, ids[: kv.capacity], is_busy=is_busy)
         found, path = self._match(ids[: kv.capacity])
         self._use(path)
         while found.length and not _adopted(kv, found):
@@ -185,9 +203,40 @@ class PrefixCache:
         self.stats.hits += found.length > 0
         self.stats.queried_tokens += len(ids)
         self.stats.cached_tokens += found.length
+        if self.disk is not None:
+            found = found._replace(from_disk=max(0, min(end, found.length) - first), has_more=has_more)
+            self.disk.stats.tokens += found.from_disk
         return found
 
-    def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence) -> None:
+    def _load(self, disk: DiskPrefixes, ids: Sequence[int], *, is_busy: bool) -> tuple[int, int, bool]:
+        """Add to the tree what the disk has of a prefix of ids; return the range of its tokens, and if there are more.
+
+        If others wait, it adds one piece. Prefixes with windows or states have an end in few places: they are one.
+        """
+        array, page = np.asarray(ids, dtype=np.int64), self.pool.page
+        chain = disk.chain(array)
+        path, n = self._tree.walk(array)
+        first, pages, state = self._tree.usable(path, n, page)
+        end, has_more = first, False
+        while (n_pages := disk.reach(chain, first // page)) * page > first:
+            if is_busy and n_pages > first // page + disk.piece:
+                n_pages, has_more = first // page + disk.piece, True
+            kv = self.pool.sequence(n_pages * page)
+            try:
+                kv.adopt([of_group[: first // page] for of_group in pages], first, state)
+                if disk.fill(kv, chain[:n_pages]):
+                    self._share(array[: n_pages * page], kv)
+                    end = n_pages * page
+                    break
+            except CacheFullError:
+                has_more = False
+                break
+            finally:
+                kv.close()
+        disk.use(chain[: end // page])
+        return first, end, has_more
+
+    def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence, *, on_disk: bool = True) -> None:
         """Add the first tokens of a sequence to the cache, by sharing its pages and the slots of its states.
 
         The sequence may continue. Calls with longer and longer prefixes of one sequence cost little more than one.
@@ -195,15 +244,42 @@ class PrefixCache:
         Args:
             ids: (N,) the first N tokens of the sequence, all committed.
             kv: the sequence.
+            on_disk: whether to write the whole pages and the states to the disk, if there is one.
         """
         self._check(kv)
         n = len(ids) - len(ids) % self._step
-        path = self._tree.insert(np.asarray(ids[:n], dtype=np.int64), kv.lend(n))
-        self._use(path)
-        for state in kv.state.snapshots(n):
-            self._tree.keep(path, state)
+        path = self._share(np.asarray(ids[:n], dtype=np.int64), kv)
+        if self.disk is not None and on_disk:
+            self._offer(self.disk, np.asarray(ids[:n], dtype=np.int64), path)
         while self.max_nbytes is not None and self.nbytes > self.max_nbytes:
             self._cut(next(iter(self._nodes)))
+
+    def _share(self, ids: np.ndarray, kv: KVSequence) -> list[Node]:
+        """Add the first tokens (n,) of a sequence to the tree, and return their path."""
+        path = self._tree.insert(ids, kv.lend(len(ids)))
+        self._use(path)
+        for state in kv.state.snapshots(len(ids)):
+            self._tree.keep(path, state)
+        return path
+
+    def save(self, saver: Saver, ids: np.ndarray) -> None:
+        """Offer what the cache holds of token ids (n,) to a file."""
+        path, n = self._tree.walk(ids)
+        self._offer(saver, ids[:n], path)
+
+    def _offer(self, disk: DiskPrefixes | Saver, ids: np.ndarray, path: Sequence[Node]) -> None:
+        """Have the whole pages of a path written, and the states that are held after one of them."""
+        page, held, states = self.pool.page, self._tree.held, self.pool.states
+        chain = disk.chain(ids)
+        for group in range(len(self.pool.windows)):
+            pages, reach = self._tree.table(group, path, len(ids))
+            is_whole = (pages >= 0) & (reach == (np.arange(len(pages)) + 1) * page)
+            for p in is_whole.nonzero()[0].tolist():
+                number = int(pages[p]) // page
+                disk.offer(chain[: p + 1], str(group), int(pages[p]), held.generations[group], number)
+        for length, slot in (item for node in path for item in node.states.items()):
+            if length % page == 0 and length <= len(ids):
+                disk.offer(chain[: length // page], STATE, slot, states.generations, slot)
 
     def _check(self, kv: KVSequence) -> None:
         if kv.pool is not self.pool:

@@ -81,7 +81,7 @@ class RadixTree:
         are needed. Pages are given for each group (P,); -1 where a page is not held.
         """
         n -= n % step
-        tables = [self._table(group, path, n) for group in range(len(self._windows))]
+        tables = [self.table(group, path, n) for group in range(len(self._windows))]
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
@@ -102,7 +102,7 @@ class RadixTree:
                 length = _longest(length, window, reach, self._page)
         return length
 
-    def _table(self, group: int, path: Sequence[Node], n: int) -> tuple[np.ndarray, np.ndarray]:
+    def table(self, group: int, path: Sequence[Node], n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the pages (P,) that cover n tokens of a path, and the position (P,) up to which each has tokens."""
         size = -(-n // self._page)
         pages, starts = np.full(size, -1, dtype=np.int64), np.arange(size) * self._page
@@ -232,12 +232,15 @@ class HeldPages:
     Attributes:
         pool: the pool of the pages.
         n_pages: the number of different pages held in each group.
+        generations: how often each page of a group has been dropped. While this number is the same, a page that is held
+            has not changed.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self.n_pages = [0] * len(pool.windows)
         self._counts = [np.zeros(n, dtype=np.int64) for n in pool.n_pages]
+        self.generations = [np.zeros(n, dtype=np.int64) for n in pool.n_pages]
 
     @property
     def nbytes(self) -> int:
@@ -258,6 +261,7 @@ class HeldPages:
         counts, numbers = self._counts[group], pages // self.pool.page
         counts[numbers] -= 1
         self.n_pages[group] -= int((counts[numbers] == 0).sum())
+        self.generations[group][numbers] += counts[numbers] == 0
         self.pool.give_back(group, pages)
 
     def in_use(self, group: int, pages: np.ndarray) -> np.ndarray:

@@ -55,10 +55,11 @@ class KVSequence:
         """Number of allocated pages, in all groups."""
         return sum(self._end - first for first in self._firsts)
 
-    def begin(self, n: int) -> int:
+    def begin(self, n: int, *, each: bool = False) -> int:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first.
 
-        If the first of these tokens overwrites a token that another holder of the page reads, the page is copied first.
+        With `each`, the state after every token is kept, so that any number of them may be committed. If the first of
+        these tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
             CacheFullError: the capacity is exceeded, or the pool has too few free pages; nothing has changed.
@@ -70,7 +71,7 @@ class KVSequence:
             raise ValueError("begin: expected one pass over a pool whose stores are not kept, found a second one")
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
-        if self._has_state and not self.state.has_room():
+        if self._has_state and not self.state.has_room(n if each else 1):
             raise CacheFullError(length=first, wanted=n, capacity=first, pool_is_full=True)
         end = max(self._end, -(-(first + n) // self.pool.page))
         if end > self._end or first < self._lent:
@@ -78,7 +79,7 @@ class KVSequence:
         if self._has_state:
             # Clients often replace the end of a prompt and continue it: keep the state at the last page boundary.
             inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
-            self.state.begin(first, n, inside)
+            self.state.begin(first, n, inside, each=each)
         self.pending += n
         return first
 
@@ -265,11 +266,13 @@ class SequenceInput(NamedTuple):
         ids: (n,), at least one.
         kv: the KV cache of the sequence.
         wanted: the number of last tokens whose logits are wanted; None for all.
+        each: whether any number of the tokens may be committed: the state after each of them is kept.
     """
 
     ids: Sequence[Token]
     kv: KVSequence
     wanted: int | None = 1
+    each: bool = False
 
 
 def begin(parts: Sequence[SequenceInput]) -> Batch:
@@ -293,7 +296,7 @@ def begin(parts: Sequence[SequenceInput]) -> Batch:
     firsts: list[int] = []
     try:
         for part, n in zip(parts, lengths, strict=True):
-            firsts.append(part.kv.begin(n))
+            firsts.append(part.kv.begin(n, each=part.each))
         return _batch(parts, lengths, wanted, firsts)
     except BaseException:
         for part, n in list(zip(parts, lengths, strict=True))[: len(firsts)]:

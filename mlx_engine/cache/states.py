@@ -38,9 +38,12 @@ class StateLayer:
         return sum(math.prod(shape) for shape in self.shapes) * BYTES_PER_FLOAT
 
 
-def n_slots(n_sequences: int, *, kept: bool = True) -> int:
-    """Return the number of slots of a pool for `n_sequences` sequences, with the slot of zeros."""
-    return 1 + n_sequences * (SLOTS_PER_SEQUENCE if kept else 1)
+def n_slots(n_sequences: int, *, kept: bool = True, n_proposed: int = 0) -> int:
+    """Return the number of slots of a pool for `n_sequences` sequences, with the slot of zeros.
+
+    A pass that checks proposed tokens writes a state after each of them: `n_proposed` in total.
+    """
+    return 1 + n_sequences * (SLOTS_PER_SEQUENCE if kept else 1) + n_proposed
 
 
 class StatePool:
@@ -49,18 +52,26 @@ class StatePool:
     Attributes:
         stores: for each layer of the model the stores of its arrays; empty for a layer of attention.
         n_slots: the number of slots, free or in use, with the slot of zeros; 0 if no layer has a state.
+        generations: how often each slot has been taken. While this number is the same, a slot that is held has not
+            changed.
         nbytes_each: bytes of the state of all layers in one slot.
         reclaim: called as `reclaim(n)` if fewer than n slots are free. A prefix cache sets it.
     """
 
     def __init__(
-        self, backend: Backend, layers: Sequence[StateLayer | None], n_sequences: int, *, kept: bool = True
+        self,
+        backend: Backend,
+        layers: Sequence[StateLayer | None],
+        n_sequences: int,
+        *,
+        kept: bool = True,
+        n_proposed: int = 0,
     ) -> None:
         """Allocate the memory. If states are not kept for later passes, layers of the same shapes share stores."""
         self._backend, self._kept = backend, kept
         found = [layer for layer in layers if layer is not None]
         self.nbytes_each = sum(layer.nbytes for layer in found)
-        self.n_slots = n_slots(n_sequences, kept=kept) if found else 0
+        self.n_slots = n_slots(n_sequences, kept=kept, n_proposed=n_proposed) if found else 0
         shared: dict[StateLayer, tuple[Array, ...]] = {}
         self.stores: list[tuple[Array, ...]] = []
         for layer in layers:
@@ -69,6 +80,7 @@ class StatePool:
             self.stores.append(() if layer is None else shared[layer])
         self.reclaim: Callable[[int], object] | None = None
         self._references = np.zeros(self.n_slots, dtype=np.int64)
+        self.generations = np.zeros(self.n_slots, dtype=np.int64)
         self._free = list(range(self.n_slots - 1, ZERO, -1))
 
     @property
@@ -100,6 +112,7 @@ class StatePool:
         """Allocate a slot, of which one must be free. The caller holds one reference."""
         slot = self._free.pop()
         self._references[slot] = 1
+        self.generations[slot] += 1
         return slot
 
     def retain(self, slot: int) -> None:
@@ -135,7 +148,8 @@ class SequenceState:
     Attributes:
         committed: the newest committed state.
         runs: the runs (n, source, target) of the pass that was begun last: n tokens advance the state in slot `source`
-            to the state in slot `target`. A pass has two runs if a state inside it is kept.
+            to the state in slot `target`. A pass has two runs if a state inside it is kept, and a run per token if it
+            may be committed in part.
     """
 
     def __init__(self, pool: StatePool) -> None:
@@ -145,30 +159,33 @@ class SequenceState:
         # The states of passes that were begun, oldest first; and a committed state inside the last prompt chunk.
         self._pending: list[Snapshot] = []
         self._inside: Snapshot | None = None
+        # After a pass that may be committed in part: the only length whose state is kept inside.
+        self._only: int | None = None
 
     @property
     def newest(self) -> Snapshot:
         """The state that the next pass reads."""
         return self._pending[-1] if self._pending else self.committed
 
-    def has_room(self) -> bool:
-        """Return whether there is a slot for the state of a pass."""
-        return self._pool.make_room(1)
+    def has_room(self, n: int = 1) -> bool:
+        """Return whether there are slots for n states of a pass."""
+        return self._pool.make_room(n)
 
-    def begin(self, first: int, n: int, inside: int | None = None) -> None:
+    def begin(self, first: int, n: int, inside: int | None = None, *, each: bool = False) -> None:
         """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens.
 
-        If only one slot is free, the state after `inside` tokens is not kept.
+        If only one slot is free, the state after `inside` tokens is not kept. With `each`, the state after every token
+        is kept until the pass is committed, which needs n free slots.
 
         Raises:
             ValueError: the state before these tokens was never computed: a pass was committed or rolled back in part.
         """
         if self.newest.length != first:
             raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")
-        ends = [first + n]
-        if inside is not None and first < inside < first + n and self._pool.make_room(2):
+        ends = list(range(first + 1, first + n + 1)) if each else [first + n]
+        if not each and inside is not None and first < inside < first + n and self._pool.make_room(2):
             ends.insert(0, inside)
-        self.runs = []
+        self.runs, self._only = [], (inside or 0) if each else None
         for end in ends:
             source, target = self.newest, self._pool.take()
             self.runs.append((end - source.length, source.slot, target))
@@ -183,9 +200,11 @@ class SequenceState:
         self._forget_inside()
         self._pool.give_back(self.committed.slot)
         *before, self.committed = done
-        for state in before[:-1]:
-            self._pool.give_back(state.slot)
-        self._inside = before[-1] if before else None
+        for state in reversed(before):
+            if self._inside is None and (self._only is None or state.length == self._only):
+                self._inside = state
+            else:
+                self._pool.give_back(state.slot)
 
     def roll_back(self, length: int) -> None:
         """Discard the states of passes that end after `length` tokens."""

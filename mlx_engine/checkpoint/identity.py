@@ -1,4 +1,4 @@
-"""The identity of a checkpoint: a digest that names its files without reading all of their bytes."""
+"""Digests of a checkpoint's files: of some of their bytes, which names them quickly, and of all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.errors import SourceError
+from mlx_engine.kernels.drafts import draft
 
 # Pieces that are read of each file, evenly spaced, and their size: 4 MiB in all.
 PIECES, PIECE_BYTES = 256, 16 << 10
@@ -36,3 +37,40 @@ def identity(path: Path) -> str:
         except OSError as error:
             raise SourceError(f"{file}: cannot be read ({error.strerror or error}); check the path") from error
     return hashed.hexdigest()
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a model file with all its parts, or of a folder's safetensors files in order of names."""
+    total = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path):
+        with file.open("rb") as stream:
+            while piece := stream.read(1 << 20):
+                total.update(piece)
+    return total.hexdigest()
+
+
+def kept_digest(path: Path, folder: Path) -> str:
+    """Return the `digest` of a checkpoint, from a file in a folder if none of its files has changed since.
+
+    Reading 1 GB takes about half a second. A file that is written again has another time of change, which programs
+    cannot set.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path)
+    about = [
+        (str(file.resolve()), (of := file.stat()).st_size, of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for file in files
+    ]
+    kept = folder / f"model-{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.sha256"
+    try:
+        known = kept.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        known = ""
+    if len(known) == 64 and set(known) <= set("0123456789abcdef"):
+        return known
+    found = digest(path)
+    with draft(kept) as new:
+        new.write_text(found, encoding="ascii")
+        new.replace(kept)
+    return found

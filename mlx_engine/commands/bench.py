@@ -27,6 +27,9 @@ Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
 # Options that a mode would ignore, by their fields; --compare would ignore all but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
+IGNORED_BY_SPECULATION = (
+    "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
+)  # fmt: skip
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
 # What a server has chosen for itself.
 IGNORED_BY_URL = (
@@ -129,6 +132,15 @@ class ModeOptions:
             "--compare", metavar="OLD NEW", help="Compare two JSON files that bench wrote; nothing is measured."
         ),
     ] = None
+    speculate: Annotated[
+        Path | None,
+        typer.Option(
+            "--speculate",
+            metavar="FILE",
+            help="Answer each text of this file with and without proposed tokens: a JSON object per line with prompt, "
+            "and perhaps name, max_tokens, prediction, right (a share) and copies.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,8 @@ def bench(
             follow(tests.model, names_of(tests.backend or ["auto"])[0], shard, compute.options() | conversion.options())
         elif clients.is_wanted:
             print_snapshots(clients_rows(clients, tests, timing, compute, given, shard), tests.model, output)
+        elif mode.speculate is not None:
+            print_speculation(mode.speculate, tests, timing, compute, shard, output)
         elif mode.compare is not None:
             print_comparison(*mode.compare, output.out)
         elif mode.sweep:
@@ -249,6 +263,8 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
     Raises:
         OptionError: an option would be ignored.
     """
+    if mode.speculate is not None:
+        refuse("--speculate", [given[name] for name in IGNORED_BY_SPECULATION if name in given])
     if clients.url is not None:
         refuse("--url", [given[name] for name in (*IGNORED_BY_CLIENTS, *IGNORED_BY_URL) if name in given])
     elif clients.is_wanted:
@@ -387,6 +403,31 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOpti
             warn_if_disturbed(found)
 
 
+def print_speculation(
+    file: Path, tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions, shard: Shard | None,
+    output: OutputOptions,
+) -> None:  # fmt: skip
+    """Answer the texts of a file with and without proposed tokens; print a row for each, and save them to a folder."""
+    from mlx_engine.bench.results import make_folder
+    from mlx_engine.bench.run import engines
+    from mlx_engine.bench.speculation import markdown, rows, texts_of
+    from mlx_engine.bench.tables import FORMATS
+
+    texts, found = texts_of(file), list[Row]()
+    if output.out is not None:
+        make_folder(output.out)
+    names = names_of(tests.backend or ["auto"])
+    how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
+    for about, reason, bench in engines(tests.model, names, lambda opened: opened.check_memory(), **how):
+        if bench is None:
+            notice(f"{about['backend']} is not available: {reason}")
+            continue
+        found += [{**about, **row} for row in rows(bench.engine, texts, timing.repetitions)]
+    print(markdown(found) if output.output == "md" else FORMATS[output.output](found))
+    if output.out is not None:
+        save(output.out, "speculation", found, markdown(found) + "\n")
+
+
 def clients_rows(
     clients: ConcurrencyOptions,
     tests: MeasureOptions,
@@ -491,7 +532,7 @@ def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
 
 def warn_if_disturbed(found: list[Row]) -> None:
     """Print which figures are not usable, because other processes used the cores meanwhile."""
-    from mlx_engine.bench.others import finding
+    from mlx_engine.bench.origin import finding
 
     if (warning := finding(found)) is not None:
         alarm(warning)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -21,18 +22,25 @@ cache = typer.Typer(
     cls=Group,
     add_completion=False,
     no_args_is_help=True,
-    help="List and remove what is kept on disk: models and compiled kernels.",
+    help="List and remove what is kept on disk: models, compiled kernels and prefixes.",
 )
+
+
+PrefixDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--prefix-dir", metavar="DIR", help="A folder of prefixes, as serve and chat have got it."),
+]
 
 
 @cache.command("list", cls=Command)
 @reports_errors
 @takes_groups
-def list_(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """List downloaded models, models with random weights, and compiled kernels, with sizes and paths."""
-    from mlx_engine.checkpoint.on_disk import kept
-
-    items = kept()
+def list_(
+    prefix_dir: PrefixDir = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List downloaded models, models with random weights, compiled kernels and prefixes, with sizes and paths."""
+    items = everything_kept(prefix_dir)
     total = sum(item.nbytes for item in items)
     if json:
         rows = [{"name": i.name, "kind": i.kind, "bytes": i.nbytes, "path": str(i.path)} for i in items]
@@ -49,15 +57,16 @@ def list_(json: Annotated[bool, typer.Option("--json", help="Print one JSON obje
 def remove(
     names: Annotated[list[str] | None, typer.Argument(help="Names as `cache list` prints them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove everything that `cache list` prints.")] = False,
+    prefix_dir: PrefixDir = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove models or compiled kernels from disk. Other programs that use the hub share its downloads."""
+    """Remove models, prefixes or compiled kernels from disk. Other programs that use the hub share its downloads."""
     from mlx_engine.checkpoint import on_disk
 
     if bool(names) == everything:
         message = "cache remove: give either names or --all, not both" if names else "cache remove needs names or --all"
         raise OptionError(message, option="cache remove")
-    items = on_disk.kept()
+    items = everything_kept(prefix_dir)
     chosen = items if everything else [named(items, name) for name in dict.fromkeys(names or ())]
     for line in lines_of(chosen):
         notice(line)
@@ -67,6 +76,18 @@ def remove(
     for item in chosen:
         on_disk.remove(item)
     notice(f"removed {size(sum(item.nbytes for item in chosen))}")
+
+
+def everything_kept(prefix_dir: Path | None) -> list[Kept]:
+    """Return what is on disk, and the prefixes in a folder that `serve` or `chat` got."""
+    from mlx_engine.cache.disk import parts_of
+    from mlx_engine.checkpoint.on_disk import Kept, kept, size_of
+
+    items = kept()
+    parts = [] if prefix_dir is None else parts_of(prefix_dir.expanduser())
+    if prefix_dir is not None and parts:
+        items.append(Kept("prefixes", "made", prefix_dir, tuple(parts), sum(map(size_of, parts))))
+    return items
 
 
 def named(items: Sequence[Kept], name: str) -> Kept:

@@ -25,20 +25,23 @@ import typer
 from mlx_engine.commands.console import BOM, TextWriter, notice, progress_bar, read_text, reports_errors, safe_for
 from mlx_engine.commands.generate import NO_TEMPLATE, rates
 from mlx_engine.commands.options.constraint import ConstraintOptions
-from mlx_engine.commands.options.groups import takes_groups
+from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
     Backend,
     ComputeOptions,
     Model,
+    Speculate,
     Strict,
     Think,
     choose_backend,
 )
+from mlx_engine.commands.options.prefixes import PrefixOptions
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
-from mlx_engine.options import Options, Sampling, aliases, declared
+from mlx_engine.kernels.drafts import draft
+from mlx_engine.options import OFF, Options, Sampling, aliases, declared
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -71,6 +74,16 @@ def chat(
         Path | None,
         typer.Option("--load", help="Continue the conversation of a file that /save wrote.", rich_help_panel="Prompt"),
     ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="NAME",
+            help="Continue the conversation of this name, without reading it again, and keep it at the end.",
+            rich_help_panel="Prompt",
+        ),
+        RARE,
+    ] = None,
     tools: Annotated[
         list[Path] | None,
         typer.Option(
@@ -86,12 +99,14 @@ def chat(
     run: Options,
     constraint: ConstraintOptions,
     compute: ComputeOptions,
+    prefixes: Annotated[PrefixOptions, RARE],
     suggested: Annotated[
         bool,
         typer.Option("--suggested/--no-suggested", help=SUGGESTED, rich_help_panel=first_sentence(Sampling.__doc__)),
     ] = True,
     think: Think = None,
     strict: Strict = False,
+    speculate: Speculate = OFF,
     no_history: Annotated[
         bool,
         typer.Option(
@@ -113,10 +128,10 @@ def chat(
 
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
-    how = {**compute.machine(), **compute.changes(run.context_len)}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
-    used = choose_backend(backend, strict=strict)
+    used, _ = choose_backend(backend, strict=strict), prefixes.nbytes
 
     def begin(name: str, messages: Sequence[Any]) -> Conversation:
         with progress_bar("opening", quiet=quiet) as progress:
@@ -127,17 +142,78 @@ def chat(
         check(opened.prompts, options, list(messages) or shortest(system), variables, described)
         with progress_bar("loading", quiet=quiet) as progress:
             loaded = engine.Engine(opened, progress)
+        prefixes.use(loaded)
         conversation = Conversation(loaded, options, system=system, variables=variables, tools=described)
         greet(name, conversation, chosen, quiet=quiet)
         return conversation
 
+    kept = None if session is None else session_file(session)
+    if kept is not None and load is not None:
+        raise OptionError("give either --session or --load", option="--session", found=session)
     messages = [] if load is None else read_messages(str(load))
     conversation = begin(model, messages)
+    if kept is not None and kept.exists():
+        resume(conversation, kept)
     if load is not None:
         continue_from(conversation, messages, str(load))
     typed = typed_messages(completer, keeps_history=not no_history)
     named = {about["function"]["name"]: each for about, each in zip(described, functions, strict=True)}
-    talk(Chat(conversation, begin, named), typed, quiet=quiet)
+    talking = Chat(conversation, begin, named)
+    try:
+        talk(talking, typed, quiet=quiet)
+    finally:
+        if kept is not None:
+            keep(talking.conversation, kept)
+
+
+def session_file(name: str) -> Path:
+    """Return the file of a session, beside those of the typed messages; its keys and values are in another one.
+
+    Raises:
+        OptionError: the name is none of a file.
+    """
+    if not re.fullmatch(r"[\w-][\w.-]{0,99}", name):
+        message = f"--session must be letters, digits, -, _ and ., not {name!r}"
+        raise OptionError(message, option="--session", found=name)
+    return history_file().parent / "sessions" / f"{name}.json"
+
+
+def resume(conversation: Conversation, file: Path) -> None:
+    """Continue a session: print its messages, and use its keys and values, if they are of this model.
+
+    Raises:
+        EngineError: its messages cannot be read or rendered.
+    """
+    from mlx_engine.checkpoint.hf_folder import parse_json
+
+    state: Any = parse_json(read_text(None, file, "--session"), str(file), "remove the file")
+    if not isinstance(state, dict) or not isinstance(state.get("messages"), list):
+        raise OptionError(f"{file} has no session; remove it", option="--session", found=str(file))
+    try:
+        conversation.engine.load_prefix(file.with_suffix(".kv"))
+        same_model = True
+    except (EngineError, OSError) as error:
+        same_model = False
+        notice(f"the conversation is read again: {getattr(error, 'strerror', None) or error}")
+    conversation.restore(state, same_model=same_model)
+    for message in conversation.messages:
+        begin = {"user": "> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
+        notice(f"{begin}{message['content']}")
+
+
+def keep(conversation: Conversation, file: Path) -> None:
+    """Write a session: its messages, and its keys and values. Only this user can read them."""
+    if not conversation.messages:
+        return
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        conversation.save_prefix(file.with_suffix(".kv"))
+        with draft(file) as new:
+            new.chmod(0o600)
+            new.write_text(json.dumps(conversation.state(), ensure_ascii=False) + "\n", encoding="utf-8")
+            new.replace(file)
+    except (EngineError, OSError) as error:
+        notice(f"warning: {file}: the session is not kept ({getattr(error, 'strerror', None) or error})")
 
 
 def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool) -> None:

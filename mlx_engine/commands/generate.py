@@ -32,20 +32,22 @@ from mlx_engine.commands.options.model import (
     Backend,
     ComputeOptions,
     Model,
+    Speculate,
     Strict,
     Think,
     choose_backend,
 )
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.errors import EngineError, OptionError
+from mlx_engine.errors import EngineError, OptionError, SourceError
 from mlx_engine.errors import size as size_of
-from mlx_engine.options import Options, Sampling
+from mlx_engine.options import OFF, Options, Sampling
 
 if TYPE_CHECKING:
     from mlx_engine.cache.size import CacheSize
     from mlx_engine.engine import Engine, Prompt, RequestBuilder
     from mlx_engine.loop.logprobs import TokenLogprobs
     from mlx_engine.loop.request import Request
+    from mlx_engine.loop.scheduler import Scheduler
     from mlx_engine.loop.stream import Generation, RunError, Stream
     from mlx_engine.tokenizer import Tokenizer
 
@@ -91,6 +93,16 @@ class PromptOptions:
     ] = False
     system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")] = None
     think: Think = None
+    prompt_cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompt-cache",
+            metavar="FILE",
+            help="Read the keys and values of the beginning of the prompt from this file, and write those of the whole "
+            "prompt and of the text to it.",
+        ),
+        RARE,
+    ] = None
 
     def check(self) -> None:
         """Check for options that exclude each other, before anything is read.
@@ -104,11 +116,46 @@ class PromptOptions:
         other = self.prompt_file if self.text is None else self.text
         if self.batch_file is not None and other is not None:
             raise OptionError("--batch-file cannot be combined with a prompt", option="--batch-file", found=str(other))
+        if self.batch_file is not None and self.prompt_cache is not None:
+            raise OptionError("--prompt-cache cannot be combined with --batch-file", option="--prompt-cache")
         for option, value in (("--system", self.system), ("--think", self.think)):
             if value is not None and not self.chat:
                 raise OptionError(f"{option} needs --chat", option=option, found=value)
         if self.system is not None:
             checked_text(self.system, "--system")
+
+    def scheduler(self, engine: Engine, requests: Sequence[Request]) -> Scheduler | None:
+        """Return a scheduler that begins with the keys and values of --prompt-cache; None without this option.
+
+        Raises:
+            EngineError: the file is not of this model, or the run has no cache.
+            SourceError: the file cannot be read.
+        """
+        if self.prompt_cache is None:
+            return None
+        if not requests[0].options.kv:
+            raise OptionError("--prompt-cache cannot be combined with --no-kv", option="--prompt-cache")
+        try:
+            if self.prompt_cache.exists():
+                engine.load_prefix(self.prompt_cache)
+        except OSError as error:
+            message = f"{self.prompt_cache}: cannot be read: {error.strerror or error}; check the path"
+            raise SourceError(message) from error
+        return engine.scheduler_for(requests, keeps=True)
+
+    def save(self, engine: Engine, run: Stream, scheduler: Scheduler | None) -> None:
+        """Write the file of --prompt-cache.
+
+        Raises:
+            SourceError: it cannot be written.
+        """
+        if self.prompt_cache is not None and scheduler is not None:
+            done = run.generation
+            try:
+                engine.save_prefix(self.prompt_cache, [*done.prompt_ids, *done.token_ids], scheduler=scheduler)
+            except OSError as error:
+                message = f"{self.prompt_cache}: cannot be written: {error.strerror or error}; choose another file"
+                raise SourceError(message) from error
 
     @property
     def text(self) -> str | None:
@@ -230,6 +277,7 @@ def generate(
         ),
     ] = None,
     strict: Strict = False,
+    speculate: Speculate = OFF,
     sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
@@ -238,7 +286,7 @@ def generate(
     from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {**compute.machine(), **compute.changes(run.context_len)}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())
@@ -265,7 +313,8 @@ def generate(
             engine = Engine(opened, progress)
         del opened  # frees the metadata: 12 MB of merges for a vocabulary of 150,000 tokens
         start = time.perf_counter()
-        runs = engine.run_requests(requests)
+        scheduler = prompts.scheduler(engine, requests)
+        runs = engine.run_requests(requests, scheduler)
         if output.verbose:
             output.report(loaded(engine, model, cached))
             output.report(reserved(engine, runs, kv=run.kv, context_len=run.context_len))
@@ -273,6 +322,7 @@ def generate(
             output.report(engine.notes)
         n_failed = print_runs(texts, runs, engine, backend, prompts, output)
         seconds = time.perf_counter() - start
+        prompts.save(engine, runs[0], scheduler)
         output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
         if not output.is_silent:
             output.report(prompts.hints(engine.tokenizer, texts))
@@ -351,6 +401,9 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         },
         "metrics": generation.metrics.summary(),
     }
+    if engine.speculation.is_on:
+        counts = {"proposed": generation.n_proposed, "accepted": generation.n_accepted}
+        found["speculation"] = {"drafter": "lookup", **counts}
     if generation.stop is not None:
         found["stop"] = generation.stop
     if generation.error is not None:
@@ -373,13 +426,18 @@ def closing(
     if is_batch:
         tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
         if output.verbose:
-            return [*tables, *finished_batch(generations, seconds)]
+            return [*tables, *finished_batch(generations, seconds), *proposals(engine)]
         return [*tables, batch_in_short(generations, engine, seconds)]
     (run,) = generations
-    lines = summary(run, engine, seconds) if output.verbose else [in_short(run, engine)]
+    lines = [*summary(run, engine, seconds), *proposals(engine)] if output.verbose else [in_short(run, engine)]
     if output.verbose or output.per_pass:
         lines.append(run.metrics.text(per_pass=output.per_pass))
     return [*tables, *lines]
+
+
+def proposals(engine: Engine) -> list[str]:
+    """Return the lines about proposed tokens; none if none are proposed."""
+    return [] if engine.proposals is None else engine.proposals.report()
 
 
 def without_line_end(text: str) -> str:
@@ -453,6 +511,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
         *([] if reason is None else [f"Layers run op by op because of {reason}"]),
         f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
         f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.description}",
+        f"Speculation: {engine.speculation.why}",
     ]
 
 

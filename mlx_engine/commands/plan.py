@@ -13,8 +13,7 @@ import typer
 from mlx_engine.commands.console import FAILED, reports_errors
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
-from mlx_engine.commands.serve import POWERS, bytes_of
-from mlx_engine.commands.values import columns, plain, print_json
+from mlx_engine.commands.values import POWERS, bytes_of, columns, plain, print_json
 from mlx_engine.errors import OptionError, SourceError, shown, size
 
 if TYPE_CHECKING:
@@ -267,8 +266,7 @@ def planned(
     from mlx_engine.distributed.tensor import sliced
     from mlx_engine.observe import log
     from mlx_engine.weights.model import plan_model
-    from mlx_engine.weights.need import expansions
-    from mlx_engine.weights.outline import outlined
+    from mlx_engine.weights.outline import expansions, outlined
 
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend

@@ -61,7 +61,7 @@ def report(
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
     from mlx_engine.bench.bottlenecks.report import report as measured
-    from mlx_engine.bench.others import finding
+    from mlx_engine.bench.origin import finding
     from mlx_engine.bench.results import default_folder, make_folder, write
 
     sound = is_number(tests.budget) and tests.budget >= 0

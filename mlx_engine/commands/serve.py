@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import ipaddress
 import json
-import re
 import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +17,12 @@ import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.options.groups import RARE, takes_groups
-from mlx_engine.commands.options.model import SUGGESTED, Backend, ComputeOptions, Model, choose_backend
+from mlx_engine.commands.options.model import SUGGESTED, Backend, ComputeOptions, Model, Speculate, choose_backend
+from mlx_engine.commands.options.prefixes import PrefixOptions
 from mlx_engine.commands.options.shard import ShardOptions, follow
+from mlx_engine.commands.values import bytes_of
 from mlx_engine.errors import EngineError, OptionError, size
+from mlx_engine.options import OFF
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -32,10 +34,9 @@ if TYPE_CHECKING:
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 # Addresses that mean all networks of this machine, and where a client on it finds the server.
+NO_PREFIXES = PrefixOptions()
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class CapacityOptions:
         typer.Option(
             "--explain-cache",
             help="Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
-            "for a server that nobody else uses, because it tells clients about each other's prompts.",
+            "for a server with a single user, because clients learn about each other's prompts.",
         ),
         RARE,
     ] = False
@@ -205,7 +206,9 @@ def serve(
     backend: Backend = "auto",
     address: AddressOptions,
     capacity: CapacityOptions,
+    prefixes: PrefixOptions,
     compute: ComputeOptions,
+    speculate: Speculate = OFF,
     sharing: Annotated[ShardOptions, RARE],
     suggested: Annotated[
         bool,
@@ -223,14 +226,18 @@ def serve(
     """Serve the HTTP APIs of OpenAI and Anthropic, many requests at the same time. Ctrl-C stops the server."""
     address.check()
     capacity.check()
+    _ = prefixes.nbytes
     options = compute.changes(capacity.context_len)
     used = choose_backend(backend, strict=False)
-    how = {**compute.machine(), **options}
+    how = {**compute.machine(), **options, "speculate": speculate}
     with sharing.joined() as shard:
         if shard is not None and not shard.is_leader:
             follow(model, used, shard, how)
             return
-        answer_requests(model, used, address, capacity, {**how, "shard": shard}, options, journal, suggested=suggested)
+        if shard is not None and prefixes.prefix_dir is not None:
+            raise OptionError("--prefix-dir needs a model that this process has alone", option="--prefix-dir")
+        how |= {"shard": shard}
+        answer_requests(model, used, address, capacity, how, options, journal, prefixes, suggested=suggested)
 
 
 def answer_requests(
@@ -241,6 +248,7 @@ def answer_requests(
     how: Mapping[str, Any],
     options: Mapping[str, Any],
     journal: Path | None,
+    prefixes: PrefixOptions = NO_PREFIXES,
     *,
     suggested: bool,
 ) -> None:
@@ -254,6 +262,7 @@ def answer_requests(
         how: keyword arguments of `open_source`.
         options: those of them that change results, for the journal.
         journal: the file of the journal.
+        prefixes: where prefixes are kept on disk.
         suggested: whether the sampling that the model's files suggest is used.
     """
     import asyncio  # takes 20 ms, which no other command should pay
@@ -263,7 +272,7 @@ def answer_requests(
     raise_descriptor_limit()
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
-    make = partial(load_engine, model, backend, capacity, how, address.warnings(host), suggested=suggested)
+    make = partial(load_engine, model, backend, capacity, how, address.warnings(host), prefixes, suggested=suggested)
 
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app
@@ -297,6 +306,7 @@ def load_engine(
     capacity: CapacityOptions,
     options: Mapping[str, Any],
     warnings: Sequence[str],
+    prefixes: PrefixOptions = NO_PREFIXES,
     *,
     suggested: bool = False,
 ) -> tuple[Engine, Scheduler]:
@@ -316,6 +326,8 @@ def load_engine(
     opened.check_memory(kv=capacity.kv_bytes)
     with progress_bar("loading") as progress:
         engine = Engine(opened, progress)
+    if not capacity.no_prefix_cache:
+        prefixes.use(engine)
     scheduler = engine.scheduler(
         slots=capacity.slots,
         kv_memory=kv_memory(engine, capacity),
@@ -423,6 +435,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.description}",
         *engine.notes,
+        *([f"Speculation: {engine.speculation.why}"] if engine.speculation.is_on else []),
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]
@@ -439,20 +452,6 @@ def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]
         headers.append("Authorization: Bearer KEY")
     words = ["curl", url + route, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
     return [f"Listening on {url} (Ctrl-C stops the server)", address.page(url), f"Try: {shlex.join(words)}"]
-
-
-def bytes_of(option: str, text: str) -> int:
-    """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3.
-
-    Raises:
-        OptionError: the text is no size.
-    """
-    match = SIZE.fullmatch(text.strip())
-    if match is None:
-        message = f"{option} must be a size such as 2GiB, 500MB or 1000000, not {text!r}"
-        raise OptionError(message, option=option, found=text)
-    is_decimal = text.strip().upper().endswith("B") and not match[3]
-    return int(float(match[1]) * (1000 if is_decimal else 1024) ** POWERS[match[2].upper()])
 
 
 def is_local(host: str) -> bool:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlx_engine.errors import OptionError
+
 # Longer strings are cut to this length, followed by their full length.
 SHOWN_CHARACTERS = 200
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def print_json(value: object) -> None:
@@ -76,3 +81,17 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def bytes_of(option: str, text: str) -> int:
+    """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3.
+
+    Raises:
+        OptionError: the text is no size.
+    """
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        message = f"{option} must be a size such as 2GiB, 500MB or 1000000, not {text!r}"
+        raise OptionError(message, option=option, found=text)
+    is_decimal = text.strip().upper().endswith("B") and not match[3]
+    return int(float(match[1]) * (1000 if is_decimal else 1024) ** POWERS[match[2].upper()])

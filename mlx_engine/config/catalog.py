@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_engine.config.declared import SETTING, Naming
+from mlx_engine.config.declared import SETTING, Constant, Naming
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import EngineError
 
@@ -79,7 +79,11 @@ def keys_of(name: str) -> Keys | None:
     hf, gguf = _asked(config, "hf"), _asked(config, "gguf")
     return Keys(
         _architecture(module),
-        tuple(FieldKeys(f.name, hf[f.name], gguf[f.name]) for f in fields(config)),
+        tuple(
+            FieldKeys(f.name, hf[f.name], gguf[f.name])
+            for f in fields(config)
+            if type(f.metadata[SETTING]) is not Constant  # it has no key
+        ),
         tuple(config.expected.hf),
         tuple(config.expected.gguf),
     )

@@ -66,7 +66,7 @@ class Key:
         """Return the value of the key, or its default."""
         where = self.gguf if naming == "gguf" else self.hf
         if where is None:
-            return None
+            return False if self.kind is Settings.flag else None
         key, default = where if isinstance(where, tuple) else (where, REQUIRED)
         value = self.kind(s, key, default(known) if callable(default) else default)
         expected = self.condition(value, known) if self.condition else None
@@ -85,6 +85,46 @@ class Key:
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
         """Return the key."""
         return {} if self.hf is None else {self.hf if isinstance(self.hf, str) else self.hf[0]: value}
+
+
+@dataclass(frozen=True)
+class ActivationKey:
+    """The activation of the FFN, which GGUF files do not name; the attributes are the arguments of `activation`."""
+
+    hf: str
+    words: Mapping[str, str]
+    gguf: str
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> str:
+        """Return the activation."""
+        return self.gguf if naming == "gguf" else self.words[s.choice(self.hf, *self.words)]
+
+    def to_gguf(self, value: str) -> Mapping[str, object]:
+        """Return no key."""
+        return {}
+
+    def to_hf(self, value: str, config: Any) -> Mapping[str, object]:
+        """Return the key with the first of its words for this activation."""
+        return {self.hf: next(word for word, of in self.words.items() if of == value)}
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A field with one value, which no file says: for architectures whose base class reads it."""
+
+    value: Any
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> Any:
+        """Return the value."""
+        return self.value
+
+    def to_gguf(self, value: Any) -> Mapping[str, object]:
+        """Return no key."""
+        return {}
+
+    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
+        """Return no key."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -108,6 +148,13 @@ class ConfigBase:
     """The base class of configs, whose fields know how to read and write themselves."""
 
     expected: ClassVar[Expected] = Expected()
+    # Of the standard decoder: whether norms are layer norms, also without biases; whether attention and FFN read the
+    # same normed hidden states; whether heads of queries and keys are normed after their rotation; whether in a model
+    # with windows only the layers with a window have rotary embedding.
+    layer_norms: ClassVar[bool] = False
+    is_parallel: ClassVar[bool] = False
+    norms_after_rope: ClassVar[bool] = False
+    only_local_rope: ClassVar[bool] = False
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -166,8 +213,9 @@ class ConfigBase:
         return keys
 
     def differences(self, other: object) -> list[str]:
-        """Return the names of the fields in which `other` differs; a missing field counts as None."""
-        return [f.name for f in fields(self) if not is_same(getattr(self, f.name), getattr(other, f.name, None))]
+        """Return the names of the compared fields in which `other` differs; a missing field counts as None."""
+        compared = (f.name for f in fields(self) if f.compare)
+        return [name for name in compared if not is_same(getattr(self, name), getattr(other, name, None))]
 
 
 def merged(keys: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
@@ -189,9 +237,9 @@ def is_same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def declared(setting: Setting) -> Any:
-    """Declare a field with its setting."""
-    return field(metadata={SETTING: setting})
+def declared(setting: Setting, *, compare: bool = True) -> Any:
+    """Declare a field with its setting; without `compare`, the field does not change what the model computes."""
+    return field(metadata={SETTING: setting}, compare=compare)
 
 
 def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: Condition | None = None) -> Any:
@@ -206,9 +254,43 @@ def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: 
     return declared(Key(Settings.whole, gguf, hf, repeated, condition))
 
 
+def main_layers(s: Settings, key: str, default: Any) -> int:
+    """Return the number of a model's layers; in GGUF files `block_count` has those of multi-token prediction, too."""
+    n, extra = s.whole(key, default), s.whole_or_zero("nextn_predict_layers") if key == "block_count" else 0
+    if extra >= n:
+        raise s.error("nextn_predict_layers", f"fewer than all {n} layers", extra)
+    return n - extra
+
+
+def n_layers() -> Any:
+    """Declare the field `n_layers`, without layers of multi-token prediction."""
+    return declared(Key(main_layers, "block_count", "num_hidden_layers", condition=believable))
+
+
 def whole_or_none(gguf: Where, hf: Where) -> Any:
     """Declare a field that is a whole number >= 1, or None if the value is null or the naming has no key."""
     return declared(Key(Settings.whole_or_none, gguf, hf))
+
+
+def activation_key(words: Mapping[str, str], gguf: str, hf: str = "hidden_act") -> Any:
+    """Declare a field that is the activation of the FFN.
+
+    Args:
+        words: our name of the activation by the word in config.json, the default word first.
+        gguf: the activation of GGUF files, which have no key for it, as llama.cpp computes it.
+        hf: the key in config.json.
+    """
+    return declared(ActivationKey(hf, words, gguf))
+
+
+def constant(value: Any) -> Any:
+    """Declare a field that has one value."""
+    return declared(Constant(value))
+
+
+def said(hf: Where) -> Any:
+    """Declare a flag of config.json for which GGUF files have no key: a row of the tensor table has it as `when`."""
+    return declared(Key(Settings.flag, None, hf))
 
 
 def number(gguf: Where, hf: Where) -> Any:
@@ -258,6 +340,12 @@ def halves(head_dim: int, known: Any) -> str | None:
     if head_dim % 2:
         return "an even number, for its halves are rotated against each other"
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
+
+
+def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
+    """Declare the field `head_dim` of a model whose files may say that a part of each head is rotated."""
+    repeated = ("attention.value_length",)
+    return whole(("attention.key_length", per_head), ("head_dim", usual), repeated=repeated, condition=halves)
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:

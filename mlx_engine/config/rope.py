@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mlx_engine.backends.parameters import Growth, Rope
-from mlx_engine.config.declared import CLOSE, Naming, declared
+from mlx_engine.config.declared import CLOSE, Constant, Key, Naming, declared
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import OptionError, is_whole
 
@@ -174,6 +174,9 @@ def longrope_attention(factor: float, context: int) -> float:
 LAYER_KINDS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 SCALING = "rope.scaling."
+# DeepSeek-R1-0528-Qwen3-8B has this key. transformers and llama.cpp compute YaRN's own factor all the same; vLLM
+# multiplies the two.
+ATTN_FACTOR = "attn_factor"
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
 WITH_FACTOR, WITH_CONTEXT = ("linear", "dynamic", "llama3", "yarn", "proportional"), ("llama3", "yarn", "longrope")
 # Old names of longrope.
@@ -193,6 +196,7 @@ class RotationSetting:
     partial: bool = False
     grows: bool = False
     truncates: bool = True
+    part: float = 1.0
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
         """Return the rotary embedding settings."""
@@ -243,9 +247,10 @@ class RotationSetting:
             yarn_attention(r.factor),
             s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0,
         )
-        # llama.cpp ignores this key. Converters copy config.json's `attention_factor`, if it has one.
+        # llama.cpp ignores this key. Converters copy config.json's `attention_factor` or `attn_factor`, if it has one;
+        # of the second the only published value is 1 / YaRN's own factor.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
-        if not isclose(repeated, usual, rel_tol=CLOSE):
+        if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
         if times:
             usual /= yarn_attention(r.factor, times)
@@ -297,7 +302,7 @@ class RotationSetting:
 
     def _from_hf(self, s: Settings, known: Any) -> Rotation:
         theta, scaling = s.number(self.hf, self._usual(known)), s.mapping("rope_parameters")
-        part = s.number("partial_rotary_factor", 1.0) if self.partial else 1.0
+        part = self._part(s, known) if self.partial else 1.0
         if scaling is not None and self.layers is not None:
             outer, scaling = scaling, scaling.mapping(self.layers)
             outer.refuse_rest(LAYER_KINDS)
@@ -314,11 +319,16 @@ class RotationSetting:
         if self.partial:
             part = scaling.number("partial_rotary_factor", part)
         found = Rotation(scaling.number("rope_theta", theta), n_rotated=self._rotated(s, part, known))
-        found = self._scaled(scaling, found, known, original)
-        scaling.refuse_rest()
         # A base outside the mapping must equal the base in it.
         s.expect(self.hf, found.theta)
+        found = self._scaled(scaling, found, known, original)
+        scaling.refuse_rest()
         return found
+
+    def _part(self, s: Settings, known: Any) -> float:
+        """Return the part of each head that is rotated; MiniMax's files have the number of its elements."""
+        n = s.whole_or_none("rotary_dim", None)
+        return s.number("partial_rotary_factor", self.part if n is None else n / known.head_dim)
 
     def _rotated(self, s: Settings, part: float, known: Any) -> int | None:
         if part == 1:
@@ -345,6 +355,11 @@ class RotationSetting:
         return _READ[rule](self, s, replace(r, rule=rule, context=context), known)
 
     def _dynamic(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        alpha = s.number_or_zero("alpha")
+        if alpha:  # Hunyuan's: a larger base for sequences of any length
+            for unused in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+                s.number_or_zero(unused)
+            return Rotation(r.theta * alpha ** (known.head_dim / (known.head_dim - 2)))
         s.expect(ORIGINAL, known.context_length)
         return replace(r, factor=s.number("factor"))
 
@@ -367,6 +382,7 @@ class RotationSetting:
         low, high = s.number("beta_slow", 1.0), s.number("beta_fast", 32.0)
         # Written by the first YaRN models; transformers does not read it.
         s.flag("finetuned", True)
+        s.number(ATTN_FACTOR, 1.0)
         beta = 0.0
         if self.grows:
             beta = s.number_or_zero("llama_4_scaling_beta")
@@ -421,7 +437,7 @@ def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
 def rotation(
     *, gguf: str = "rope.freq_base", hf: str = "rope_theta", theta: float | Callable[[Any], float] = 10_000.0,
     rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
-    grows: bool = False, truncates: bool = True,
+    grows: bool = False, truncates: bool = True, part: float = 1.0,
 ) -> Any:  # fmt: skip
     """Declare a field that is a `Rotation`. It follows the fields `head_dim` and `context_length`.
 
@@ -434,9 +450,48 @@ def rotation(
         always: whether to write the base to a GGUF file even if it is `theta`.
         partial: whether files may say that only a part of each head is rotated.
         grows: whether files may have Llama 4's attention scaling.
+        part: the part of each head that is rotated if config.json does not say so, for `partial`.
         truncates: whether YaRN's limits in GGUF files, which have no key for it, are rounded to whole pairs.
     """
-    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates))
+    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates, part))
+
+
+DUAL_CHUNK = "dual_chunk_attention_config"
+
+
+def within_chunk(s: Settings, key: str, default: Any) -> int:
+    """Return the context of a model that may have dual chunk attention: at most the size of its chunks.
+
+    Up to there dual chunk attention is the usual attention; from there on it gives tokens other distances. Source:
+    "Qwen2.5-1M Technical Report", arXiv 2501.15383.
+    """
+    n, chunks = s.whole(key, default), s.mapping(DUAL_CHUNK)
+    if chunks is None:
+        return n
+    size = chunks.whole("chunk_size")
+    chunks.refuse_rest(("local_size", ORIGINAL))
+    return min(n, size)
+
+
+def chunked_context(usual: int | Any = REQUIRED) -> Any:
+    """Declare the field `context_length` of a model that may have dual chunk attention."""
+    return declared(Key(within_chunk, "context_length", ("max_position_embeddings", usual)))
+
+
+@dataclass(frozen=True)
+class BeyondChunk(Constant):
+    """The context that dual chunk attention would reach, read for a note to the user alone; None without it."""
+
+    value: int | None = None
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int | None:
+        """Return the context."""
+        return None if s.mapping(DUAL_CHUNK) is None else s.whole("max_position_embeddings")
+
+
+def beyond_chunk() -> Any:
+    """Declare the field `beyond_chunk`."""
+    return declared(BeyondChunk(), compare=False)
 
 
 def for_context(config: Any, context: int | None) -> Any:
@@ -475,7 +530,10 @@ def by_length(config: Any) -> Rotation | None:
 
 def context_notes(config: Any) -> tuple[str, ...]:
     """Return a line for the user if a loaded model could have a longer context."""
-    rope = by_length(config)
+    rope, whole = by_length(config), getattr(config, "beyond_chunk", None) or 0
+    if whole > config.context_length:
+        reached = "dual chunk attention, which is not implemented, would reach"
+        return (f"context {config.context_length:,} tokens, one chunk; {reached} {whole:,}",)
     if rope is None or rope.is_long:
         return ()
     return (

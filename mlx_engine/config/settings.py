@@ -39,13 +39,18 @@ _GENERATION = (
     "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
     "sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id",
 )  # fmt: skip
+# Left by the first Llama's classes: a name, and in how many parts a trained matrix was cut, whose results are added.
+_OLD_LLAMA = ("is_llama_config", "pretraining_tp")
+# Layers that predict several tokens at once, after the model's own: `weights/plan.py` leaves their tensors out.
+MTP = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers")
+_MTP = (*MTP, "mtp_transformer_layers", "mtp_use_dedicated_embeddings", "use_mtp")
 # Settings of other tasks than predicting the next token.
 _OTHER_TASKS = (
     "classifier_dropout", "classifier_from_token", "finetuning_task", "id2label", "is_original_qwen3_reranker",
     "label2id", "num_labels", "problem_type", "task_specific_params",
 )  # fmt: skip
 
-HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_OTHER_TASKS))
+HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_MTP, *_OLD_LLAMA, *_OTHER_TASKS))
 
 # Keys of GGUF files that `checkpoint/pooling.py` reads.
 HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))
@@ -70,7 +75,6 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "no_rope_layers": (None,),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
-    "num_nextn_predict_layers": (None, 0),
     "partial_rotary_factor": (None, 1),
     "pruned_heads": (None, {}),
     "qk_layernorm": (False, None),

@@ -16,10 +16,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.conversation.calls import CallReader, Cursor
-from mlx_engine.conversation.delimiters import MARK, Delimiter
+from mlx_engine.conversation.delimiters import MARK, TAIL, Delimiter
 from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, Event, ReasoningDelta, TextDelta
 from mlx_engine.conversation.formats import AnswerFormat, Region, answer_format
-from mlx_engine.conversation.thinking import TAIL
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.tokenizer import Tokenizer

@@ -24,9 +24,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from mlx_engine.conversation.delimiters import Delimiter, UnsupportedPatternError, literal, marked, partial_of
+from mlx_engine.conversation.delimiters import (
+    Delimiter,
+    ThinkMarkers,
+    UnsupportedPatternError,
+    literal,
+    marked,
+    partial_of,
+    think_markers,
+)
 from mlx_engine.conversation.schemas import arguments_of
-from mlx_engine.conversation.thinking import ThinkMarkers, think_markers
 from mlx_engine.errors import OptionError, shown
 from mlx_engine.tokenizer.chat_prompt import reads
 from mlx_engine.tokenizer.vocabulary import is_marked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.conversation.schemas import arguments_of
@@ -214,6 +215,46 @@ class Conversation:
             self._prompt_ids(asked(messages))
         self.clear()
         self.messages = list(messages)
+
+    def state(self) -> dict[str, Any]:
+        """Return the messages, and the token ids of the answers that were generated here, as plain data."""
+        turns = [
+            {
+                "n_messages": turn.n_messages, "prompt_ids": of.prompt_ids, "token_ids": of.token_ids, "text": of.text,
+                "finish_reason": of.finish_reason,
+            }
+            for turn in self.turns
+            for of in (turn.generation,)
+        ]  # fmt: skip
+        return {"messages": self.messages, "turns": turns}
+
+    def restore(self, state: Mapping[str, Any], *, same_model: bool) -> None:
+        """Replace the conversation with what `state` has returned; the token ids are used by the same model alone.
+
+        Raises:
+            EngineError: the messages are invalid, or the template cannot render them; the conversation is unchanged.
+        """
+        from mlx_engine.loop.metrics import Metrics
+        from mlx_engine.loop.stream import Generation
+
+        self.load(state["messages"])
+        for turn in state["turns"] if same_model else ():
+            text, reason = turn["text"], turn["finish_reason"]
+            run = Generation(text, turn["token_ids"], Metrics(), reason, turn["prompt_ids"])
+            self.turns.append(Turn(run, turn["n_messages"]))
+        self._history = self._remembered(self.messages)
+
+    def save_prefix(self, path: Path) -> int:
+        """Write the keys and values of the conversation to a file, and return the number of tokens that it has.
+
+        Raises:
+            OptionError: keys and values of this model cannot be saved.
+            OSError: the file cannot be written.
+        """
+        last = self.generation
+        if last is None or self._kept is None or not self._kept.is_sound:
+            return 0
+        return self.engine.save_prefix(path, [*last.prompt_ids, *last.token_ids], scheduler=self._kept)
 
     def _replace(self, messages: list[dict[str, Any]]) -> None:
         """Set the messages, and drop the turns whose answers the messages no longer contain."""

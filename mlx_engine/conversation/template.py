@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
+from mlx_engine.conversation.delimiters import MARKERS
 from mlx_engine.conversation.dialect import (
     ASSISTANT,
     INSTRUCTIONS,
@@ -29,7 +30,6 @@ from mlx_engine.conversation.dialect import (
     rewritten_tools,
 )
 from mlx_engine.conversation.formats import format_of
-from mlx_engine.conversation.thinking import MARKERS
 from mlx_engine.errors import ChatTemplateError, shown
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.tokenizer import chat

@@ -2,6 +2,9 @@
 
 Matrices of products and embedding tables are quantised, as mlx-lm does; all other tensors keep their bytes. Rows that
 do not fill groups stay as they are.
+
+The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. The result is verified by
+reading it back: the model definition must find the same configuration in config.json as in the GGUF file.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -17,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import decoders, processors
 
 from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
@@ -24,18 +29,144 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors import write_safetensors
 from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES
 from mlx_engine.config.rope import Rotation
-from mlx_engine.convert.folder_form import from_gguf
 from mlx_engine.convert.mlx_tensors import KEEP, OTHERS, TABLE, TARGETS, Part, mlx_form, parts_of, target_type
 from mlx_engine.convert.requantize import Line, Matrix, check_finite, check_mixed
-from mlx_engine.errors import ModelError, OptionError, SourceError, listed
+from mlx_engine.errors import ModelError, OptionError, SourceError, UnsupportedConfigError, listed
 from mlx_engine.kernels.drafts import draft
 from mlx_engine.models.qwen3_5 import DELTA
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.groups import GroupType
+from mlx_engine.tokenizer.gguf import from_gguf as read_tokenizer
+from mlx_engine.tokenizer.tokenizer import Tokenizer
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check
+from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
+
+# `model_type` of the text models whose GGUF architecture has another name, and that are not the first of their file.
+TEXT_MODELS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+    "mistral3": "ministral3",
+}
+# `model_type` of models with a window that share the GGUF architecture of models without.
+WITH_WINDOW = {"olmo2": "olmo3"}
+
+
+@dataclass(frozen=True)
+class FolderForm:
+    """The files of a folder other than the weights: the contents of config.json, and other files as text by name."""
+
+    config: Mapping[str, Any]
+    files: Mapping[str, str]
+
+
+def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> FolderForm:
+    """Convert the settings and the tokenizer of a GGUF file.
+
+    Raises:
+        ModelError: config.json cannot represent the configuration.
+        TokenizerError: the file has no tokenizer, or one that is not implemented.
+    """
+    config = replace(plan.config, **rule_of(checkpoint, plan.config))
+    tokenizer = read_tokenizer(checkpoint.metadata, where=checkpoint.where)
+    ends = sorted(tokenizer.eog_ids, key=lambda token_id: (token_id != tokenizer.eos_id, token_id))
+    roles = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    settings = {
+        "model_type": _model_type(checkpoint, config),
+        **_shortened(config.to_hf()),
+        **roles,
+        "tie_word_embeddings": not has_head,
+    }
+    _read_back(checkpoint, settings, config)
+    files = to_json(tokenizer, context_length=config.context_length)
+    return FolderForm(settings, files | {"generation_config.json": json.dumps(roles, indent=4) + "\n"})
+
+
+def _model_type(checkpoint: Checkpoint, config: Any) -> str:
+    name = checkpoint.architecture
+    if name in WITH_WINDOW and any(config.windows):
+        return WITH_WINDOW[name]
+    return TEXT_MODELS.get(name) or model_file(checkpoint).ARCHITECTURES[0]
+
+
+def _shortened(value: Any) -> Any:
+    """Return settings with the shortest decimals of float32 numbers, which GGUF has."""
+    if isinstance(value, Mapping):
+        return {key: _shortened(of) for key, of in value.items()}
+    if isinstance(value, list):
+        return [_shortened(of) for of in value]
+    return float(str(np.float32(value))) if isinstance(value, float) and np.float32(value) == value else value
+
+
+def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any) -> None:
+    """Check that config.json gives the same configuration as the GGUF file.
+
+    Raises:
+        UnsupportedConfigError: the configuration differs, because config.json has no key for a setting.
+    """
+    written = replace(
+        checkpoint, naming="hf", architecture=settings["model_type"], settings=settings, metadata={}, shapes={}
+    )
+    again = model_file(written).plan(written).config
+    for name in config.differences(again):
+        raise UnsupportedConfigError(
+            where=checkpoint.where,
+            key=name,
+            expected=f"a value that config.json can store, {getattr(again, name, None)!r:.60}",
+            found=getattr(config, name),
+        )
+
+
+def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
+    """Return tokenizer.json, tokenizer_config.json and, if there is a template, chat_template.jinja.
+
+    Args:
+        tokenizer: the tokenizer of a GGUF file.
+        context_length: the number of tokens that the model was trained on.
+    """
+    vocabulary, core = tokenizer.parts()
+    core.decoder = _decoder(vocabulary)
+    if vocabulary.add_bos and vocabulary.bos_id is not None:
+        bos = vocabulary.tokens[vocabulary.bos_id]
+        core.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, vocabulary.bos_id)]
+        )
+    files = {
+        "tokenizer.json": core.to_str(),
+        "tokenizer_config.json": json.dumps(_config(vocabulary, context_length), ensure_ascii=False, indent=4) + "\n",
+    }
+    if vocabulary.chat_template is not None:
+        files["chat_template.jinja"] = vocabulary.chat_template
+    return files
+
+
+def _decoder(vocabulary: Vocabulary) -> Any:
+    """Return the decoder of Hugging Face's own tokenizers of this kind."""
+    if vocabulary.kind == "byte-level BPE":
+        return decoders.ByteLevel()
+    steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.space_prefix is not SpacePrefix.NEVER:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
+
+
+def _config(vocabulary: Vocabulary, context_length: int) -> dict[str, object]:
+    unknown = next(iter(vocabulary.ids_of(TokenType.UNKNOWN)), None)
+    ids = {"bos": vocabulary.bos_id, "eos": vocabulary.eos_id, "unk": unknown, "pad": vocabulary.pad_id}
+    roles = {f"{role}_token": vocabulary.tokens[i] for role, i in ids.items() if i is not None}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **roles,
+        "add_bos_token": vocabulary.add_bos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context_length,
+    }
+
 
 # Bytes of tensors per file, as mlx-lm has it.
 SHARD_BYTES = 5 << 30
@@ -279,6 +410,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
         made["rope_local_base_freq"] = local["rope_theta"]
     rule = of_all.get("rope_type", "default")
     made["rope_scaling"] = None if rule == "default" else {k: v for k, v in of_all.items() if k != "rope_theta"}
+    made |= {key: of_all[key] for key in BESIDE[:1] if key in of_all}
     if rule == "longrope":
         made |= {key: of_all[key] for key in BESIDE if key in of_all}
         made["rope_scaling"] |= {"type": rule}

@@ -23,8 +23,8 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
-from mlx_engine.backends.best import packed, packs, unpacked
 from mlx_engine.backends.parameters import Array, Linear
+from mlx_engine.backends.sampling import packed, packs, unpacked
 from mlx_engine.cache import CacheLayer
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values

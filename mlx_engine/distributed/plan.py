@@ -14,16 +14,15 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from mlx_engine.backends.best import packs
 from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
+from mlx_engine.backends.sampling import packs
 from mlx_engine.cache import CacheLayer, KVLayer, StateLayer
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.errors import OptionError
 from mlx_engine.models.layer import Attention, GatedAndMixture, Layer, RowNorms, SharedAttention
-from mlx_engine.weights.need import ACTIVATIONS
-from mlx_engine.weights.outline import Outline, Outlined
+from mlx_engine.weights.outline import ACTIVATIONS, Outline, Outlined
 
 # Attributes of a model that are neither embedding tables nor what computes them.
 NOT_TABLES = ("config", "layers", "program", "output", "output_norm", "_backend")
@@ -552,7 +551,7 @@ class Messages:
         return self.hidden * self.n_hidden + self.logits * self.n_logits
 
     def seconds(self, link: Link) -> float:
-        """Return the time of all messages, one after the other."""
+        """Return the time of all messages in sequence."""
         begin = self.n_begin * link.seconds(0)
         return begin + self.n_hidden * link.seconds(self.hidden) + self.n_logits * link.seconds(self.logits)
 

@@ -7,12 +7,25 @@ the number of ranks and not on the batch.
 Rank 0 announces each pass by a message, which is forwarded from rank to rank (`messages.py`). All ranks then make the
 same exchanges in the same order. Messages and exchanges share connections and are told apart only by their order, so
 every rank ends a pass before the next message is sent, also on lazy backends.
+
+Projections to queries, keys, values, gate and up are cut by rows (outputs), the projections after them by columns
+(inputs), on borders of the blocks of the stored type. So each rank computes whole heads and whole columns of the FFN
+from whole hidden states, and its products of the output and down projections are parts of a sum over all ranks. The
+head is cut by rows. Each expert is cut like a dense FFN, so that all ranks have the same work for every choice of
+experts, and no rank lacks an expert. Norms, routers and small projections are on every rank.
+
+A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary. All
+matrices of a layer that must agree share one partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array, DeltaNet
@@ -20,11 +33,363 @@ from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools
-from mlx_engine.distributed.slices import Slices
+from mlx_engine.errors import NotShardableError
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, SharedAttention, ShortConv
+from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
+from mlx_engine.weights.plan import Tensor
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+# The largest share of a rank, relative to an even share: 35 blocks may be divided into 17 and 18, but 3 not into 1 and
+# 2.
+MOST_UNEVEN = 1.2
+
+
+class Partition(ABC):
+    """The division of an axis among ranks. `str` gives the sizes, for messages."""
+
+    @abstractmethod
+    def fits(self, size: int) -> bool:
+        """Return whether the axis can be divided among `size` ranks."""
+
+    @abstractmethod
+    def ranges(self, rank: int, size: int) -> Ranges:
+        """Return the ranges [first, last) of a rank, ascending."""
+
+
+def is_even(n: int, size: int) -> bool:
+    """Return whether n pieces can be divided almost evenly among `size` ranks."""
+    return n >= size and -(-n // size) * size <= MOST_UNEVEN * n
+
+
+@dataclass(frozen=True)
+class Pieces(Partition):
+    """An axis of several sections with n pieces each; a rank gets the same range of pieces of every section.
+
+    Attributes:
+        n: pieces of each section.
+        widths: the width of a piece, by section.
+        what: the sizes, for messages.
+    """
+
+    n: int
+    widths: tuple[int, ...]
+    what: str
+
+    def fits(self, size: int) -> bool:
+        return is_even(self.n, size)
+
+    def ranges(self, rank: int, size: int) -> Ranges:
+        first, last, at, found = self.n * rank // size, self.n * (rank + 1) // size, 0, []
+        for width in self.widths:
+            found.append((at + first * width, at + last * width))
+            at += self.n * width
+        return tuple(found)
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of attention. A rank has whole KV heads and all queries that read them.
+
+    If there are more ranks than KV heads, several ranks have a copy of one KV head, and divide its query heads.
+
+    Attributes:
+        n_heads: H.
+        n_kv_heads: G, a divisor of H.
+        head_dim: E.
+        block: weights of a block of the output projection's type, whose columns are cut between blocks.
+        equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    block: int
+    equal: bool = False
+
+    @property
+    def ratio(self) -> int:
+        """Query heads of a KV head."""
+        return self.n_heads // self.n_kv_heads
+
+    def _pieces(self, size: int) -> tuple[int, int]:
+        """Return the number of pieces that are divided, and the query heads of a piece; 0 if pieces are not whole."""
+        heads = self.ratio if size <= self.n_kv_heads else 1
+        heads *= self.block // math.gcd(self.block, heads * self.head_dim)
+        return (0, heads) if self.n_heads % heads else (self.n_heads // heads, heads)
+
+    def fits(self, size: int) -> bool:
+        """Return whether the heads can be divided among `size` ranks."""
+        n, _ = self._pieces(size)
+        if size <= self.n_kv_heads:
+            return is_even(n, size) and not (self.equal and n % size)
+        return n > 0 and n % size == 0 and size % self.n_kv_heads == 0
+
+    def queries(self, rank: int, size: int) -> tuple[int, int]:
+        """Return the first query head of a rank, and the one after its last."""
+        n, heads = self._pieces(size)
+        return n * rank // size * heads, n * (rank + 1) // size * heads
+
+    def keys(self, rank: int, size: int) -> tuple[int, int]:
+        """Return the first KV head of a rank, and the one after its last."""
+        first, last = self.queries(rank, size)
+        return first // self.ratio, -(-last // self.ratio)
+
+    def __str__(self) -> str:
+        text = f"{self.n_heads} query heads and {self.n_kv_heads} KV heads of {self.head_dim}"
+        return text if self.block == 1 else f"{text}, and columns in blocks of {self.block}"
+
+
+@dataclass(frozen=True)
+class OfHeads(Partition):
+    """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide.
+
+    If `are_normed`, keys are not cut where ranks have copies of a KV head: a norm reads every head once.
+    """
+
+    heads: Heads
+    width: int
+    are_keys: bool = False
+    are_normed: bool = False
+
+    def fits(self, size: int) -> bool:
+        return self.heads.fits(size)
+
+    def ranges(self, rank: int, size: int) -> Ranges:
+        first, last = (self.heads.keys if self.are_keys else self.heads.queries)(rank, size)
+        if self.are_normed and size > self.heads.n_kv_heads:
+            first, last = 0, self.heads.n_kv_heads
+        return ((first * self.width, last * self.width),)
+
+    def __str__(self) -> str:
+        return str(self.heads)
+
+
+@dataclass(frozen=True)
+class Vocabulary(Partition):
+    """The rows of the head, in equal ranges (the last one may be shorter), so that one gather collects the logits."""
+
+    n: int
+
+    def share(self, size: int) -> int:
+        """Return the rows of every rank but the last."""
+        return -(-self.n // size)
+
+    def fits(self, size: int) -> bool:
+        return (size - 1) * self.share(size) < self.n
+
+    def ranges(self, rank: int, size: int) -> Ranges:
+        share = self.share(size)
+        return ((rank * share, min((rank + 1) * share, self.n)),)
+
+    def __str__(self) -> str:
+        return f"{self.n} tokens"
+
+
+def by_blocks(width: int, block: int) -> Pieces:
+    """Return the partition of an axis of this width by blocks of the type, which fill it."""
+    return Pieces(width // block, (block,), f"{width:,} columns in blocks of {block}")
+
+
+ROWS, COLUMNS = 0, 1
+# The tensors that are cut, by the name without layer and ending: the partition of the axis, and the axis.
+CUT = {
+    **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
+    "attn_k": ("keys", ROWS),
+    "attn_v": ("values", ROWS),
+    "attn_sinks": ("sinks", ROWS),
+    "attn_output": ("queries", COLUMNS),
+    **dict.fromkeys(("ffn_gate", "ffn_up"), ("ffn", ROWS)),
+    "ffn_down": ("ffn", COLUMNS),
+    **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), ("experts", ROWS)),
+    "ffn_down_exps": ("experts", COLUMNS),
+    **dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), ("shared expert", ROWS)),
+    "ffn_down_shexp": ("shared expert", COLUMNS),
+    **{f"shortconv.{name}": ("channels", ROWS) for name in ("in_gate", "out_gate", "value", "conv")},
+    "shortconv.out_proj": ("channels", COLUMNS),
+    **dict.fromkeys(("attn_qkv", "ssm_conv1d"), ("delta channels", ROWS)),
+    "delta_gate": ("delta values", ROWS),
+    **dict.fromkeys(("ssm_beta", "ssm_alpha", "ssm_dt", "ssm_a"), ("delta heads", ROWS)),
+    "ssm_out": ("delta values", COLUMNS),
+    **dict.fromkeys(("output", "token_embd"), ("vocabulary", ROWS)),
+}
+# The tensors of which every rank holds all, in addition to norms.
+WHOLE = {
+    *("ffn_gate_inp", "ffn_gate_inp_shexp", "ffn_down_exps_scale", "layer_output_scale", "inp_gate", "proj"),
+    *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
+    *("per_layer_token_embd", "per_layer_model_proj"),
+}
+# By the kind of partition: the matrix whose columns are cut between blocks.
+LAST = {
+    "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
+    "channels": "shortconv.out_proj",
+}  # fmt: skip
+# The largest number of ranks that an error proposes.
+MOST_RANKS = 64
+_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.\d+)?(?:\.(?:weight|bias))?")
+
+
+class Name(NamedTuple):
+    """A tensor's layer, or None, and its name without layer, expert and ending."""
+
+    layer: int | None
+    part: str
+
+    @classmethod
+    def of(cls, name: str) -> Name:
+        """Split the name of a tensor, or of a linear layer."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise ValueError(f"expected the name of a tensor, found {name!r}")
+        return cls(None if found["layer"] is None else int(found["layer"]), found["part"])
+
+
+class Cut(NamedTuple):
+    """The cut of a tensor: its axis and partition. A matrix that is cut by COLUMNS gives parts of a sum."""
+
+    axis: int
+    partition: Partition
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The cuts of a model's tensors; every rank holds all of a tensor without a cut.
+
+    Attributes:
+        where: the file, for messages.
+        cuts: the cuts by the name of the tensor.
+    """
+
+    where: str
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, planned: Planned) -> Slices:
+        """Return how the tensors of a planned model are cut. No weight is read.
+
+        Raises:
+            NotShardableError: there is no rule for a tensor.
+        """
+        where, found = planned.checkpoint.where, dict[str, Cut]()
+        partitions = _Partitions(planned)
+        for name in planned.tensors:
+            layer, part = Name.of(name)
+            if part in CUT:
+                kind, axis = CUT[part]
+                found[name] = Cut(axis, partitions.of(layer, kind))
+            elif part not in WHOLE and "norm" not in part:
+                raise NotShardableError(
+                    where=where, name=name, expected="a tensor that is known to be cut by rows or columns, or whole",
+                    found="another", hint="run the model on one machine, or by layers with --shard pipeline",
+                )  # fmt: skip
+        return cls(where, found)
+
+    def check(self, size: int) -> None:
+        """Check that the model can be cut for `size` ranks.
+
+        Raises:
+            NotShardableError: a matrix cannot be cut; the error names it, its sizes, and possible numbers of ranks.
+        """
+        for name, cut in sorted(self.cuts.items(), key=lambda found: found[1].axis != COLUMNS):
+            if cut.partition.fits(size):
+                continue
+            partitions = {id(cut.partition): cut.partition for cut in self.cuts.values()}.values()
+            sizes = [n for n in range(2, MOST_RANKS + 1) if all(partition.fits(n) for partition in partitions)]
+            would = f"{', '.join(map(str, sizes))} would do" if sizes else "no other number would do"
+            raise NotShardableError(
+                where=self.where, name=name, expected=f"sizes that {size} ranks can share", found=str(cut.partition),
+                hint=f"{would}; --shard pipeline cuts between layers",
+            )  # fmt: skip
+
+    def ranges(self, name: str, rank: int, size: int) -> tuple[int, Ranges] | None:
+        """Return the axis and the ranges of a tensor that a rank holds; None if it holds all of it."""
+        cut = self.cuts.get(name)
+        return None if cut is None or self.is_bias_of_sum(name) else (cut.axis, cut.partition.ranges(rank, size))
+
+    def is_partial(self, linear: str) -> bool:
+        """Return whether the products of a linear layer, such as "blk.0.ffn_down", are parts of a sum."""
+        return CUT.get(Name.of(linear).part, ("", ROWS))[1] == COLUMNS
+
+    def is_bias_of_sum(self, name: str) -> bool:
+        """Return whether a tensor is the bias of a layer whose products are parts of a sum; only one rank adds it."""
+        return name.endswith(".bias") and self.is_partial(name)
+
+
+class _Partitions:
+    """The partitions of a model, each made once."""
+
+    def __init__(self, planned: Planned) -> None:
+        self._planned, self._config = planned, planned.config
+        # Not `functools.cache` of a method, which would refer to itself and keep the file's metadata.
+        self._made: dict[tuple[int | None, str], Partition] = {}
+        self._matrices: dict[Name, list[str]] = {}  # all experts of a layer have one key
+        for name in planned.tensors:
+            if name.endswith(".weight"):
+                self._matrices.setdefault(Name.of(name), []).append(name)
+        # One block size for all layers: layers that share keys and values must be cut alike.
+        outputs = [names for of, names in self._matrices.items() if of.part == "attn_output"]
+        self._attention = self._block(name for names in outputs for name in names)
+
+    def of(self, layer: int | None, kind: str) -> Partition:
+        """Return the partition of a kind of axis in a layer; None is the head."""
+        if (layer, kind) not in self._made:
+            self._made[layer, kind] = self._new(layer, kind)
+        return self._made[layer, kind]
+
+    def _new(self, layer: int | None, kind: str) -> Partition:
+        tensors = self._planned.tensors
+        if layer is None:
+            return Vocabulary(self._config.vocab_size)
+        if kind in ("queries", "keys", "values", "sinks"):
+            return self._heads(layer, kind)
+        if kind.startswith("delta"):
+            return self._delta(layer, kind)
+        names = self._matrices[Name(layer, LAST[kind])]
+        return by_blocks(tensors[names[0]].shape[1], self._block(names))
+
+    def _heads(self, layer: int, kind: str) -> Partition:
+        of = self._config.of_layer(layer)
+        n_heads = self._planned.tensors[f"blk.{layer}.attn_q.weight"].shape[0] // of.head_dim
+        norm = self._planned.tensors.get(f"blk.{layer}.attn_q_norm.weight")
+        of_rows = norm is not None and norm.shape != (of.head_dim,)
+        heads = Heads(n_heads, of.n_kv_heads, of.head_dim, self._attention, equal=of_rows)
+        width, of_kv = 1 if kind == "sinks" else of.head_dim, kind in ("keys", "values")
+        return OfHeads(heads, width, are_keys=of_kv, are_normed=of_rows and kind == "keys")
+
+    def _delta(self, layer: int, kind: str) -> Partition:
+        """Return a partition by key heads: value head h reads key head h % n_key_heads, in section h // n_key_heads."""
+        of = self._config
+        block = self._block([f"blk.{layer}.ssm_out.weight"])
+        heads = block // math.gcd(block, of.value_dim)  # so many value heads fill whole blocks
+        n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
+        keys, values = heads * of.key_dim, (heads * of.value_dim,) * (of.n_value_heads // of.n_key_heads)
+        widths = {
+            "delta heads": (heads,) * len(values),
+            "delta values": values,
+            "delta channels": (keys, keys, *values),
+        }
+        return Pieces(n, widths[kind], f"{of.n_key_heads} key heads of the delta rule, {heads} in a block of columns")
+
+    def _block(self, names: Iterable[str]) -> int:
+        """Return the number of columns at whose multiples all of these matrices can be cut."""
+        return math.lcm(*{type_.block_size for name in names for type_ in self._types(name)})
+
+    def _types(self, name: str) -> tuple[GGMLType, ...]:
+        """Return the type of a matrix in the file, and the type to which it is converted."""
+        planned, tensor = self._planned, self._planned.tensors[name]
+        stored = _stored_type(planned, tensor)
+        return stored, planned.conversion.type_of(name.removesuffix(".weight"), tensor.shape, stored)[0]
+
+
+def _stored_type(planned: Planned, tensor: Tensor) -> GGMLType:
+    stored: Any = tensor.stored(planned.checkpoint.naming)
+    return F32 if stored.is_shifted else planned.checkpoint.weight(stored.name).type
 
 
 def sliced(planned: Planned, rank: int, size: int) -> Planned:

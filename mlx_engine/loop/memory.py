@@ -10,7 +10,7 @@ from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import KVPool, SequenceInput
-from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
+from mlx_engine.cache.size import pool_nbytes, state_nbytes, tokens_that_fit
 from mlx_engine.errors import OptionError
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.request import ScheduledChunk
@@ -25,13 +25,14 @@ def spare_bytes(model: Model) -> int:
     return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 
-def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
+def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed: int = 0) -> KVPool:
     """Return a pool for `slots` sequences within `kv_memory` bytes, at most a full context for each.
 
     Args:
         model: the model.
         slots: the largest number of sequences.
         kv_memory: bytes; None takes the memory that is available.
+        n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
 
     Raises:
         OptionError: the memory is too small for one page for each sequence, or more than a rank has free.
@@ -42,13 +43,14 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
         message = f"kv_memory is {nbytes:,} bytes; the memory of rank {rank} suffices for {free:,}"
         raise OptionError(message, option="kv_memory", expected=f"at most {free:,}", found=nbytes)
     most = slots * int(model.config.context_length)
-    n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
-    least = pool_nbytes(model.kv_layers, 1, slots)
+    of_proposed = n_proposed * state_nbytes(model.kv_layers)
+    n_tokens = tokens_that_fit(model.kv_layers, nbytes - of_proposed, n_sequences=slots, most=most)
+    least = pool_nbytes(model.kv_layers, 1, slots) + of_proposed
     if n_tokens < 1:
         pages = f"a page of tokens in {'one slot' if slots == 1 else f'each of {slots} slots'}"
         message = f"kv_memory is {nbytes:,} bytes; {pages} takes {least:,}"
         raise OptionError(message, option="kv_memory", expected=f"at least {least:,}", found=nbytes)
-    return model.new_pool(n_tokens, n_sequences=slots)
+    return model.new_pool(n_tokens, n_sequences=slots, n_proposed=n_proposed)
 
 
 def map_pages(model: Model, pool: KVPool) -> None:

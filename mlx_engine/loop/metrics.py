@@ -28,6 +28,7 @@ class Metrics:
         shares: this run's part of each of these times, which is smaller if other runs shared the pass.
         sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
+        n_more: tokens beyond the first one of each pass, if proposed tokens were right.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -35,12 +36,16 @@ class Metrics:
     shares: list[float] = field(default_factory=list)
     sampling: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
+    n_more: int = 0
 
-    def record_pass(self, seconds: float, *, share: float | None = None, sampling: float | None = None) -> None:
-        """Record a pass that took `seconds`.
+    def record_pass(
+        self, seconds: float, *, share: float | None = None, sampling: float | None = None, n_tokens: int = 1
+    ) -> None:
+        """Record a pass that took `seconds` and gave `n_tokens`.
 
         If other runs shared the pass, `share` is this run's part of the seconds; the shares of all runs add up to them.
         """
+        self.n_more += n_tokens - 1
         self.passes.append(seconds)
         self.shares.append(seconds if share is None else share)
         if sampling is not None:
@@ -62,7 +67,7 @@ class Metrics:
     def decode_tokens_per_second(self) -> float | None:
         """Tokens after the first, divided by the time of their passes; None if no token follows the first."""
         rest = sum(self.passes[1:])
-        return (len(self.passes) - 1) / rest if rest > 0 else None
+        return (len(self.passes) - 1 + self.n_more) / rest if rest > 0 else None
 
     @property
     def per_forward_ms(self) -> dict[str, float] | None:

@@ -6,11 +6,12 @@ import itertools
 from collections import abc
 from dataclasses import dataclass, field
 from logging import INFO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Token
+from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.cache import KVPool, KVSequence
 from mlx_engine.cache.prefix import Match
 from mlx_engine.errors import EngineError
@@ -23,6 +24,9 @@ from mlx_engine.loop.row_reader import PromptLogprobs, RowReader
 from mlx_engine.loop.sampler import Choice, Sampler
 from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
+
+if TYPE_CHECKING:
+    from mlx_engine.loop.speculation import Draft
 
 _numbers = itertools.count()
 
@@ -55,12 +59,16 @@ class Request:
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
+        n_from_disk: how many of these were read from files.
         n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
         n_steps: number of passes that computed tokens of this request.
         n_rows: number of tokens of all requests in these passes.
         n_bytes: bytes of weights, keys and values that these passes read, if the scheduler counts them.
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
+        predicted_ids: the tokens of a text that the answers may repeat, for drafters; empty without one.
+        n_proposed: proposed tokens that passes have run.
+        n_accepted: those of them that were right.
         n_preemptions: how often a sequence lost its pages to an older request.
         error: the error that ended the request; None if it has not failed.
         number: the order of arrival.
@@ -75,6 +83,7 @@ class Request:
         metrics: Metrics | None = None,
         reader: RowReader | None = None,
         matcher: Matcher | None = None,
+        predicted_ids: abc.Sequence[int] = (),
     ) -> None:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
@@ -82,6 +91,8 @@ class Request:
         self.matcher = matcher
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
+        self.predicted_ids = predicted_ids
+        self.n_proposed = self.n_accepted = self.n_from_disk = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.match: Match | None = None
         self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
@@ -120,6 +131,7 @@ class Sequence:
             and they become sequences of their own.
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
+        draft: its drafter and how often that was right; None until it has proposed.
     """
 
     request: Request
@@ -131,6 +143,7 @@ class Sequence:
     parallel: tuple[Sampler, ...] = ()
     seconds: float = 0.0
     share: float = 0.0
+    draft: Draft | None = None
 
     @classmethod
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
@@ -193,7 +206,8 @@ class ScheduledChunk:
 
     Attributes:
         sequence: the sequence.
-        n: the number of its unread tokens.
+        n: the number of its tokens: unread ones, then proposed ones. When the choices are known, without those
+            proposed tokens that were not chosen.
         samplers: each chooses a token from the logits of the last of these tokens. The first one is the sequence's own.
             Empty if other unread tokens follow.
         row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
@@ -202,6 +216,10 @@ class ScheduledChunk:
         first: the position of the first of these tokens.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
+        proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is that
+            of the unread token.
+        logits: the logits of the pass, if tokens are proposed: the choices after the first are made when the pass is
+            settled.
     """
 
     sequence: Sequence
@@ -213,3 +231,5 @@ class ScheduledChunk:
     n_read: int = 0
     first: int = 0
     error: EngineError | None = None
+    proposed: abc.Sequence[int] = ()
+    logits: Array | None = None

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from logging import DEBUG
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -165,6 +165,32 @@ class ModelRunner:
                     break
         self._flight = deque(submitted for submitted in self._flight if submitted.chunks)
 
+    def choose_next(self, chunk: ScheduledChunk, i: int) -> int | None:
+        """Return the token after the i-th proposed token of a settled chunk, which has been chosen.
+
+        None if the logits are not finite: the next pass computes them again, and fails.
+
+        Raises:
+            ConstraintError: the constraint allows no token.
+            ProcessorError: a processor has failed.
+        """
+        be, (sampler,) = self._model.backend, chunk.samplers
+        with be.session():
+            logits = be.take(cast(Array, chunk.logits), (chunk.row + i,))
+            if be.bad_rows(logits, be.row_sums(logits)):
+                return None
+            token = sampler(logits, whole=chunk.choices[0].whole)
+            if sampler.is_constrained:
+                self._prepare_masks([sampler])
+        return token
+
+    def keep(self, chunk: ScheduledChunk, n: int, token: int) -> None:
+        """Commit the unread token of a settled chunk and the first n proposed ones; `token` is the next unread one."""
+        sequence = chunk.sequence
+        sequence.kv.roll_back(chunk.n - 1 - n)
+        sequence.kv.commit(1 + n)
+        sequence.unread, chunk.n, chunk.logits = [token], 1 + n, None
+
     def idle(self) -> None:
         """Signal that there is no work, so that other machines may sleep until the next pass."""
         self._model.idle()
@@ -197,9 +223,10 @@ class ModelRunner:
             self._last_had_no_choice = False
         start, inputs, n_rows = self._clock(), [], 0
         for chunk in chunks:
-            inputs.append(SequenceInput(chunk.sequence.unread[: chunk.n], chunk.sequence.kv, chunk.n_wanted))
+            ids = [*chunk.sequence.unread, *chunk.proposed] if chunk.proposed else chunk.sequence.unread[: chunk.n]
+            inputs.append(SequenceInput(ids, chunk.sequence.kv, chunk.n_wanted, bool(chunk.proposed)))
             n_rows += chunk.n_wanted
-            chunk.row = n_rows - 1
+            chunk.row = n_rows - 1 - len(chunk.proposed)
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(inputs)
@@ -221,7 +248,10 @@ class ModelRunner:
             batch.roll_back()
             raise
         for chunk in chunks:
-            chunk.sequence.unread = [*chunk.sequence.unread[chunk.n :], *(c.token for c in chunk.choices[:1])]
+            chunk.sequence.unread = [
+                *chunk.sequence.unread[chunk.n :],
+                *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1]),
+            ]
         if profiler is not None:
             self._n_passes += 1
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
@@ -237,7 +267,10 @@ class ModelRunner:
         self._choose(submitted, submitted.reply())
         submitted.reply = None
         for chunk in submitted.chunks:
-            chunk.sequence.unread = [*chunk.sequence.unread, *(c.token for c in chunk.choices[:1])]
+            chunk.sequence.unread = [
+                *chunk.sequence.unread,
+                *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1]),
+            ]
 
     def _choose(self, submitted: _Pass, rows: Array) -> None:
         """Choose the tokens of a pass from its rows, and keep the rows that readers get until the pass is settled.
@@ -276,6 +309,8 @@ class ModelRunner:
         whole = submitted.batch.best is None
         for row, ((chunk, sampler), token) in enumerate(zip(pairs, tokens, strict=True)):
             chunk.choices.append(sampler.add(token, logits, row, whole=whole))
+            if chunk.proposed:
+                chunk.logits = rows
         # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
         submitted.sampling = None if be.lazy else self._clock() - start
 
@@ -284,7 +319,8 @@ class ModelRunner:
     ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, EngineError]]]:
         """Wait for the oldest pass and commit its tokens; return the chosen tokens, and the chunks that have failed.
 
-        Chunks that have failed are committed, too: the scheduler drops their sequences.
+        Chunks that have failed are committed, too: the scheduler drops their sequences. Chunks with proposed tokens are
+        not committed: the scheduler calls `choose_next` and `keep`.
         """
         if submitted.reply is not None:
             self._choose_late(submitted)
@@ -305,8 +341,11 @@ class ModelRunner:
             elif first is not None:
                 settled = zip(chunk.samplers, chunk.choices, strict=True)
                 chosen.append((chunk, [sampler.settle(choice) for sampler, choice in settled]))
+        for chunk, _ in failed:
+            chunk.logits = None
         for chunk in submitted.chunks:
-            chunk.sequence.kv.commit(chunk.n)
+            if chunk.logits is None:
+                chunk.sequence.kv.commit(chunk.n)
         for chunk, tokens in chosen:
             unread = chunk.sequence.unread
             if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet

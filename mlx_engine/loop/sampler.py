@@ -108,14 +108,14 @@ class Sampler:
         """The tokens of the prompt and the chosen tokens. All are ints but the last ones that are not settled."""
         return cast("list[int]", self._recent)
 
-    def __call__(self, logits: Array) -> int:
-        """Choose from logits (1, V), wait until the id is on the host, and return it."""
+    def __call__(self, logits: Array, *, whole: bool = True) -> int:
+        """Choose from logits (1, V), wait until the id is on the host, and return it. All tokens before are settled."""
         draw = self.draw()
         edited = self.edited(self._backend.host(logits)[0], draw) if self.processors else None
         (token,) = self._backend.choose(logits if edited is None else self._backend.array(edited[None]), [draw])
         if (again := self.redraw(token)) is not None:
             (token,) = self._backend.choose(logits, [again])
-        return self.settle(self.add(token, logits))
+        return self.settle(self.add(token, logits, whole=whole))
 
     def draw(self) -> Draw:
         """Return the inputs for choosing the next token. The choice before it need not be settled.

@@ -11,6 +11,8 @@ later. The tokens of a sequence do not depend on any of this: docs/exactness.md 
 
 If the pool keeps nothing between passes (`--no-kv`), every sequence is rewound after each of its tokens, so that each
 pass runs whole sequences again. This shows what the KV cache saves.
+
+With a `Speculation`, a pass may also run proposed next tokens of a sequence: see `speculation.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from bisect import insort
 from collections import abc, deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlx_engine.cache import KVPool
 from mlx_engine.cache.pool import LONGEST_PASS
@@ -32,6 +34,9 @@ from mlx_engine.loop.request import Request, ScheduledChunk, Sequence
 from mlx_engine.loop.row_reader import MOST_BYTES
 from mlx_engine.loop.runner import ModelRunner, PassOutput
 from mlx_engine.weights.model import Model
+
+if TYPE_CHECKING:
+    from mlx_engine.loop.speculation import Speculation
 
 # The most tokens of prompts in a pass: BUDGET while no answer is generated, SHARED_BUDGET while one is. The latter can
 # be small: on a CPU, passes of 32 or more tokens compute prompts equally fast.
@@ -49,6 +54,7 @@ class StepOutput(NamedTuple):
         n_prefill: tokens of prompts.
         seconds: the time of the passes.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
+        drafts: for each answer with proposed tokens, their number and how many of them were right.
     """
 
     requests: abc.Sequence[Request] = ()
@@ -57,6 +63,7 @@ class StepOutput(NamedTuple):
     n_prefill: int = 0
     seconds: float = 0.0
     nbytes: float = 0.0
+    drafts: abc.Sequence[tuple[int, int]] = ()
 
 
 class Scheduler:
@@ -68,6 +75,7 @@ class Scheduler:
         slots: the largest number of sequences that run at the same time.
         waiting: sequences without a slot, in the order in which they will be admitted.
         running: sequences with a slot, in the order of arrival.
+        speculation: proposes tokens, and counts how many were right; None proposes none.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class Scheduler:
         shared_budget: int = SHARED_BUDGET,
         overlap: bool = True,
         traffic: Traffic | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a scheduler.
@@ -95,6 +104,7 @@ class Scheduler:
             shared_budget: the same while an answer is being generated.
             overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
             traffic: counts the bytes that passes read; None counts none.
+            speculation: proposes tokens; None proposes none. It proposes none either without a KV cache.
             clock: read for the times of requests.
         """
         if min(slots, budget, shared_budget) < 1:
@@ -115,6 +125,7 @@ class Scheduler:
             self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
             self._read_budget = self._shared_read_budget = self._budget
         self._was_hidden = False
+        self.speculation = speculation if self._keeps_kv else None
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._failed: list[Request] = []
@@ -206,25 +217,35 @@ class Scheduler:
     def _step(self) -> StepOutput:
         self._admit()
         done = self._run()
+        failed = done.failed if self.speculation is None else [*done.failed, *self._accept(self.speculation, done)]
         n_rows = sum(chunk.n for chunk in done.chunks)
-        n_decode = sum(chunk.n for chunk in done.chunks if chunk.n == 1 and chunk.sequence.output.token_ids)
+        n_decode = sum(
+            chunk.n for chunk in done.chunks if (chunk.n == 1 or chunk.proposed) and chunk.sequence.output.token_ids
+        )
         nbytes = self._record(done, n_rows)
-        for chunk, error in done.failed:
+        for chunk, error in failed:
             self._fail(chunk.sequence, error)
         if self.prefix is not None:
-            sequences = [chunk.sequence for chunk in done.chunks if chunk.sequence.request.error is None]
-            self._keep_prompts(self.prefix, sequences)
+            chunks = [chunk for chunk in done.chunks if chunk.sequence.request.error is None]
+            self._keep_prompts(self.prefix, chunks)
         if done.chunks:
             self._was_hidden = done.chunks[-1].sequence.request.is_hidden
         if any(chunk.sequence.request.is_hidden for chunk in done.chunks):
             self._finish_hidden(done)
         for chunk, ids in done.chosen:
-            if chunk.sequence.request.error is None:  # another sequence of the request may have failed
+            if chunk.sequence.request.error is not None:  # another sequence of the request may have failed
+                continue
+            if not chunk.proposed:
                 self._deliver(chunk.sequence, ids)
+            elif chunk.sequence.output.finish_reason is not None:
+                self._finish(chunk.sequence)
         reached = list(dict.fromkeys([*(chunk.sequence.request for chunk in done.chunks), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
-        return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes)
+        drafts: abc.Sequence[tuple[int, int]] = ()
+        if self.speculation is not None:
+            drafts = [(len(chunk.proposed), chunk.n - 1) for chunk, _ in done.chosen if chunk.proposed]
+        return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes, drafts)
 
     # ---- the decision: which sequences run, and which tokens ----
 
@@ -235,7 +256,9 @@ class Scheduler:
             n_slots = sum(1 + len(one.parallel) for one in (first, *self.running))
             if n_slots > self.slots or (first is self._refused and self.running):
                 return
-            self._attach_prefix(first)
+            if self._attach_prefix(first) and self.running:
+                first.rewind()  # running answers go on between two pieces of a prefix that is read from files
+                return
             n_pages = sum(one.n_pages(len(one.unread)) for one in (first, *self.running))
             # Each parallel sample continues in a copy of the prompt's last page.
             if self.running and not self._make_room(n_pages + len(first.parallel)):
@@ -260,6 +283,8 @@ class Scheduler:
             forked = [one for one in self.running if one.parallel and (one in ends or self._runner.n_pending(one))]
             n_copies = sum(len(one.parallel) for one in forked)
             if self._make_room(n_pages, n_copies):
+                if self.speculation is not None:
+                    self.speculation.propose(chunks, self._is_settled, n_pages + n_copies)
                 return chunks
             if not self._runner.is_idle:
                 return []
@@ -305,7 +330,12 @@ class Scheduler:
         # A processor needs the ids of all earlier tokens, and must not be called for a token that is later dropped: so
         # it waits until the sequence has no pass in flight.
         waits = bool(sequence.parallel) or sequence.sampler.processors is not None
+        if self.speculation is not None and n_pending:
+            waits = waits or self.speculation.is_promising(sequence)
         return len(sequence.output.token_ids) + n_pending < most and not (waits and n_pending)
+
+    def _is_settled(self, sequence: Sequence) -> bool:
+        return not self._runner.n_pending(sequence)
 
     def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
         """Return whether each group has `n_pages + n_copies` free pages, after evicting unused prefixes.
@@ -350,27 +380,34 @@ class Scheduler:
 
     # ---- prefixes ----
 
-    def _attach_prefix(self, sequence: Sequence) -> None:
-        """Begin a sequence with its longest cached prefix. At least the last token is left to be run."""
+    def _attach_prefix(self, sequence: Sequence) -> bool:
+        """Begin a sequence with its longest cached prefix, and return whether files have more of it.
+
+        At least the last token is left to be run.
+        """
         if self.prefix is None:
-            return
+            return False
         ids, request = sequence.ids, sequence.request
         # The cache holds no logits or hidden states: positions that the request's reader still needs are run again.
         most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
-        match = self.prefix.attach(sequence.kv, ids[:most])
+        match = self.prefix.attach(sequence.kv, ids[:most], is_busy=bool(self.running))
         sequence.unread = list(ids[match.length :])
         if request.times.admitted is None:
             request.match = match._replace(pages=[], state=None)  # the pages may soon be reused
             request.n_cached = request.n_prefilled = match.length
+            request.n_from_disk = min(match.length, request.n_from_disk + match.from_disk)
+        return match.has_more
 
-    def _keep_prompts(self, prefix: PrefixCache, sequences: abc.Sequence[Sequence]) -> None:
+    def _keep_prompts(self, prefix: PrefixCache, chunks: abc.Sequence[ScheduledChunk]) -> None:
         """Keep the prompts that have been run, as prefixes for later requests."""
-        for sequence in sequences:
+        for chunk in chunks:
+            sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
             # An answer seldom ends at a page boundary: keep the states at the boundaries inside the answer.
-            at_page = prefix.whole_pages and kv.length % self.pool.page == 0
+            on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
+            at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
             if sequence.output.token_ids and at_page and has_states:
-                prefix.insert(sequence.ids[: kv.length], kv)
+                prefix.insert(sequence.ids[: kv.length], kv, on_disk=False)
             # Layers with a window soon give back the first pages of a prompt, and models with states reuse a prefix
             # only where a state is held: insert the prompt after each chunk. Otherwise insert it once, at its end.
             chunks_count = self._has_windows or has_states
@@ -399,9 +436,47 @@ class Scheduler:
         for chunk, _ in done.chosen:
             sequence = chunk.sequence
             if sequence.index == 0:
-                sequence.request.metrics.record_pass(sequence.seconds, share=sequence.share, sampling=sampling)
+                seconds, share, n = sequence.seconds, sequence.share, chunk.n if chunk.proposed else 1
+                sequence.request.metrics.record_pass(seconds, share=share, sampling=sampling, n_tokens=n)
             sequence.seconds = sequence.share = 0.0
         return nbytes
+
+    def _accept(self, speculation: Speculation, done: PassOutput) -> list[tuple[ScheduledChunk, Exception]]:
+        """Append the tokens of chunks with proposed tokens to their outputs; return the chunks that have failed."""
+        failed = []
+        if done.chunks and all(chunk.samplers and chunk.sequence.output.token_ids for chunk in done.chunks):
+            speculation.costs.add(sum(chunk.n for chunk in done.chunks), done.seconds)
+        for chunk, ids in done.chosen:
+            if chunk.proposed:
+                try:
+                    self._accept_chunk(chunk, *ids)
+                except Exception as error:
+                    failed.append((chunk, error))
+                speculation.learn(chunk)
+        return failed
+
+    def _accept_chunk(self, chunk: ScheduledChunk, token: int) -> None:
+        """Append the chosen token to the output, and choose further ones while proposals are right.
+
+        Each choice is made from the row of the token before it, when that token has been appended: so penalties, masks
+        and processors see the tokens of the answer, and no others.
+        """
+        output, sampler, n_logprobs = (
+            chunk.sequence.output,
+            chunk.sequence.sampler,
+            chunk.sequence.request.options.logprobs,
+        )
+        n = 0
+        try:
+            output.append(token, sampler, n_logprobs)
+            while output.finish_reason is None and n < len(chunk.proposed) and token == chunk.proposed[n]:
+                following = self._runner.choose_next(chunk, n + 1)
+                if following is None:
+                    return
+                n, token = n + 1, following
+                output.append(token, sampler, n_logprobs)
+        finally:
+            self._runner.keep(chunk, n, token)
 
     def _deliver(self, first: Sequence, ids: abc.Sequence[int]) -> None:
         """Append the chosen tokens to the outputs of a sequence and, after its prompt, of its parallel samples."""
@@ -437,6 +512,8 @@ class Scheduler:
     def _finish(self, sequence: Sequence) -> None:
         """Free the pages of a sequence that has ended, except those that the prefix cache holds."""
         self._runner.drop(sequence)
+        if self.speculation is not None:
+            self.speculation.drafters.end(sequence)
         if self.prefix is not None:
             self.prefix.insert(sequence.ids[: sequence.kv.length], sequence.kv)
         self._remove(sequence)

@@ -50,6 +50,8 @@ class Generation:
         n_cached: tokens of the prompt that were taken from the prefix cache.
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
         stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
+        n_proposed: proposed tokens that passes have run; see docs/speculation.md.
+        n_accepted: those of them that were right.
         processors: the names of the run's processors and of its sampler function. The tokens then depend on the code of
             these functions too, not only on prompt, options and seed.
     """
@@ -65,6 +67,8 @@ class Generation:
     error: RunError | None = None
     stop: str | int | None = None
     processors: tuple[str, ...] = ()
+    n_proposed: int = 0
+    n_accepted: int = 0
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -201,6 +205,8 @@ class Stream:
             processors=tuple(
                 map(name_of, [*options.processors, *([] if options.sampler is None else [options.sampler])])
             ),
+            n_proposed=request.n_proposed,
+            n_accepted=request.n_accepted,
         )
 
     def _step(self, scheduler: Scheduler) -> None:

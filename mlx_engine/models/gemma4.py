@@ -40,7 +40,7 @@ from mlx_engine.config.declared import (
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import LAYER_KINDS, Rotation, rotation
 from mlx_engine.config.settings import HARMLESS, MOST_LAYERS, Settings
-from mlx_engine.models import gemma3, llama
+from mlx_engine.models import gemma3
 from mlx_engine.models.gemma3 import ScaledEmbeddings
 from mlx_engine.models.layer import (
     Attention,
@@ -52,6 +52,7 @@ from mlx_engine.models.layer import (
     PerLayer,
     SharedAttention,
 )
+from mlx_engine.models.standard import rope_of
 from mlx_engine.weights.experts import Names, experts, most_experts, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
@@ -384,7 +385,7 @@ class Model(ScaledEmbeddings):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.of_layer(config.n_layers - 1), config.local_rope.for_heads(config.head_dim)
-        ropes = llama.rope_of(parameters, cast(Any, everywhere)), nearby
+        ropes = rope_of(parameters, cast(Any, everywhere)), nearby
         tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [_layer(config, t, ropes[is_local]) for t, is_local in zip(tensors, config.is_local, strict=True)]
         if config.per_layer_size:

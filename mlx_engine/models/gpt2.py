@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Token
+from mlx_engine.backends.parameters import Activation, Array, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import ConfigBase, Expected, believable, divides, n_embeddings, number, whole
+from mlx_engine.config.declared import (
+    ConfigBase,
+    Expected,
+    activation_key,
+    believable,
+    divides,
+    n_embeddings,
+    number,
+    whole,
+)
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Layer, LayerTensors, Plain
@@ -26,6 +35,7 @@ from mlx_engine.weights.table import Head, head_of, padded
 ARCHITECTURES = ("gpt2",)
 STEMS = ("transformer.", "", "model.")
 GGUF_ARCHITECTURE = "gpt2"
+ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu", "gelu": "gelu_erf"}
 
 
 @dataclass(frozen=True)
@@ -41,11 +51,11 @@ class Config(ConfigBase):
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", "n_positions")
     norm_eps: float = number("attention.layer_norm_epsilon", ("layer_norm_epsilon", 1e-5))
+    activation: Activation = activation_key(ACTIVATIONS, gguf="gelu", hf="activation_function")
 
     expected = Expected(
         gguf={"attention.causal": True},
         hf={
-            "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),  # names of the tanh form
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
             "position_embedding_type": "absolute",
@@ -83,7 +93,7 @@ class Model(Decoder):
         layers = [
             Layer(
                 norm=t.norm("attn_norm"), mix=Attention.read(t, config, None), out=t.linear("attn_output"),
-                ffn=Plain(t.norm("ffn_norm"), t.linear("ffn_up"), t.linear("ffn_down"), "gelu"),
+                ffn=Plain(t.norm("ffn_norm"), t.linear("ffn_up"), t.linear("ffn_down"), config.activation),
             )
             for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         ]  # fmt: skip

@@ -15,7 +15,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, declared, number, whole
+from mlx_engine.config.declared import Expected, Key, constant, declared, number, whole
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
@@ -50,12 +50,14 @@ class Config(llama.Config):
     window: int = declared(Key(Settings.whole, "attention.sliding_window", ("sliding_window", 128)))
     # GGUF has no key for another order of layers.
     is_local: tuple[bool, ...] = layer_kinds(2)
+    attention_bias: bool = constant(False)
 
     expected = Expected(
         gguf={"attention.causal": True},
         hf={
             "hidden_act": "silu",
             "attention_bias": True,
+            "mlp_bias": False,
             "rope_scaling": has_yarn,
             "swiglu_alpha": SWIGLU_ALPHA,
             "swiglu_limit": SWIGLU_LIMIT,

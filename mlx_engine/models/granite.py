@@ -17,6 +17,7 @@ from mlx_engine.config.declared import Expected, each_layer, number, stated, who
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
+from mlx_engine.models.standard import rope_of
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
@@ -38,7 +39,7 @@ class Config(llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0, "expert_used_count": 0, "rope.scaling.finetuned": True},
-        hf={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+        hf={"hidden_act": "silu"},
     )
 
 
@@ -51,6 +52,7 @@ class HybridConfig(Config):
     expected = Expected(
         hf={
             **Config.expected.hf,
+            "mlp_bias": False,
             "position_embedding_type": stated("rope"),
             "layer_types": each_layer("attention", "full_attention"),
             "layers_block_type": each_layer("attention", "full_attention"),
@@ -86,7 +88,7 @@ class Model(Decoder):
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = llama.rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
+        rope, eps = rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
         scores = Scores(config.attention_multiplier)
         layers = [
             Layer(

@@ -36,16 +36,17 @@ COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
 class LayerTensors(NamedTuple):
-    """The tensors of layer i, by the last parts of their GGUF names; norms have one epsilon."""
+    """The tensors of layer i, by the last parts of their GGUF names; norms have one epsilon and one kind."""
 
     p: Parameters
     i: int
     eps: float
+    layer_norms: bool = False
 
     @classmethod
-    def of(cls, p: Parameters, n_layers: int, eps: float) -> list[LayerTensors]:
+    def of(cls, p: Parameters, n_layers: int, eps: float, *, layer_norms: bool = False) -> list[LayerTensors]:
         """Return the tensors of all layers."""
-        return [cls(p, i, eps) for i in range(n_layers)]
+        return [cls(p, i, eps, layer_norms) for i in range(n_layers)]
 
     def has(self, part: str) -> bool:
         """Return whether the layer has this tensor."""
@@ -60,9 +61,8 @@ class LayerTensors(NamedTuple):
         return self.linear(part) if self.has(part) else None
 
     def norm(self, part: str) -> Norm:
-        """Return a norm, which is a layer norm if it has a bias."""
-        name = f"blk.{self.i}.{part}"
-        return self.p.layer_norm(name, self.eps) if f"{name}.bias" in self.p else self.rms_norm(part)
+        """Return a norm, which is a layer norm if it has a bias or all norms are."""
+        return self.p.norm(f"blk.{self.i}.{part}", self.eps, is_layer_norm=self.layer_norms)
 
     def norm_or_none(self, part: str) -> Norm | None:
         """Return a norm; None if the layer does not have it."""
@@ -116,6 +116,7 @@ class Attention:
         head_dim: E.
         n_kv_heads: G.
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
+        norms_after_rope: whether heads are normed after their rotation.
     """
 
     q: Linear
@@ -129,6 +130,7 @@ class Attention:
     head_dim: int
     n_kv_heads: int
     window: int | None = None
+    norms_after_rope: bool = False
 
     @classmethod
     def read(
@@ -137,11 +139,15 @@ class Attention:
         """Read the parameters of a layer; the usual scale of the scores is `head_dim ** -0.5`."""
         q, k = t.linear("attn_q"), t.linear("attn_k")
         v, gate = t.linear_or_none("attn_v"), t.linear_or_none("attn_gate")
-        has_norms = t.has("attn_q_norm")
-        norms = (t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm")) if has_norms else None
+        norms: HeadNorms | RowNorms = None
+        if t.has("attn_q_norm"):
+            norms = t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm")
+            # With one head, a row is a head.
+            norms = norms if t.p.size(f"blk.{t.i}.attn_q_norm") == config.head_dim else RowNorms(*norms)
         return cls(
             q=q, k=k, v=v or k, gate=gate, norms=norms, rope=rope, scores=scores or Scores(config.head_dim**-0.5),
             head_dim=config.head_dim, n_kv_heads=config.n_kv_heads, window=window,
+            norms_after_rope=config.norms_after_rope,
         )  # fmt: skip
 
 
@@ -243,7 +249,17 @@ def heads(
     norms = None if isinstance(w.norms, RowNorms) else w.norms
     if norms is None and w.rope is None:
         return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
-    q, k, v = be.head_norm_rope(q, k, v, w.head_dim, norms, w.rope or Rope.none(w.head_dim), positions)
+    rope = w.rope or Rope.none(w.head_dim)
+    if norms is not None and w.norms_after_rope:
+        q, k = (
+            be.norm_rope(
+                be.merge(be.norm_rope(x, w.head_dim, None, turn, positions)), w.head_dim, norm, None, positions
+            )
+            for x, norm, turn in ((q, norms[0], rope), (k, norms[1], rope.keys))
+        )
+        v = be.heads(v, w.head_dim)
+    else:
+        q, k, v = be.head_norm_rope(q, k, v, w.head_dim, norms, rope, positions)
     return be.note(f"blk.{i}.q_rope", q), be.note(f"blk.{i}.k_rope", k), v
 
 
@@ -313,7 +329,7 @@ class Gated:
 class Plain:
     """`down(activation(up(h)))`, where h is the normed x."""
 
-    norm: Norm
+    norm: Norm | None
     up: Linear
     down: Linear
     activation: Activation
@@ -340,18 +356,18 @@ class GatedAndMixture:
 FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
 
 
-def feed_forward(be: Backend, w: FeedForward, x: Array) -> Array:
-    """Return x plus the layer's feed-forward network of x."""
+def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
+    """Return x plus the layer's feed-forward network of `of`, which is x if the layer is no parallel block."""
     match w:
         case Gated():
-            return project_add(be, gated(be, w, x), w.down, w.post, x)
+            return project_add(be, gated(be, w, of), w.down, w.post, x)
         case Plain():
-            return project_add(be, be.norm_up(x, w.norm, w.up, w.activation), w.down, None, x)
+            return project_add(be, be.norm_up(of, w.norm, w.up, w.activation), w.down, None, x)
         case Mixture():
-            return mixture_add(be, w, x, x)
+            return mixture_add(be, w, of, x)
         case GatedAndMixture():
-            y = project_norm(be, gated(be, w.gated, x), w.gated.down, w.gated_post)
-            return be.norm_add(mixture_add(be, w.mixture, x, y), w.post, x)
+            y = project_norm(be, gated(be, w.gated, of), w.gated.down, w.gated_post)
+            return be.norm_add(mixture_add(be, w.mixture, of, y), w.post, x)
 
 
 def gated(be: Backend, w: Gated, x: Array) -> Array:
@@ -401,6 +417,7 @@ class Layer:
         ffn: the feed-forward network.
         input: the input of this layer alone, added after the FFN.
         scale: factor of the hidden states after the layer.
+        is_parallel: whether the FFN reads the hidden states before attention, not those after it.
     """
 
     norm: Norm | None = None
@@ -410,6 +427,7 @@ class Layer:
     ffn: FeedForward
     input: PerLayer | None = None
     scale: float = 1.0
+    is_parallel: bool = False
 
     def counted_from(self, first: int) -> Layer:
         """Return the layer in a stage that begins with layer `first`: indices and columns are counted from there.
@@ -452,8 +470,8 @@ def decoder_layer(
     if want == "some":
         x = be.take(x, batch.rows)
     be.note(f"blk.{i}.attn_out", y)
-    x = be.note(f"blk.{i}.attn_residual", project_add(be, y, w.out, w.post, x))
-    x = feed_forward(be, w.ffn, x)
+    before, x = x, be.note(f"blk.{i}.attn_residual", project_add(be, y, w.out, w.post, x))
+    x = feed_forward(be, w.ffn, before if w.is_parallel else x, x)
     if w.input is not None:
         own = be.columns(inputs, *w.input.columns)
         x = add_input(be, w.input, x, be.take(own, batch.rows) if want == "some" else own)

@@ -7,32 +7,26 @@ grouped-query attention. Llama 3 lowers the low rotary frequencies (`rotation.ll
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
-    believable,
     divides,
     each_layer,
     halves,
     n_embeddings,
+    n_layers,
     number,
     one_per_head,
     per_head,
+    said,
     whole,
 )
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
-from mlx_engine.errors import ModelError
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
-from mlx_engine.weights.parameters import Parameters
-from mlx_engine.weights.plan import Plan, Tensor
-from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
+from mlx_engine.models import standard
+from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, Table, decoder_plan
 
 ARCHITECTURES = ("llama",)
@@ -43,7 +37,7 @@ GGUF_ARCHITECTURE = "llama"
 class Config(ConfigBase):
     """The sizes and the rotary embedding of a Llama model."""
 
-    n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
+    n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
     intermediate_size: int = whole("feed_forward_length", "intermediate_size")
     n_heads: int = whole("attention.head_count", "num_attention_heads")
@@ -59,6 +53,8 @@ class Config(ConfigBase):
     context_length: int = whole("context_length", ("max_position_embeddings", 2048))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(rules=EVERY_RULE)
+    attention_bias: bool = said(("attention_bias", False))
+    mlp_bias: bool = said(("mlp_bias", False))
 
     expected = Expected(
         gguf={
@@ -68,9 +64,13 @@ class Config(ConfigBase):
             "tensor_data_layout": "Meta AI original pth",
         },
         hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")},
-        # Lengths and names that transformers' Llama does not read; `pretraining_tp` cuts matrices and adds the results.
-        harmless=("is_llama_config", "max_sequence_length", "max_window_layers", "model_max_length", "pretraining_tp"),
+        harmless=("max_sequence_length", "max_window_layers", "model_max_length"),  # transformers does not read them
     )
+
+    @property
+    def rotary_dim(self) -> int:
+        """The number of elements of each head that are rotated."""
+        return self.rope.n_rotated or self.head_dim
 
 
 TENSORS = {
@@ -86,39 +86,32 @@ TENSORS = {
     "blk.*.ffn_gate.weight": Row("model.layers.*.mlp.gate_proj.weight", "F D"),
     "blk.*.ffn_up.weight": Row("model.layers.*.mlp.up_proj.weight", "F D"),
     "blk.*.ffn_down.weight": Row("model.layers.*.mlp.down_proj.weight", "D F"),
+    "blk.*.attn_q.bias": Row("model.layers.*.self_attn.q_proj.bias", "HE", when="attention_bias"),
+    "blk.*.attn_k.bias": Row("model.layers.*.self_attn.k_proj.bias", "GE", when="attention_bias"),
+    "blk.*.attn_v.bias": Row("model.layers.*.self_attn.v_proj.bias", "GE", when="attention_bias"),
+    "blk.*.attn_output.bias": Row("model.layers.*.self_attn.o_proj.bias", "D", when="attention_bias"),
+    "blk.*.ffn_gate.bias": Row("model.layers.*.mlp.gate_proj.bias", "F", when="mlp_bias"),
+    "blk.*.ffn_up.bias": Row("model.layers.*.mlp.up_proj.bias", "F", when="mlp_bias"),
+    "blk.*.ffn_down.bias": Row("model.layers.*.mlp.down_proj.bias", "D", when="mlp_bias"),
 }
+# For models of Llama's kind that have no biases.
+NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 # GGUF files of the architecture "llama", and no others, permute the rows of each query and key head so that rotary
 # pairs are (2j, 2j + 1); ours are (j, j + E/2).
 PERMUTED = {
     name: replace(TENSORS[name], heads=heads)
-    for name, heads in (("blk.*.attn_q.weight", "H"), ("blk.*.attn_k.weight", "G"))
+    for part, heads in (("attn_q", "H"), ("attn_k", "G"))
+    for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
+}
+# Other architectures have rotary pairs (2j, 2j + 1) in all files.
+INTERLEAVED = {
+    name: replace(TENSORS[name], rotated=heads, interleaved=True)
+    for part, heads in (("attn_q", "H"), ("attn_k", "G"))
+    for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
 
 
-class Model(Decoder):
-    """A Llama model."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, tensors = rope_of(parameters, config), LayerTensors.of(parameters, config.n_layers, config.norm_eps)
-        layers = [
-            Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, window=window),
-                out=t.linear("attn_output"), ffn=Gated.read(t),
-            )
-            for t, window in zip(tensors, config.windows, strict=True)
-        ]  # fmt: skip
-        super().__init__(config, parameters, backend, layers=layers)
-
-
-def rope_of(p: Parameters, cfg: Config) -> Rope:
-    """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
-    rope = cfg.rope.for_heads(cfg.head_dim)
-    if f"{FREQUENCIES}.weight" not in p:
-        return rope
-    factors = p.values(FREQUENCIES).tolist()
-    if not all(0 < factor < math.inf for factor in factors):
-        raise ModelError("rope_freqs.weight has values that are not finite and positive; download the file again")
-    return replace(rope, frequencies=tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
+Model = standard.Model
 
 
 def plan(
@@ -129,18 +122,6 @@ def plan(
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **PERMUTED}, tied=tied))
-
-
-def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:
-    """Return a plan with the tensors that encode a rule of rotary embedding: Llama 3's divisors, and LongRoPE's."""
-    made = with_divisors(checkpoint, made)
-    config: Config = made.config
-    if checkpoint.naming == "gguf":
-        factors = Tensor(f"{FREQUENCIES}.weight", "", (config.head_dim // 2,), required=False)
-        return replace(made, tensors=[*made.tensors, factors])
-    if config.rope.rule != "llama3":
-        return made
-    return replace(
-        made, in_tensors=("rope",), gguf_only={f"{FREQUENCIES}.weight": config.rope.divisors(config.head_dim)}
+    return standard.with_rotation(
+        checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **PERMUTED}, tied=tied)
     )

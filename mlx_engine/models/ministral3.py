@@ -13,7 +13,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, each_layer, halves, per_head, whole, whole_or_none
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import HARMLESS, Settings
-from mlx_engine.models import llama
+from mlx_engine.models import llama, standard
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import HEAD, decoder_plan
 
@@ -46,12 +46,12 @@ class Config(llama.Config):
     window: int | None = whole_or_none(None, ("sliding_window", None))
 
     expected = Expected(
-        gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")}
+        gguf=llama.Config.expected.gguf,
+        hf={"hidden_act": "silu", **llama.NO_BIAS, "layer_types": each_layer("full_attention")},
     )
 
 
-class Model(llama.Model):
-    """A Llama model whose queries may grow with their position."""
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
@@ -72,4 +72,4 @@ def plan(checkpoint: Checkpoint) -> Plan:
         hf = f"{head}{row.hf}" if name == HEAD else row.hf.replace("model.", model, 1)
         table[name] = replace(row, hf=hf)
     made = decoder_plan(checkpoint, Config, table, settings=text)
-    return llama.with_rotation(checkpoint, replace(made, unused=(*made.unused, *unused)))
+    return standard.with_rotation(checkpoint, replace(made, unused=(*made.unused, *unused)))

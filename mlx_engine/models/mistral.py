@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, whole_or_none
-from mlx_engine.models import llama
+from mlx_engine.models import llama, standard
 from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("mistral",)
@@ -23,11 +23,14 @@ class Config(llama.Config):
 
     window: int | None = whole_or_none(None, ("sliding_window", 4096))
 
-    expected = Expected(gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu"}, harmless=("max_sequence_length",))
+    expected = Expected(
+        gguf=llama.Config.expected.gguf,
+        hf={"hidden_act": "silu", **llama.NO_BIAS},
+        harmless=("max_sequence_length",),
+    )
 
 
-class Model(llama.Model):
-    """A Llama model with sliding-window attention."""
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

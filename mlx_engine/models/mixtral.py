@@ -8,17 +8,12 @@ experts (`weights/model.py` tells them apart).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Routing
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole, whole_or_none
-from mlx_engine.models import llama, mistral
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixture
-from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
-from mlx_engine.weights.parameters import Parameters
+from mlx_engine.models import llama, mistral, standard
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
 from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("mixtral",)
@@ -26,7 +21,7 @@ GGUF_ARCHITECTURE = "llama"
 
 
 @dataclass(frozen=True)
-class Config(mistral.Config):
+class Config(Routed, mistral.Config):
     """Mistral's settings and the numbers of experts; `intermediate_size` is that of one expert."""
 
     window: int | None = whole_or_none(None, ("sliding_window", None))
@@ -45,25 +40,7 @@ TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in 
 NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"))
 
 
-class Model(Decoder):
-    """A Mistral model whose FFNs are mixtures of experts.
-
-    In addition to Mistral's settings its config has n_experts, n_experts_used, and `normalize`: whether the weights
-    of a token's experts add up to 1.
-    """
-
-    def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
-        routing = Routing(config.n_experts_used, config.normalize)
-        layers = [
-            Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, window=window),
-                out=t.linear("attn_output"),
-                ffn=Mixture(t.norm("ffn_norm"), experts(parameters, t.i, config.n_experts, routing)),
-            )
-            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
-        ]  # fmt: skip
-        super().__init__(config, parameters, backend, layers=layers)
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

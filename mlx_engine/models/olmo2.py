@@ -44,9 +44,7 @@ class Config(llama.Config):
         PATTERN, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True
     )
 
-    expected = Expected(
-        gguf={"attention.causal": True}, hf={"hidden_act": "silu", "attention_bias": False, "clip_qkv": None}
-    )
+    expected = Expected(gguf={"attention.causal": True}, hf={"hidden_act": "silu", **llama.NO_BIAS, "clip_qkv": None})
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, declared, halves, per_head, whole
+from mlx_engine.config.declared import Expected, Key, declared, partly_rotated_heads
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import llama
+from mlx_engine.models import llama, standard
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
 
@@ -26,10 +26,7 @@ GGUF_ARCHITECTURE = "phi3"
 class Config(llama.Config):
     """Llama's sizes, and the window: the latest tokens that a token attends to; 0 for all tokens."""
 
-    head_dim: int = whole(
-        ("attention.key_length", per_head), ("head_dim", per_head),
-        repeated=("attention.value_length",), condition=halves,
-    )  # fmt: skip
+    head_dim: int = partly_rotated_heads()
     rope: Rotation = rotation(rules=("longrope",), partial=True)
     window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 0)))
 
@@ -37,19 +34,13 @@ class Config(llama.Config):
         gguf={"attention.causal": True},
         hf={
             "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
+            **llama.NO_BIAS,
             "lm_head_bias": False,
             "full_attn_mod": 1,
             "interpolate_factor": 1,
         },
         harmless=("embd_pdrop", "resid_pdrop"),
     )
-
-    @property
-    def rotary_dim(self) -> int:
-        """The number of elements of each head that are rotated."""
-        return self.rope.n_rotated or self.head_dim
 
 
 QKV = ("model.layers.*.self_attn.qkv_proj.weight", "blk.*.attn_qkv.weight")
@@ -64,8 +55,7 @@ TENSORS = {
 }
 
 
-class Model(llama.Model):
-    """A Llama model whose heads may be rotated in part."""
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -7,23 +7,33 @@ Differences from Llama: queries, keys and values have biases; small models tie t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, each_layer
-from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.models import llama
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan
+from mlx_engine.config.declared import Expected, constant, each_layer
+from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
+from mlx_engine.config.settings import Settings
+from mlx_engine.models import llama, standard
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("qwen2",)
 GGUF_ARCHITECTURE = "qwen2"
+
+
+def without_windows(s: Settings, key: str, config: Any) -> None:
+    """Check that no layer has a window: layers from `max_window_layers` on have one if both settings ask for it."""
+    has_window = s.flag(key, False) and s.whole_or_none("sliding_window", 4096) is not None
+    if has_window and s.whole_or_zero("max_window_layers", 28) < config.n_layers:
+        raise s.error(key, "False", True)
 
 
 @dataclass(frozen=True)
 class Config(llama.Config):
     """The sizes of a Qwen2 model, as in Llama."""
 
+    context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
+    beyond_chunk: int | None = beyond_chunk()
+    attention_bias: bool = constant(False)
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0},
@@ -31,7 +41,8 @@ class Config(llama.Config):
             "hidden_act": "silu",
             "attention_bias": (True, False),  # transformers does not read it: queries, keys and values have biases
             "qkv_bias": True,
-            "use_sliding_window": False,
+            "mlp_bias": False,
+            "use_sliding_window": without_windows,
             "use_mrope": False,  # multimodal RoPE: three position coordinates, for images
             "layer_types": each_layer("full_attention"),
         },
@@ -47,14 +58,7 @@ TENSORS = {
 }
 
 
-class Model(llama.Model):
-    """A Llama model with biases of queries, keys and values."""
+Model = standard.Model
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return decoder_plan(checkpoint, Config, TENSORS)
+plan = standard.plan(Config, TENSORS)

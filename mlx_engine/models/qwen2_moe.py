@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
-from mlx_engine.models import mixtral, qwen2
-from mlx_engine.weights.experts import Count, Names, Normalize, of_all, with_experts, with_shared_expert
+from mlx_engine.models import qwen2, standard
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all, with_experts, with_shared_expert
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
 
@@ -21,7 +21,7 @@ GGUF_ARCHITECTURE = "qwen2moe"
 
 
 @dataclass(frozen=True)
-class Config(qwen2.Config):
+class Config(Routed, qwen2.Config):
     """The settings of a Qwen2-MoE model. `intermediate_size` is read but unused: no layer is dense."""
 
     n_experts: int = declared(Count())
@@ -32,7 +32,12 @@ class Config(qwen2.Config):
 
     expected = Expected(
         gguf={key: value for key, value in qwen2.Config.expected.gguf.items() if key != "expert_count"},
-        hf={**qwen2.Config.expected.hf, "decoder_sparse_step": 1, "mlp_only_layers": ([], None)},
+        hf={
+            **qwen2.Config.expected.hf,
+            "decoder_sparse_step": 1,
+            "use_sliding_window": False,
+            "mlp_only_layers": ([], None),
+        },
         harmless=(*qwen2.Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
     )
 
@@ -40,8 +45,7 @@ class Config(qwen2.Config):
 TENSORS = {name: row for name, row in qwen2.TENSORS.items() if row.shape not in ("F D", "D F")}
 
 
-class Model(mixtral.Model):
-    """A Qwen2 model whose FFNs are mixtures of experts with a shared expert."""
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

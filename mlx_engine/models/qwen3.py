@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
-from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.models import llama
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan
+from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
+from mlx_engine.models import llama, qwen2, standard
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("qwen3",)
 GGUF_ARCHITECTURE = "qwen3"
@@ -27,7 +25,8 @@ class Config(llama.Config):
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")
     )
-    context_length: int = whole("context_length", "max_position_embeddings")
+    context_length: int = chunked_context()
+    beyond_chunk: int | None = beyond_chunk()
     head_dim: int = whole(
         ("attention.key_length", per_head), ("head_dim", 128),
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
@@ -39,8 +38,8 @@ class Config(llama.Config):
         gguf={"attention.causal": True, "expert_count": 0},
         hf={
             "hidden_act": "silu",
-            "attention_bias": False,
-            "use_sliding_window": False,
+            "mlp_bias": False,
+            "use_sliding_window": qwen2.without_windows,
             "layer_types": each_layer("full_attention"),
         },
         harmless=("sliding_window", "max_window_layers"),
@@ -54,14 +53,7 @@ TENSORS = {
 }
 
 
-class Model(llama.Model):
-    """A Llama model with an RMS norm of each query and key head."""
+Model = standard.Model
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return decoder_plan(checkpoint, Config, TENSORS)
+plan = standard.plan(Config, TENSORS)

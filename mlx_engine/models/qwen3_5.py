@@ -20,12 +20,12 @@ from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
     Naming,
-    believable,
     convolves,
     declared,
     divides,
     halves,
     n_embeddings,
+    n_layers,
     number,
     whole,
 )
@@ -251,7 +251,7 @@ def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
 class Config(ConfigBase):
     """The sizes of a Qwen3.5 model. Delta nets have heads of their own."""
 
-    n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
+    n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
     intermediate_size: int = whole("feed_forward_length", "intermediate_size")
     n_heads: int = whole("attention.head_count", "num_attention_heads")
@@ -274,7 +274,7 @@ class Config(ConfigBase):
     value_dim: int = declared(ValueDim())
 
     expected = Expected(
-        gguf={"attention.causal": True, "rope.scaling.type": "none", "nextn_predict_layers": 0},
+        gguf={"attention.causal": True, "rope.scaling.type": "none"},
         hf={
             "hidden_act": "silu",
             "attention_bias": False,
@@ -282,11 +282,7 @@ class Config(ConfigBase):
             "output_gate_type": "swish",
             "mlp_only_layers": [],
         },
-        harmless=(
-            "mamba_ssm_dtype",  # states are float32 here
-            "mtp_num_hidden_layers",  # predicts several tokens at once, separately from the model
-            "mtp_use_dedicated_embeddings",
-        ),
+        harmless=("mamba_ssm_dtype",),  # states are float32 here
     )
 
     @property
@@ -373,6 +369,6 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense
         s.refuse_rest(AROUND_TEXT)
     config, head = config_type.read(text, "hf"), HEADS[tied]
     _check_rows(text, config)
-    unused = [name for name in checkpoint.shapes if name.startswith(("mtp.", "model.visual.", "vision_tower."))]
+    unused = [name for name in checkpoint.shapes if name.startswith(("model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
     return Plan(config, tensors(config, table(config, checkpoint, is_dense=is_dense), head), (*unused, *heads))

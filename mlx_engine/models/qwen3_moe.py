@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
-from mlx_engine.models import mixtral, qwen3
-from mlx_engine.weights.experts import Count, Names, Normalize, of_all, with_experts
+from mlx_engine.models import qwen3, standard
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all, with_experts
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
 
@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "qwen3moe"
 
 
 @dataclass(frozen=True)
-class Config(qwen3.Config):
+class Config(Routed, qwen3.Config):
     """The settings of a Qwen3-MoE model; `intermediate_size` is that of dense layers, of which there are none."""
 
     n_experts: int = declared(Count())
@@ -34,6 +34,7 @@ class Config(qwen3.Config):
         hf={
             **qwen3.Config.expected.hf,
             "decoder_sparse_step": 1,
+            "use_sliding_window": False,
             "mlp_only_layers": ([], None),
             "qkv_bias": False,
             "use_qk_norm": True,
@@ -46,8 +47,7 @@ class Config(qwen3.Config):
 TENSORS = {name: row for name, row in qwen3.TENSORS.items() if row.shape not in ("F D", "D F")}
 
 
-class Model(mixtral.Model):
-    """A Qwen3 model whose FFNs are mixtures of experts."""
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, each_layer
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.models import llama
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
-from mlx_engine.weights.parameters import Parameters
+from mlx_engine.models import llama, standard
 from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("smollm3",)
@@ -36,28 +32,14 @@ class Config(llama.Config):
         gguf={"attention.causal": True},
         hf={
             "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
             "use_sliding_window": False,
             "layer_types": each_layer("full_attention"),
         },
-        harmless=("sliding_window", "max_window_layers", "pretraining_tp"),
+        harmless=("sliding_window", "max_window_layers"),
     )
 
 
-class Model(Decoder):
-    """A Llama model with rotary embedding in some layers only."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
-        layers = [
-            Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope if has_rope else None),
-                out=t.linear("attn_output"), ffn=Gated.read(t),
-            )
-            for t, has_rope in zip(LayerTensors.of(parameters, config.n_layers, eps), config.has_rope, strict=True)
-        ]  # fmt: skip
-        super().__init__(config, parameters, backend, layers=layers)
+Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

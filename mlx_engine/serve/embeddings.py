@@ -20,12 +20,11 @@ from anyio import to_thread
 from mlx_engine.backends import types_of
 from mlx_engine.errors import ModelError
 from mlx_engine.loop.request import Request
-from mlx_engine.serve import noops
 from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError, api_error, json_response
 from mlx_engine.serve.generation import Respond, logged
 from mlx_engine.serve.limits import LARGE, Turn, client_id
-from mlx_engine.serve.parameters import parse
+from mlx_engine.serve.parameters import NOOPS_OF_EMBEDDINGS, NOOPS_OF_RERANK, parse
 from mlx_engine.serve.service import Service
 
 # OpenAI's bound on the texts of one request.
@@ -152,7 +151,7 @@ def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> 
     Raises:
         ApiError, EngineError: a parameter is invalid, or a text is too long.
     """
-    asked, prompts = parse(body, EmbeddingRequest, noops.EMBEDDINGS), service.engine.prompts
+    asked, prompts = parse(body, EmbeddingRequest, NOOPS_OF_EMBEDDINGS), service.engine.prompts
     service.check_model(asked.model)
     prompts.check_dimensions(asked.dimensions)
     return asked, [prompts.embedding(text, check) for text in asked.texts]
@@ -160,7 +159,7 @@ def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> 
 
 def _rankings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[RerankRequest, list[Request]]:
     """Return the parameters and a request for each document; errors as for `_embeddings`."""
-    asked, prompts = parse(body, RerankRequest, noops.RERANK), service.engine.prompts
+    asked, prompts = parse(body, RerankRequest, NOOPS_OF_RERANK), service.engine.prompts
     service.check_model(asked.model)
     return asked, [prompts.reranking(asked.query, text, asked.instruction, check) for text in asked.texts]
 

@@ -128,6 +128,9 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
     asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
     given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
+    if params.predicted is not None and engine.speculation.is_on:
+        check(params.predicted)
+        given["prediction"] = params.predicted
     for prompt in reading.prompts:
         if isinstance(prompt, ChatPrompt):
             if prompt.tools:

@@ -136,7 +136,7 @@ def _is_torn(path: Path) -> bool:
 
 
 # Options that change no token, and the one that is a struct of its own.
-LEFT_OUT = ("sampling", "logprobs", "timeout")
+LEFT_OUT = ("sampling", "logprobs", "timeout", "prediction")
 
 # The options of `load` that a line may have; `replay` passes them to `load`.
 LOAD_OPTIONS = ("activations", "kv_type", "allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
@@ -148,7 +148,7 @@ class ModelId(msgspec.Struct, frozen=True):
     Attributes:
         name: its name in the API.
         source: where it was loaded from: a path, a hub id or "builtin".
-        digest: the identity of its files, see `checkpoint/identity.py`.
+        digest: the identity of its files, see `checkpoint/listing.py`.
         options: the keyword arguments of `load` that change its weights.
     """
 

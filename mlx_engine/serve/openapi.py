@@ -12,12 +12,15 @@ import msgspec
 
 import mlx_engine
 from mlx_engine.options import LONGEST_STOP, MOST_ALTERNATIVES, MOST_BIAS, MOST_STOPS
-from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
 from mlx_engine.serve.embeddings import MOST_TEXTS, EmbeddingRequest, RerankRequest
 from mlx_engine.serve.messages import CountRequest, MessagesRequest
 from mlx_engine.serve.parameters import (
     DECLARED,
+    NOOPS_OF_CHAT,
+    NOOPS_OF_COMPLETIONS,
+    NOOPS_OF_EMBEDDINGS,
+    NOOPS_OF_RERANK,
     SEEDS,
     TOKEN_ID,
     Body,
@@ -213,7 +216,7 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         schema["properties"]["stop"]["anyOf"][1] = {
             "type": "array", "items": {"type": "string", **STOP}, "maxItems": MOST_STOPS,
         }  # fmt: skip
-    for schema, known in ((chat, noops.CHAT), (completion, noops.COMPLETIONS)):
+    for schema, known in ((chat, NOOPS_OF_CHAT), (completion, NOOPS_OF_COMPLETIONS)):
         schema["properties"] |= known
         schema["allOf"] = [
             _needs("stream_options", {"type": "object"}, "stream", {"const": True}),
@@ -251,7 +254,7 @@ def _limit_texts(schemas: dict[str, Any], service: Service, ids: Schema) -> None
     embedding["input"] = {"anyOf": [text, {**several, "items": text}, ids, {**several, "items": ids}]}
     embedding["dimensions"]["anyOf"][0].update(dimensions)
     ranking["documents"].update(several)
-    for properties, known in ((embedding, noops.EMBEDDINGS), (ranking, noops.RERANK)):
+    for properties, known in ((embedding, NOOPS_OF_EMBEDDINGS), (ranking, NOOPS_OF_RERANK)):
         properties |= known
         properties["model"] = {} if service.any_model else {"enum": [*service.models, None]}
 

@@ -2,7 +2,7 @@
 
 `mlx_engine.options` declares which options of a run are parameters, with their types.
 
-A parameter that nobody knows is refused by its name. `noops.py` has the parameters that are known and not implemented.
+An unknown parameter is refused by its name. One that is not implemented is accepted with a value that has no effect.
 """
 
 from __future__ import annotations
@@ -18,11 +18,73 @@ import msgspec
 from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.errors import listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
-from mlx_engine.serve import noops
 from mlx_engine.serve.constraints import Asked, ResponseFormat, StructuredOutputs, asked
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.reading import ignored_effort, thinking_variables
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
+
+# JSON Schemas of the values without effect, by parameters that are not implemented. `without_noops` checks the values,
+# and `openapi.py` publishes the schemas.
+Schema = Mapping[str, Any]
+
+ANY: Schema = {}
+
+
+def _one_of(*values: object) -> Schema:
+    return {"enum": [*values, None]}
+
+
+# Labels, and hints for services with several users or machines, which do not affect the computation.
+LABELS = {
+    "user": ANY,
+    "metadata": ANY,
+    "safety_identifier": ANY,
+    "prompt_cache_key": ANY,
+    "prompt_cache_retention": ANY,
+    "prompt_cache_options": ANY,
+    "service_tier": _one_of("auto", "default"),
+    "store": _one_of(False),
+}
+
+NOOPS_OF_CHAT: Mapping[str, Schema] = {
+    **LABELS,
+    "audio": _one_of(),
+    "function_call": _one_of("none", "auto"),
+    "functions": _one_of([]),
+    "modalities": _one_of(["text"]),
+    "moderation": _one_of(),
+    "verbosity": _one_of("medium"),
+    "web_search_options": _one_of(),
+}
+
+NOOPS_OF_COMPLETIONS: Mapping[str, Schema] = {
+    **LABELS,
+    "best_of": _one_of(1),
+    "suffix": _one_of(""),
+}
+
+
+NOOPS_OF_EMBEDDINGS: Mapping[str, Schema] = {"user": ANY}
+NOOPS_OF_RERANK: Mapping[str, Schema] = {"user": ANY}
+
+
+def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:
+    """Return the parameters of a request without those that change nothing.
+
+    Raises:
+        ApiError: a parameter that is not implemented has a value that would change something.
+    """
+    for name, schema in known.items():
+        if not _changes_nothing(data.get(name), schema):
+            message = f"{name}: this server does not implement this value of the parameter; leave it out"
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
+    return {name: value for name, value in data.items() if name not in known}
+
+
+def _changes_nothing(value: object, schema: Schema) -> bool:
+    # JSON's true is not its 1, but Python's is.
+    return "enum" not in schema or any(value == one and type(value) is type(one) for one in schema["enum"])
+
 
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
@@ -93,6 +155,20 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionName
 
 
+class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """A text that the answer may repeat, such as a file before an edit. It may make the answer faster."""
+
+    type: Literal["content"]
+    content: str | list[PredictedText]
+
+
 TOOL_CHOICES = ("none", "auto", "required")
 
 
@@ -149,6 +225,11 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
     def limit(self) -> int | None:
         """The largest number of new tokens; None for as many as fit."""
         raise NotImplementedError
+
+    @property
+    def predicted(self) -> str | None:
+        """A text that the answers may repeat; None for none."""
+        return None
 
     def asked(self) -> Asked:
         """Return the constraint of the answers.
@@ -275,6 +356,15 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def predicted(self) -> str | None:
+        """The predicted output; None for none."""
+        if self.prediction is None:
+            return None
+        content = self.prediction.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
     @property
     def n_logprobs(self) -> int | None:
@@ -317,7 +407,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     def forget_prompt(self) -> None:
         """Drop the messages and the tools."""
-        self.messages, self.chat_template_kwargs, self.tools = [], None, None
+        self.messages, self.chat_template_kwargs, self.tools, self.prediction = [], None, None, None
 
     def _tools(self) -> list[dict[str, Any]]:
         """Return the tools of the prompt. Without a choice of tools there are none, so that no model can call one."""
@@ -448,12 +538,12 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 def chat_request(body: bytes) -> ChatRequest:
     """Parse and check the body of a chat request; raise ApiError if it is invalid."""
-    return parse(body, ChatRequest, noops.CHAT)
+    return parse(body, ChatRequest, NOOPS_OF_CHAT)
 
 
 def completion_request(body: bytes) -> CompletionRequest:
     """Parse and check the body of a completion request; raise ApiError if it is invalid."""
-    return parse(body, CompletionRequest, noops.COMPLETIONS)
+    return parse(body, CompletionRequest, NOOPS_OF_COMPLETIONS)
 
 
 # Parameters with data of the client, which templates or constraints read.
@@ -465,13 +555,13 @@ AS_IS = (
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def parse(body: bytes, kind: type[S], known: Mapping[str, noops.Schema] | None = None) -> S:
+def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None) -> S:
     """Return a body as a struct.
 
     Args:
         body: JSON.
         kind: the struct.
-        known: parameters that are not implemented, see `noops.py`.
+        known: parameters that are not implemented, see `py`.
 
     Raises:
         ApiError: the body is not JSON, or a parameter is unknown, missing or of a wrong type.
@@ -485,7 +575,7 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, noops.Schema] | None =
         message = f"the body must be a JSON object with the parameters, not {type(data).__name__}"
         raise ApiError(400, message, code="invalid_json")
     try:
-        given = noops.without_noops(data, known or {})
+        given = without_noops(data, known or {})
         try:
             return msgspec.convert(given, kind)
         except msgspec.ValidationError:  # whole numbers with a point are rare, and looking for them takes time

@@ -60,6 +60,16 @@ class Histogram:
         yield f"{self._name}_count {total}"
 
 
+# Gauges of prefixes on disk, by the name of the counter of `DiskStats`.
+DISK = {
+    "nbytes": "Bytes of files of prefixes.",
+    "written": "Files of prefixes that were written.",
+    "dropped": "Files of prefixes that were not written: too many waited, or the disk failed.",
+    "damaged": "Files of prefixes that were removed because they were not as expected.",
+    "removed": "Files of prefixes that were removed to keep within --prefix-disk.",
+}
+
+
 class Metrics:
     """All metrics of a server. They are updated and read in the event loop."""
 
@@ -70,11 +80,18 @@ class Metrics:
         self._generated = Counter("generation_tokens", "Tokens of answers.")
         self._queries = Counter("prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache.")
         self._hits = Counter("prefix_cache_hits", "Tokens of prompts that were found in the prefix cache.")
+        self._from_disk = Counter("prefix_disk_hits", "Tokens of prompts that were read from files of prefixes.")
         self._success = Counter("request_success", "Answers that have ended, by reason.", "finished_reason")
         self._preemptions = Counter("num_preemptions", "Answers that gave their pages back and were computed again.")
         self._steps = Counter("engine_steps", "Forward passes.")
         self._step_seconds = Counter("engine_step_seconds", "Time of forward passes in seconds.")
         self._rows = Counter("engine_step_rows", "Tokens in forward passes.", "phase")
+        self._drafts = Counter("spec_decode_num_drafts", "Passes of an answer with proposed tokens.")
+        self._proposed = Counter("spec_decode_num_draft_tokens", "Proposed tokens that passes have run.")
+        self._accepted = Counter("spec_decode_num_accepted_tokens", "Proposed tokens that were right.")
+        self._accepted_at = Counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by their place.", "position"
+        )
         self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
         self._between = Histogram("inter_token_latency_seconds", "Between two tokens of an answer.", BETWEEN_TOKENS)
         self._whole = Histogram("e2e_request_latency_seconds", "From the submission to the last token.", REQUEST)
@@ -90,6 +107,12 @@ class Metrics:
             self._step_seconds.add(report.seconds)
             self._rows.add(report.n_decode, "decode")
             self._rows.add(report.n_prefill, "prefill")
+        for n_proposed, n_accepted in report.drafts:
+            self._drafts.add()
+            self._proposed.add(n_proposed)
+            self._accepted.add(n_accepted)
+            for i in range(n_accepted):
+                self._accepted_at.add(1, str(i))
         for request in report.ended:
             self._add_end(request)
 
@@ -98,6 +121,7 @@ class Metrics:
         self._prompt.add(n_prompt)
         self._queries.add(n_prompt)
         self._hits.add(request.n_cached)
+        self._from_disk.add(request.n_from_disk)
         self._generated.add(sum(len(output.token_ids) for output in request.outputs))
         self._preemptions.add(request.n_preemptions)
         for output in request.outputs:
@@ -118,6 +142,8 @@ class Metrics:
             *_gauge("kv_cache_usage_perc", "Share of the pages of keys and values in use, 0 to 1.", load.kv_usage),
             *_gauge("kv_cache_pages_in_use", "Pages of keys and values that answers hold.", load.pages),
         ]
+        for name, about in DISK.items() if load.disk is not None else ():
+            lines += _gauge(f"prefix_disk_{name}", about, getattr(load.disk, name))
         for metric in vars(self).values():
             lines += metric.lines()
         return "\n".join(lines) + "\n"

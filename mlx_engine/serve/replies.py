@@ -97,6 +97,16 @@ class Reply(ABC):
         return sum(request.n_cached for request in self._call.requests)
 
     @property
+    def n_proposed(self) -> int:
+        """The number of proposed tokens that passes have run."""
+        return sum(request.n_proposed for request in self._call.requests)
+
+    @property
+    def n_accepted(self) -> int:
+        """The number of proposed tokens that were right."""
+        return sum(request.n_accepted for request in self._call.requests)
+
+    @property
     def n_generated(self) -> int:
         """The number of tokens of all answers; end-of-text tokens are counted."""
         return sum(progress.n_tokens for _, progress in self._call.outputs)
@@ -106,7 +116,8 @@ class Reply(ABC):
 
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
         they are lists if the request has a list of prompts. `ignored`
-        names what the server ignores in the request. `constraint` is present if the request has a constraint.
+        names what the server ignores in the request. `constraint` is present if the request has a constraint,
+        `speculation` if tokens were proposed.
         """
         digests = [
             digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
@@ -136,8 +147,13 @@ class Reply(ABC):
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,
             **({"ignored": list(self._ignored)} if self._ignored else {}),
+            **({"speculation": self._speculation()} if self.n_proposed else {}),
             **self._constraint(),
         }
+
+    def _speculation(self) -> Json:
+        """Return the drafter, and how many of its tokens passes have run and were right."""
+        return {"drafter": "lookup", "proposed": self.n_proposed, "accepted": self.n_accepted}
 
     def _constraint(self) -> Json:
         """Return the digest of the constraint, and per token of each answer the probability of the allowed tokens."""
@@ -245,7 +261,15 @@ class Choices(Reply):
             "completion_tokens": self.n_generated,
             "total_tokens": self.n_prompt + self.n_generated,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
+            **self._predicted(),
         }
+
+    def _predicted(self) -> Json:
+        """Return the counts of proposed tokens, if there were any."""
+        if not self.n_proposed:
+            return {}
+        right, wrong = self.n_accepted, self.n_proposed - self.n_accepted
+        return {"completion_tokens_details": {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}}
 
     def _as(self, kind: str) -> Json:
         return {**self._head, "object": kind}
@@ -470,6 +494,7 @@ def timings(
         write_ms: from the last token to this receipt. The client of a stream has then taken all text before it.
         total_ms: from the arrival of the HTTP request to this receipt.
         cache_n, prompt_n: tokens of the prompt that were taken from the prefix cache, and that were computed.
+        disk_n: how many tokens of `cache_n` were read from files.
         prompt_per_second: prompt_n per second of prompt_ms.
         predicted_n: tokens of all answers.
         predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null without any.
@@ -501,6 +526,7 @@ def timings(
         "write_ms": _ms(_seconds(times.ended, written)),
         "total_ms": _ms(written - received),
         "cache_n": request.n_cached,
+        "disk_n": request.n_from_disk,
         "prompt_n": n_computed,
         "prompt_per_second": _rate(n_computed, prefill),
         "predicted_n": n_tokens,

@@ -17,6 +17,13 @@ class CachedTokens(Reply):
     cached_tokens: int
 
 
+class PredictedTokens(Reply):
+    """How many proposed tokens were right, and how many were not. The latter are no tokens of the answer."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Reply):
     """Counts of tokens."""
 
@@ -24,6 +31,7 @@ class Usage(Reply):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: PredictedTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class Timings(Reply):
@@ -36,6 +44,7 @@ class Timings(Reply):
     write_ms: float | None
     total_ms: float | None
     cache_n: int
+    disk_n: int
     prompt_n: int
     prompt_per_second: float | None
     predicted_n: int
@@ -79,6 +88,14 @@ Activations = Literal["f32", "i16", "f16", "bf16"]
 KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
+class SpeculationReceipt(Reply):
+    """The drafter, the tokens that it has proposed and passes have run, and how many of them were right."""
+
+    drafter: Literal["lookup"]
+    proposed: int
+    accepted: int
+
+
 class Receipt(Reply):
     """What no other API has: digests of the answers, what repeats them, the times, and what was reused."""
 
@@ -91,6 +108,7 @@ class Receipt(Reply):
     cache: Reuse | list[Reuse]
     ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
     constraint: ConstraintReceipt | msgspec.UnsetType = msgspec.UNSET
+    speculation: SpeculationReceipt | msgspec.UnsetType = msgspec.UNSET
 
 
 class Alternative(Reply):

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+from mlx_engine.cache.disk import DiskStats
 from mlx_engine.engine import Engine
 from mlx_engine.errors import EngineError
 from mlx_engine.loop.request import Request
@@ -37,12 +38,14 @@ class Load(NamedTuple):
         waiting: answers without a slot.
         kv_usage: the share of the pages of keys and values that are held, 0 to 1.
         pages: pages that answers hold; those of the prefix cache alone are not counted.
+        disk: counters of prefixes on disk, if they are kept; their thread still counts.
     """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
     pages: int = 0
+    disk: DiskStats | None = None
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> Load:
@@ -51,7 +54,8 @@ class Load(NamedTuple):
         used = [pool.used_pages(group) for group in range(len(pool.windows))]
         cached = [0 if prefix is None else prefix.evictable_pages(group) for group in range(len(used))]
         usage = max(n / of for n, of in zip(used, pool.n_pages, strict=True))
-        return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached))
+        disk = None if prefix is None or prefix.disk is None else prefix.disk.stats
+        return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached), disk)
 
 
 class StepUpdate(NamedTuple):

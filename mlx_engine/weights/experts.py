@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from mlx_engine.backends.experts import Experts, Routing, SharedExpert
+from mlx_engine.backends.experts import Experts, Routing, Scoring, SharedExpert
 from mlx_engine.backends.parameters import Gating
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Naming
@@ -46,6 +46,8 @@ class Names:
         is_fused: whether published folders have transformers' fused tensors.
         stacked: the module in which mlx-lm has all experts of a layer.
         stem: the prefix of the text model's tensors.
+        bias: the name of the bias of the choice in the block; "" for none.
+        shared: the name of the shared expert's module in the block.
     """
 
     block: str = "mlp"
@@ -55,10 +57,40 @@ class Names:
     is_fused: bool = False
     stacked: str = "switch_mlp"
     stem: str = "model."
+    bias: str = ""
+    shared: str = "shared_expert"
 
     def blocks(self, i: int) -> list[str]:
         """Return the modules of layer i that may have router and experts: the published one, and that of mlx-lm."""
         return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
+
+
+class Routed:
+    """A base class of configs with experts, which have `n_experts_used` and `normalize`.
+
+    They may have `n_dense`, the number of first layers without experts, `groups` as `Routing` has them, and
+    `routed_scale`, a factor of the weighted sum of the chosen experts.
+    """
+
+    scoring: ClassVar[Scoring] = "softmax"
+    sum_eps: ClassVar[float] = 0.0
+
+    @property
+    def ffn_kinds(self) -> tuple[str, ...]:
+        """Whether the FFN of each layer is "dense" or "sparse", for rows of the tensor table."""
+        of: Any = self
+        n_dense = getattr(of, "n_dense", 0)
+        return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
+
+    def routing(self, p: Parameters, i: int) -> Routing:
+        """Return how the router of layer i chooses experts."""
+        of: Any = self
+        name, scale = f"blk.{i}.exp_probs_b", getattr(of, "routed_scale", 1.0)
+        return Routing(
+            of.n_experts_used, of.normalize, scoring=self.scoring, sum_eps=self.sum_eps,
+            groups=getattr(of, "groups", None), bias=p.vector(name, "bias") if f"{name}.bias" in p else None,
+            scales=None if scale == 1 else p.constant(f"blk.{i}.routed_scale", of.n_experts, scale),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,7 +107,8 @@ class Count:
         """Return the number; config.json has it as `num_experts` or, from transformers 5 on, `num_local_experts`."""
         key = "expert_count"
         if naming == "hf":
-            key = "num_experts" if s.whole_or_none("num_local_experts", None) is None else "num_local_experts"
+            keys = ("num_local_experts", "num_experts", self.published)
+            key = next((key for key in keys if s.whole_or_none(key, None) is not None), self.published)
         n = s.whole(key)
         most = most_experts(known.n_layers)
         if n > most:
@@ -127,11 +160,13 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     """
     cfg = plan.config
     made = list(plan.tensors)
-    for i in range(cfg.n_layers):
+    for i in range(getattr(cfg, "n_dense", 0), cfg.n_layers):
         blocks = names.blocks(i)
         routers = [f"{block}.{names.router}.weight" for block in blocks]
         router = next((name for name in routers if name in checkpoint.shapes), routers[0])
         made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
+        if names.bias:
+            made.append(Tensor(f"blk.{i}.exp_probs_b.bias", f"{blocks[0]}.{names.bias}", (cfg.n_experts,)))
         for part in range(len(PARTS)):
             made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
         if names.interleaved:
@@ -213,16 +248,16 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
     return made
 
 
-def with_shared_expert(plan: Plan, names: Names, size: int) -> Plan:
+def with_shared_expert(plan: Plan, names: Names, size: int, *, has_weight: bool = True) -> Plan:
     """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`.
 
-    Its weight is a product with one row, which GGUF files store as a vector.
+    If it has a weight, that is a product with one row, which GGUF files store as a vector.
     """
     made, hidden = list(plan.tensors), plan.config.hidden_size
-    for i in range(plan.config.n_layers):
-        block = f"{names.blocks(i)[0]}.shared_expert"
+    for i in range(getattr(plan.config, "n_dense", 0), plan.config.n_layers):
+        block = f"{names.blocks(i)[0]}.{names.shared}"
         weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
-        made.append(Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,)))
+        made += [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
         for part in PARTS:
             shape = (hidden, size) if part == "down" else (size, hidden)
             made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
@@ -233,7 +268,8 @@ def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation:
     """Return the router and the experts of layer i, and its shared expert, if there is one."""
     gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
     name, shared = f"blk.{i}.ffn_gate_inp_shexp", None
-    if f"{name}.weight" in p:
-        shared = SharedExpert(p.row(name), *(p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS))
+    if f"blk.{i}.ffn_gate_shexp.weight" in p:
+        weight = p.row(name) if f"{name}.weight" in p else None
+        shared = SharedExpert(weight, *(p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS))
     router = p.router(f"blk.{i}.ffn_gate_inp")
     return Experts(f"blk.{i}.ffn_moe", router, routing, gate, up, down, activation, shared)

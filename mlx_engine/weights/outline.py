@@ -1,10 +1,13 @@
-"""A model without weights: built as for a run, with the size of each array in place of the array."""
+"""A model without weights: built as for a run, with the size of each array in place of the array.
+
+From this outline follows the memory that a model needs, before a weight is read.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +16,11 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.stored_types import FLOAT_BYTES, ROWS, probe
+from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.errors import NotEnoughMemoryError, size
 from mlx_engine.machine.mapped_pages import is_view
+from mlx_engine.observe import log
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight, cut_shape
@@ -193,3 +200,83 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     parts: dict[str, Any] = {"stage": planned.stage, "slices": planned.slices}
     parameters = OutlineParameters(*given, made, conversion=planned.conversion, **parts)
     return Outlined(planned.make(planned.config, parameters, made), sizes)
+
+
+# Activations of a token in a pass that are held at the same time, in multiples of the widest matrix.
+ACTIVATIONS = 3
+# Expansion is reported if it takes this many bytes more than the file.
+WORTH_A_LINE = 1 << 26
+OPTION = "--allow-too-large"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model needs.
+
+    Attributes:
+        weights: the weights as the backend holds them.
+        mapped: the weights that stay in the mapped file, which the system may drop and read again.
+        kv: pages of keys and values.
+        workspace: activations of the longest pass, and logits.
+        saved: bytes less if all matrices were Q8_0.
+    """
+
+    weights: int
+    mapped: int
+    kv: int
+    workspace: int
+    saved: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.weights + self.kv + self.workspace
+
+    @property
+    def least(self) -> int:
+        """The bytes without which the model cannot run at all."""
+        return self.total - self.mapped
+
+    def check(self, where: str, available: int, *, allowed: bool = False) -> None:
+        """Compare with the available bytes; warn if the model is larger but can run.
+
+        Raises:
+            NotEnoughMemoryError: the model cannot run, and `allowed` is not set.
+        """
+        if self.least > available and not allowed:
+            raise NotEnoughMemoryError(
+                where=where, needed=self._text(), found=f"{size(available)} free", hint=self._hint()
+            )
+        if self.total > available:
+            log.warn(f"{where}: needs {self._text()}, and {size(available)} are free: it may be slow, or be ended")
+
+    def _text(self) -> str:
+        return f"{size(self.total)} of memory ({size(self.weights)} of weights, {size(self.kv)} of keys and values)"
+
+    def _hint(self) -> str:
+        saving = f"--quant q8_0 saves about {size(self.saved)}, " if self.saved > 0 else ""
+        return f"{saving}fewer tokens (-n, --context-len, --kv-memory) or a smaller model help; {OPTION} tries anyway"
+
+
+def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> Need:
+    """Return the memory that a model needs with `n_tokens` tokens in the cache, or with `kv` bytes of cache."""
+    sizes, model = outlined.sizes, outlined.model
+    vocab_size = int(model.config.vocab_size)  # of the head's outputs a pass computes a few rows
+    widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
+    return Need(
+        weights=sizes.nbytes,
+        mapped=sizes.n_mapped,
+        kv=pool_nbytes(model.kv_layers, n_tokens) if kv is None else kv,
+        workspace=4 * (ACTIVATIONS * LONGEST_PASS * widest + vocab_size),
+        saved=sizes.saved,
+    )
+
+
+def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
+    """Yield a line for each type of weights that this backend expands to several times the bytes of the file."""
+    for name, of in outlined.sizes.expanded.items():
+        if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
+            yield (
+                f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} as floats; "
+                f"--quant {ALTERNATIVE.lower()} rounds them to {size(of.alternative)}, which is also faster"
+            )

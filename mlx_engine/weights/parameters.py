@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
-from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
+from mlx_engine.backends.parameters import Array, LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.machine.mapped_pages import map_small_pages, release, release_rows
 from mlx_engine.quant.types import F32
@@ -115,9 +115,13 @@ class Parameters:
         matrix = Weight(stored.name, (1, *stored.shape), stored.type, stored.data)
         return Linear(name, self._prepare(f"{name}.weight", matrix))
 
-    def vector(self, name: str) -> Array:
-        """Return the vector `name.weight`, such as the sinks of attention."""
-        return self._vector(f"{name}.weight")
+    def vector(self, name: str, part: str = "weight") -> Array:
+        """Return the vector `name.weight`, such as the sinks of attention, or another part."""
+        return self._vector(f"{name}.{part}")
+
+    def constant(self, name: str, n: int, value: float) -> Array:
+        """Return a vector of n equal values."""
+        return self._backend.prepare(Weight.pack(name, np.full(n, value, dtype=np.float32), F32))
 
     def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
         """Return an RMS norm of weight `name.weight`, multiplied by `times`."""
@@ -131,9 +135,19 @@ class Parameters:
         weight = Weight.pack(f"{name}.weight", np.ones(n, dtype=np.float32), F32)
         return RMSNorm(name, self._backend.prepare(weight), eps)
 
-    def layer_norm(self, name: str, eps: float) -> LayerNorm:
-        """Return a layer norm of weight `name.weight` and bias `name.bias`."""
-        return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
+    def layer_norm(self, name: str, eps: float, times: float = 1.0) -> LayerNorm:
+        """Return a layer norm of weight `name.weight` and bias `name.bias`, or 0, both multiplied by `times`."""
+        if times == 1 and f"{name}.bias" in self:
+            return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
+        weight = self.values(name) * np.float32(times)
+        bias = self.values(name, "bias") * np.float32(times) if f"{name}.bias" in self else np.zeros_like(weight)
+        of = (Weight.pack(f"{name}.weight", weight, F32), Weight.pack(f"{name}.bias", bias, F32))
+        return LayerNorm(name, self._backend.prepare(of[0]), self._backend.prepare(of[1]), eps)
+
+    def norm(self, name: str, eps: float, times: float = 1.0, *, is_layer_norm: bool = False) -> Norm:
+        """Return a norm, which is a layer norm if it has a bias or `is_layer_norm`; multiplied by `times`."""
+        of_kind = self.layer_norm if is_layer_norm or f"{name}.bias" in self else self.rms_norm
+        return of_kind(name, eps, times)
 
     def array(self, name: str, *, transposed: bool = False) -> Array:
         """Return `name` as the backend's float32 array, for operations that are no product with a matrix."""
@@ -141,11 +155,15 @@ class Parameters:
         self._done(name)
         return self._backend.array(np.ascontiguousarray(values.T if transposed else values))
 
-    def values(self, name: str) -> NDArray[np.float32]:
-        """Return the values of `name.weight` in float32, for computations while the model is built."""
-        values = self._stored(f"{name}.weight").dequantize()
-        self._done(f"{name}.weight")
+    def values(self, name: str, part: str = "weight") -> NDArray[np.float32]:
+        """Return the values of `name.weight` (or another part) in float32, for computations while a model is built."""
+        values = self._stored(f"{name}.{part}").dequantize()
+        self._done(f"{name}.{part}")
         return values
+
+    def size(self, name: str) -> int:
+        """Return the rows of the whole tensor `name.weight`; this rank may hold a part of them."""
+        return self._tensors[f"{name}.weight"].shape[0]
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
         """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""

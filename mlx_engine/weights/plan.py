@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.settings import MTP
 from mlx_engine.errors import TensorMismatchError
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stored import TensorLayout
 
 # Tables that the settings determine and that modules of transformers once saved with the weights.
 ROTARY_BUFFER = re.compile(r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$")
+# Layers of multi-token prediction, in a module of their own or after the model's layers.
+MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,19 @@ class Plan:
     gguf_only: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
+def mtp_layers(checkpoint: Checkpoint) -> int:
+    """Return the number of layers of multi-token prediction that the files may have."""
+    text = checkpoint.settings.get("text_config")
+    of = {**(text if isinstance(text, Mapping) else {}), **checkpoint.settings}
+    return max((n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)), default=0)
+
+
+def is_mtp(name: str, n_layers: int, n: int) -> bool:
+    """Return whether a tensor belongs to the n layers of multi-token prediction after the model's own."""
+    of = LAYER.search(name)
+    return MTP_MODULE.search(name) is not None or (of is not None and n_layers <= int(of[1]) < n_layers + n)
+
+
 def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
     """Check the checkpoint's tensors against the plan, and return the plan's tensors that it has, by name.
 
@@ -83,6 +99,8 @@ def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
     unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))
     if checkpoint.naming == "hf":
         unexpected = [name for name in unexpected if not ROTARY_BUFFER.search(name)]
+    if unexpected and (n := mtp_layers(checkpoint)):
+        unexpected = [name for name in unexpected if not is_mtp(name, plan.config.n_layers, n)]
     if missing or unexpected or misshapen:
         raise TensorMismatchError(
             where=checkpoint.where, missing=list(missing), unexpected=unexpected, misshapen=list(misshapen)

@@ -29,6 +29,7 @@ class TensorLayout:
             interleaved, or as `rotated` says.
         rotated: number of rotated rows of each head, if they come first and the others are not rotated. In the model
             each half of a head has half of the rotated rows, so that the rotated pairs are (j, j + head_dim/2).
+        interleaved: whether the file has the two rows of a rotated pair side by side, for `rotated`.
         expert: (index, of) if the stored tensor has a leading axis of `of` experts, and this is the tensor of one.
         is_log: whether the file has logarithms of the model's values, which are negative, without their sign.
         order: the stored rows that are the model's rows, in the model's order; `rows` then only gives their number.
@@ -49,6 +50,7 @@ class TensorLayout:
     columns: tuple[tuple[int, ...], int] | None = None
     outer: tuple[int, ...] | None = None
     step: int = 1
+    interleaved: bool = False
 
     @property
     def is_shifted(self) -> bool:
@@ -166,7 +168,8 @@ class TensorLayout:
         rows = np.arange(head_dim)
         if self.rotated is None:
             return rows.reshape(-1, 2).T.reshape(-1)
-        turned, rest = rows[: self.rotated].reshape(2, -1), rows[self.rotated :].reshape(2, -1)
+        turned, rest = rows[: self.rotated], rows[self.rotated :].reshape(2, -1)
+        turned = turned.reshape(-1, 2).T if self.interleaved else turned.reshape(2, -1)
         return np.concatenate((turned, rest), axis=1).reshape(-1)
 
     def _grouped(self, type_: GGMLType, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:

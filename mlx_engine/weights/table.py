@@ -41,15 +41,20 @@ class Row:
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
         rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated; "1" for
             a single head.
+        interleaved: whether files have the two rows of each rotated pair side by side, for `rotated`.
         before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
         after: the rows after this tensor's there.
         gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of a tensor with the
             same parts.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
-        kind: the kind of layers that have this tensor, among the config's `kinds`; None for every layer.
+        kind: the kind of layers that have this tensor, among the config's `kinds` of mixers or its `ffn_kinds`; None
+            for every layer.
         stored: how GGUF files store the tensor, in addition to the other attributes; its name is ignored.
         in_hf: the same for folders; None if they do not differ.
+        when: the field of the config that says whether files have the tensor; GGUF files have no key for it, so that
+            there the tensor of the first layer decides.
+        optional: whether the tensor may be absent.
     """
 
     hf: str
@@ -59,11 +64,14 @@ class Row:
     times: float = 1.0
     kind: str | None = None
     rotated: str | None = None
+    interleaved: bool = False
     gguf: str | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     stored: TensorLayout = AS_IT_IS
     in_hf: TensorLayout | None = None
+    when: str | None = None
+    optional: bool = False
 
 
 Table: TypeAlias = Mapping[str, Row]
@@ -86,16 +94,38 @@ def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
 
 def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
     """Return the tensors of a model with this config: first the tensors outside the layers, then layer by layer."""
-    outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
-    made = [_tensor(config, name, row, required=name != HEAD or head == "required") for name, row in outside]
+    absent = (HEAD,) if head == "absent" else ()
+    outside = [(name, row) for name, row in table.items() if "*" not in name and name not in absent]
+    made = [
+        _tensor(config, name, row, required=name != HEAD or head == "required")
+        for name, row in outside
+        if _has(config, row)
+    ]
     return made + [tensor for i in range(config.n_layers) for tensor in layer_tensors(config, table, i)]
 
 
 def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
     """Return the tensors of layer i, whose sizes are those of this config."""
-    kind = getattr(config, "kinds", (None,) * config.n_layers)[i]
-    rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in (None, kind))
-    return [_tensor(config, name, row, str(i)) for name, row in rows]
+    own = {None, *(getattr(config, name)[i] for name in ("kinds", "ffn_kinds") if hasattr(config, name))}
+    rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in own)
+    return [_tensor(config, name, row, str(i)) for name, row in rows if _has(config, row)]
+
+
+def _has(config: Any, row: Row) -> bool:
+    """Return whether the files of a config have the tensor of a row, or may have it."""
+    return row.when is None or bool(getattr(config, row.when))
+
+
+def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
+    """Return the config of a GGUF file with the fields that are the `when` of rows: its first layer has their tensors.
+
+    A row without a layer of its own decides by its tensor.
+    """
+    if checkpoint.naming != "gguf":
+        return config
+    rows = [(name.replace("*", "0"), row.when) for name, row in table.items() if row.when is not None]
+    found = {when: any(name in checkpoint.shapes for name, of in rows if of == when) for _, when in rows}
+    return cast(C, replace(cast(Any, config), **found)) if found else config
 
 
 def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: bool = True) -> Tensor:
@@ -106,15 +136,15 @@ def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: boo
     same: dict[str, Any] = {}
     if row.before or row.after:
         same["rows"] = first, first + shape[0] + sum(map(size, row.after))
-    if row.rotated is not None and config.rotary_dim != config.head_dim:
-        same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
+    if row.rotated is not None and (row.interleaved or config.rotary_dim != config.head_dim):
+        same |= {"heads": size(row.rotated), "rotated": config.rotary_dim, "interleaved": row.interleaved}
     hf = replace(row.in_hf or row.stored, name=row.hf.replace("*", layer), plus=row.plus, **same)
     if row.gguf is None:
         same.pop("rows", None)
     gguf = replace(row.stored, name=(row.gguf or name).replace("*", layer), times=row.times, **same)
     if row.heads is not None:
         gguf = replace(gguf, heads=size(row.heads))
-    return Tensor(name.replace("*", layer), hf, shape, required, gguf)
+    return Tensor(name.replace("*", layer), hf, shape, required and not row.optional, gguf)
 
 
 def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
@@ -148,6 +178,7 @@ def decoder_plan(
     head = head_of(checkpoint, s, tied=tied)
     embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, embeddings)
+    config = said_by_tensors(config, checkpoint, table)
     # A tied head needs no matrix, but some files have one.
     unused = (table[HEAD].hf,) if head == "absent" else (CLASSIFIER,) if checkpoint.naming == "gguf" else ()
     return Plan(config, tensors(config, table, head), unused)

@@ -92,6 +92,20 @@ def attention_over_a_copy(n: int, past: int, page: int = 8) -> Run:
     return run
 
 
+def attention_over_a_restored_page(past: int, page: int = 8) -> Run:
+    """Attend to `past` tokens and one more, after the first page was read and written to another place."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        store, (span, other) = stored(be, rng, [(past, 1), (1, 1)], 2, 16, page)
+        target = int(other.pages[0])
+        store = be.kv_restore(store, target, np.array(be.kv_read(store, int(span.pages[0]), page)))
+        moved = KVSpan(np.append(target, span.pages[1:]), span.length, 1)
+        q = be.heads(be.array(normal(rng, 1, 64)), 16)
+        return be.attention(q, KVView(store, page, [moved], None), [1], Scores(0.25))
+
+    return run
+
+
 def stored(
     be: Backend, rng: np.random.Generator, sequences: list[tuple[int, int]], kv_heads: int, head_dim: int, page: int
 ) -> tuple[Any, list[KVSpan]]:
@@ -160,6 +174,7 @@ CASES = [
     OpCase("attention", "batch-last-queries", attention_of_batch([(5, 4, 2), (3, 2, 0), (0, 6, 1)], 4, 4, window=4)),
     OpCase("attention", "copied-page", attention_over_a_copy(4, 11)),
     OpCase("attention", "copied-page-and-garbage", attention_over_a_copy(2, 11)),
+    OpCase("attention", "restored-page", attention_over_a_restored_page(11)),
     OpCase("attention", "softcap", attention(5, 4, 4, 2, softcap=2.0)),
     OpCase("attention", "softcap-decode", attention(1, 300, 4, 2, softcap=50.0, page=64)),
     OpCase("attention", "softcap-reached", attention(3, 6, 2, 2, scale=300.0, softcap=5.0)),

@@ -31,9 +31,11 @@ def chosen(be: Backend, ids: list[list[int]]) -> Any:
     return mx.array(ids)
 
 
-def route(rows: list[list[float]], n_used: int, *, normalize: bool) -> Run:
+def route(rows: list[list[float]], n_used: int, *, normalize: bool, bias: bool = False, **options: Any) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        ids, weights = be.route(be.array(np.array(rows, np.float32)), Routing(n_used, normalize))
+        of_choice = weight(be, normal(rng, len(rows[0]))) if bias else None
+        routing = Routing(n_used, normalize, bias=of_choice, **options)
+        ids, weights = be.route(be.array(np.array(rows, np.float32)), routing)
         return be.array(np.asarray(be.host(ids))), weights
 
     return run
@@ -64,7 +66,7 @@ def combine(t: int, c: int) -> Run:
 def block(
     t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False,
     gating: Gating = "silu", bias: bool = False, width: int = 32, shared: int = 0, beside: bool = False,
-    added: bool = True,
+    added: bool = True, weighted: bool = True, choice_bias: bool = False, **routing: Any,
 ) -> Run:  # fmt: skip
     """Return a case of a mixture, or of its sum alone if nothing is `added`.
 
@@ -77,14 +79,15 @@ def block(
         router = Linear("w", weight(be, np.repeat(rows[:3], 2, axis=0) if ties else rows), of_router)
         sizes = ((width, 64), (width, 64), (64, width))
         parts = [stack(be, rng, 6, *size, type_name, bias=bias) for size in sizes]
-        of_all = shared_expert(be, rng, shared) if shared else None
-        experts = Experts("moe", router, Routing(n_used, normalize), *parts, gating, of_all)
+        of_all = shared_expert(be, rng, shared, weighted=weighted) if shared else None
+        of_choice = weight(be, normal(rng, 6, scale=0.3)) if choice_bias else None
+        experts = Experts("moe", router, Routing(n_used, normalize, bias=of_choice, **routing), *parts, gating, of_all)
         x, norm = be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind)
         if not beside:
             return be.norm_experts_add(x, norm, experts) if added else be.norm_experts(x, norm, experts)
-        routing = replace(experts.routing, scales=weight(be, normal(rng, 6)))
+        scaled = replace(experts.routing, scales=weight(be, normal(rng, 6)))
         norms = {name: norm_of(be, rng, 64, "rms") for name in ("router_norm", "post_norm")}
-        experts = replace(experts, routing=routing, **norms)
+        experts = replace(experts, routing=scaled, **norms)
         if not added:
             return be.norm_experts(x, norm, experts)
         return be.norm_experts_add(x, norm, experts, be.array(normal(rng, t, 64)))
@@ -92,13 +95,14 @@ def block(
     return run
 
 
-def shared_expert(be: Backend, rng: np.random.Generator, width: int) -> SharedExpert:
+def shared_expert(be: Backend, rng: np.random.Generator, width: int, *, weighted: bool = True) -> SharedExpert:
     sizes = ((1, 64), (width, 64), (width, 64), (64, width))
-    return SharedExpert(*(linear(be, rng, *size) for size in sizes))
+    made = SharedExpert(*(linear(be, rng, *size) for size in sizes))
+    return made if weighted else replace(made, weight=None)
 
 
-def shared_alone(t: int) -> Run:
-    return lambda be, rng: be.shared_expert(be.array(normal(rng, t, 64)), shared_expert(be, rng, 48))
+def shared_alone(t: int, *, weighted: bool = True) -> Run:
+    return lambda be, rng: be.shared_expert(be.array(normal(rng, t, 64)), shared_expert(be, rng, 48, weighted=weighted))
 
 
 def norm_add(t: int, kind: str = "rms") -> Run:
@@ -124,6 +128,19 @@ CASES = [
     OpCase("route", "softmax-over-chosen", route(LOGITS, 3, normalize=True)),
     OpCase("route", "softmax-over-all", route(LOGITS, 2, normalize=False)),
     OpCase("route", "all-experts", route(LOGITS, 7, normalize=True)),
+    OpCase("route", "sigmoids", route(LOGITS, 3, normalize=True, scoring="sigmoid", sum_eps=0.25)),
+    OpCase("route", "sigmoids-and-a-bias", route(LOGITS, 3, normalize=False, scoring="sigmoid", bias=True)),
+    OpCase("route", "softmax-and-a-bias", route(LOGITS, 3, normalize=True, bias=True)),
+    OpCase(
+        "route",
+        "groups",
+        route([row[:6] for row in LOGITS], 2, normalize=True, scoring="sigmoid", groups=(3, 1)),
+    ),
+    OpCase(
+        "route",
+        "equal-groups",
+        route([[0.0] * 8, [3.0] * 8], 3, normalize=True, scoring="sigmoid", groups=(4, 2)),
+    ),
     OpCase("route", "one-expert", route(LOGITS[:1], 1, normalize=True)),
     OpCase("expert_linear", "one-row-for-all", expert_linear(FEW, each=False)),
     OpCase("expert_linear", "a-row-for-each", expert_linear(FEW, each=True)),
@@ -168,6 +185,13 @@ CASES = [
     OpCase("norm_experts", "rows", block(30, added=False)),
     OpCase("norm_experts", "shared", block(5, shared=96, added=False)),
     OpCase("norm_experts", "norms", block(7, gating="gelu", beside=True, added=False)),
+    OpCase("shared_expert", "no-weight", shared_alone(19, weighted=False)),
+    OpCase("norm_experts_add", "sigmoids-one-row", block(1, scoring="sigmoid", choice_bias=True, n_used=3)),
+    OpCase("norm_experts_add", "sigmoids", block(20, "Q8_0", scoring="sigmoid", normalize=False)),
+    OpCase("norm_experts_add", "sigmoids-and-equal-logits", block(9, ties=True, scoring="sigmoid", sum_eps=0.5)),
+    OpCase("norm_experts_add", "softmax-and-a-bias", block(7, choice_bias=True)),
+    OpCase("norm_experts_add", "shared-without-weight", block(37, shared=96, weighted=False)),
+    OpCase("norm_experts_add", "groups", block(33, scoring="sigmoid", choice_bias=True, groups=(2, 1))),
     OpCase("norm_add", "no-norm", norm_add(7, "none")),
     OpCase("norm_add", "one-row", norm_add(1)),
     OpCase("norm_add", "rows", norm_add(19)),

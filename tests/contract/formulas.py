@@ -61,6 +61,14 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def gelu_erf(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * np.vectorize(math.erfc)(-x / math.sqrt(2))
+
+
+def relu2(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x * x, 0)
+
+
 def clamped_swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     g, u = np.where(gate > 7, 7, gate), np.sign(up) * np.minimum(np.abs(up), 7)
     return g * (1 + np.tanh(0.851 * g)) / 2 * (1 + u)

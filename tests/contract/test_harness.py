@@ -16,7 +16,7 @@ from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check
 
 # Conversions and storage, which many cases use: a fault there must fail at least one case.
-CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_write", "kv_copy")
+CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_write", "kv_copy", "kv_read", "kv_restore")
 # `compile` makes programs, compared with single operations in tests/unit/test_compiled_program.py.
 NOT_OPERATIONS = {
     *(
@@ -27,6 +27,8 @@ NOT_OPERATIONS = {
         "kv_empty",
         "kv_nbytes",
         "kv_copy",
+        "kv_read",
+        "kv_restore",
         "session",
         "begin",
         "close",
@@ -36,7 +38,7 @@ NOT_OPERATIONS = {
         "read_ahead",
     ),
     *("warm_up", "embeds_stored", "stack", "tap", "note", "compile", "kv_append", "sum_exp", "state_empty"),
-    *("state_nbytes", "discard", "as_activations"),
+    *("state_nbytes", "state_read", "state_restore", "discard", "as_activations"),
 }
 
 
@@ -125,6 +127,8 @@ def test_a_lie_at_a_crossing_is_caught(op: str):
         "kv_empty": lambda x: x[:, :, :0],
         "kv_write": lambda x: np.roll(x, 1, axis=2),
         "kv_copy": lambda x: np.roll(x, 1, axis=2),
+        "kv_read": lambda x: x[::-1],
+        "kv_restore": lambda x: np.roll(x, 1, axis=2),
     }
     assert [case for case in CASES if is_caught(liar(op, lies.get(op, one_element)), case)]
 

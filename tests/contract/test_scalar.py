@@ -60,7 +60,7 @@ def test_attention(queries: int, keys: int, heads: int, kv_heads: int, window: i
         agree(found, formulas.attention(q, k, v, 0.3, window, cap, sinks))
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_erf", "relu2"])
 def test_activations(name: str):
     x = np.concatenate([normal(30), [0.0, 30.0, -30.0, 5.0, -5.0]])[None]
     np.testing.assert_allclose(getattr(be, name)(x.tolist()), getattr(formulas, name)(x), rtol=1e-12, atol=1e-11)

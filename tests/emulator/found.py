@@ -16,10 +16,16 @@ from kernels.emulator import (
     LaunchError,
     MemoryFaultError,
     RaceError,
+    TensorError,
     UndefinedBehaviorError,
 )
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+TENSORS = """#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+using namespace mpp::tensor_ops;
+typedef dextents<int, 2> two;
+"""
+ADDING = "matmul2d_descriptor::mode::multiply_accumulate"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Pattern:
         grid: the threads, also with the mistake if `wrong_call` does not say otherwise.
         threadgroup: the threads of a threadgroup.
         wrong_call: arguments of the call, or of the making, that are the mistake.
+        header: the text before the kernel.
     """
 
     name: str
@@ -53,13 +60,16 @@ class Pattern:
     caught: type[EmulatorError] | None = None
     says: str = ""
     wrong_call: dict[str, Any] = field(default_factory=dict)
+    header: str = ""
 
 
 def outcome(pattern: Pattern, *, mended: bool) -> np.ndarray[Any, Any]:
     """Run the kernel through `mx.fast.metal_kernel`, with the mistake or mended."""
     body = pattern.body.replace(pattern.wrong, pattern.right, 1) if mended and pattern.wrong else pattern.body
     given = {"name": "found", "grid": pattern.grid, **({} if mended else pattern.wrong_call)}
-    kernel = mx.fast.metal_kernel(name=given.pop("name"), input_names=["x"], output_names=["y"], source=body)
+    kernel = mx.fast.metal_kernel(
+        name=given.pop("name"), input_names=["x"], output_names=["y"], source=body, header=pattern.header
+    )
     results = kernel(
         inputs=[mx.array(data(pattern))], threadgroup=pattern.threadgroup, output_shapes=[pattern.y],
         output_dtypes=[mx.float32], **given,
@@ -328,5 +338,75 @@ PATTERNS = [
         caught=LaunchError,
         says="expected an identifier",
         wrong_call={"name": "norm_eps1e-06"},
+    ),
+    Pattern(
+        "a sum that nobody sets to 0",
+        f"""
+        auto x_ = tensor<const device float, two, tensor_inline>(x, two(16, 16));
+        auto y_ = tensor<device float, two, tensor_inline>(y, two(16, 16));
+        constexpr auto descriptor = matmul2d_descriptor(16, 16, 16, false, false, false, {ADDING});
+        matmul2d<descriptor, execution_simdgroup> op;
+        auto sum = op.get_destination_cooperative_tensor<decltype(x_), decltype(x_), float>();
+        op.run(x_, x_, sum);
+        sum.store(y_);
+        """,
+        (16, 16), (16, 16), lambda x: x @ x, (32, 1, 1),
+        wrong="op.run",
+        right="for (ushort i = 0; i < sum.get_capacity(); i++) sum[i] = 0; op.run",
+        caught=TensorError,
+        says="of the destination, to which a product is added, was never written.*op.run",
+        header=TENSORS,
+    ),
+    Pattern(
+        "a factor that another lane has written",
+        """
+        auto x_ = tensor<const device float, two, tensor_inline>(x, two(16, 16));
+        auto y_ = tensor<device float, two, tensor_inline>(y, two(16, 16));
+        threadgroup float factors[16];
+        const ushort lane = thread_index_in_simdgroup;
+        if (lane < 16) factors[lane] = lane;
+        constexpr auto descriptor = matmul2d_descriptor(16, 16, 16);
+        matmul2d<descriptor, execution_simdgroup> op;
+        auto product = op.get_destination_cooperative_tensor<decltype(x_), decltype(x_), float>();
+        op.run(x_, x_, product);
+        for (ushort i = 0; i < product.get_capacity(); i++)
+          if (product.is_valid_element(i)) product[i] *= factors[product.get_multidimensional_index(i)[1]];
+        product.store(y_);
+        """,
+        (16, 16), (16, 16), lambda x: (x @ x) * np.arange(16)[:, None], (32, 1, 1),
+        wrong="op.run",
+        right="simdgroup_barrier(mem_flags::mem_threadgroup); op.run",
+        caught=RaceError,
+        says="read after write of threadgroup array 'factors'",
+        header=TENSORS,
+    ),
+    Pattern(
+        "a descriptor for another operand",
+        """
+        constexpr auto descriptor = matmul2d_descriptor(16, 32, 16);
+        matmul2d<descriptor, execution_simdgroup> op;
+        auto x_ = op.get_left_input_cooperative_tensor<half, half, float>();
+        auto one = op.get_right_input_cooperative_tensor<half, half, float>();
+        auto product = op.get_destination_cooperative_tensor<decltype(x_), decltype(one), float>();
+        for (ushort i = 0; i < 16; i++) {
+          auto at = x_.get_multidimensional_index(i);
+          x_[i] = half(x[at[1] * 16 + at[0]]);
+        }
+        for (ushort i = 0; i < one.get_capacity(); i++) {
+          auto at = one.get_multidimensional_index(i);
+          one[i] = half(at[0] == at[1]);
+        }
+        op.run(x_, one, product);
+        for (ushort i = 0; i < product.get_capacity(); i++) {
+          auto at = product.get_multidimensional_index(i);
+          y[at[1] * 16 + at[0]] = product[i];
+        }
+        """,
+        (32, 16), (32, 16), lambda x: x.astype(np.float16).astype(np.float64), (32, 1, 1),
+        wrong="16, 32, 16",
+        right="32, 16, 16",
+        caught=TensorError,
+        says="element 8 of a cooperative tensor, of which this thread has 8",
+        header=TENSORS,
     ),
 ]  # fmt: skip

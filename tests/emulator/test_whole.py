@@ -94,6 +94,13 @@ def test_vectors_by_value_matrices_and_packed_vectors() -> None:
     assert found.tolist() == [3.0, 4.0, 5.0, 2.0, 7.0, 30.0, 1.0, 4.0]
 
 
+@pytest.mark.parametrize("build", ["spaces", "undefined", "races"])
+def test_what_published_kernels_write(build: str) -> None:
+    x = np.arange(1, 9, dtype=np.float32)
+    found = run("unusual_float", [x, None, out(4), 0], 1, 1, build=build)[2]
+    assert found.tolist() == [21.0, 8.0, 7.0, 4328.0]
+
+
 def test_the_library_beyond_the_basics() -> None:
     found = run("functions", [out(8)], 1, 1)[0]
     assert found == pytest.approx([8.0, 3.0, 1.0, np.pi / 4, 1.0, 1.0, 2.0, np.nextafter(np.float32(1), np.float32(2))])

@@ -86,6 +86,36 @@ kernel void vectors(device const packed_float3* x, device float* y) {
   y[7] = transpose(m)[1][1] + (half2x4(half4(1), half4(2)))[1][3];
 }
 
+// What published kernels write and C++ takes in another way.
+template <typename T>
+using eight = vec<T, 8>;
+template <typename T>
+struct Stage {
+  typedef half2 type;
+};
+struct Byte {
+  uchar bits;
+  operator float() thread { return bits; }
+};
+static half2 last(thread const half2 (&pairs)[2]) { return pairs[1]; }
+static int sum(uint3 at, int more) { return at.x + 10 * at.y + 100 * at.z + 1000 * more; }
+static int sum(int at, int more) { return at + more; }
+template <typename T, typename U = T>
+kernel void unusual(device const T* x, const device uint8_t*, device U* y, constant int&) {
+  threadgroup typename Stage<T>::type held[2];
+  metal::vec<T, 2> pair(x[0], x[1]);
+  eight<T> all = eight<T>(*(device const vec<T, 4>*)x, *(device const vec<T, 4>*)(x + 4));
+  half2 pairs[2] = {half2(pair), half2(2, 3)};
+  held[1] = last(pairs);
+  half4 short_ = half4(bfloat4(1, 2, 3, 4));
+  Byte byte = {7};
+  y[0] = pair.x + 10 * pair.y;
+  y[1] = all[7];
+  y[2] = held[1].y + short_.w;
+  y[3] = T(byte) + sum({uint(x[0]), 2, 3}, 4);
+}
+template [[host_name("unusual_float")]] kernel decltype(unusual<float>) unusual<float>;
+
 kernel void functions(device float* y) {
   y[0] = pow(2, 3);
   y[1] = fmax(3, 2.5f);

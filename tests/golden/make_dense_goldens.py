@@ -20,21 +20,39 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
+from transformers.models.arcee import modeling_arcee
+from transformers.models.cohere2 import modeling_cohere2
+from transformers.models.ernie4_5 import modeling_ernie4_5
+from transformers.models.exaone4 import modeling_exaone4
 from transformers.models.gemma4 import modeling_gemma4
+from transformers.models.glm4 import modeling_glm4
+from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.granite import modeling_granite
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
+from transformers.models.llama import modeling_llama
+from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
+from transformers.models.nanochat import modeling_nanochat
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.olmo3 import modeling_olmo3
+from transformers.models.olmoe import modeling_olmoe
 from transformers.models.phi3 import modeling_phi3
+from transformers.models.seed_oss import modeling_seed_oss
 from transformers.models.smollm3 import modeling_smollm3
+from transformers.models.starcoder2 import modeling_starcoder2
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
-    rope_utils, modeling_gemma4, modeling_granite, modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2,
-    modeling_olmo3, modeling_phi3, modeling_smollm3,
+    modeling_minimax_m2,
+    modeling_glm4_moe,
+    modeling_olmoe,
+    modeling_arcee,
+    rope_utils, modeling_cohere2, modeling_ernie4_5, modeling_exaone4, modeling_glm4, modeling_hunyuan_v1_dense,
+    modeling_llama, modeling_nanochat, modeling_seed_oss, modeling_starcoder2, modeling_gemma4, modeling_granite,
+    modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3, modeling_phi3, modeling_smollm3,
 )  # fmt: skip
 VOCAB = 64
 SIZES: dict[str, Any] = {
@@ -61,12 +79,56 @@ MULTIPLIERS = {
 }  # fmt: skip
 # Heads of 16, where their size is not a setting.
 NO_HEAD_DIM = {"hidden_size": 64}
+TWO_HEADS = {"num_attention_heads": 2, "intermediate_size": 32}
 # What is different from SIZES; AROUND are settings of layers that these models do not have.
 AROUND = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "num_local_experts": 0,
     "num_experts_per_tok": 0,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "minimaxm2": {
+        "model_type": "minimax_m2", "tie_word_embeddings": False, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "intermediate_size": 32, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+        "experts_implementation": "eager",
+    },
+    "glm4moe": {
+        "model_type": "glm4_moe", "num_hidden_layers": 2, "tie_word_embeddings": False, "attention_bias": True,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "intermediate_size": 32,
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}, "experts_implementation": "eager",
+    },
+    "olmoe": {
+        "model_type": "olmoe", **TWO_HEADS, "tie_word_embeddings": False, "num_experts": 6, "num_experts_per_tok": 2,
+        "rope_parameters": PLAIN, "experts_implementation": "eager",
+    },
+    "arcee": {"model_type": "arcee", "rope_parameters": PLAIN},
+    "cohere2": {
+        "model_type": "cohere2", **TWO_HEADS, "num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.25,
+        "rope_parameters": {**PLAIN, "rope_theta": 500.0},
+    },
+    "glm4": {
+        "model_type": "glm4", "tie_word_embeddings": False, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+    },
+    "seed_oss": {
+        "model_type": "seed_oss", "tie_word_embeddings": False, "attention_out_bias": True, "rope_parameters": PLAIN,
+    },
+    "ernie4_5": {"model_type": "ernie4_5", "use_bias": True, "rope_parameters": PLAIN},
+    "exaone4": {
+        "model_type": "exaone4", **TWO_HEADS, "num_hidden_layers": 4, "sliding_window": 8,
+        "tie_word_embeddings": False, "rope_parameters": {**PLAIN, "rope_theta": 500.0},
+    },
+    "starcoder2": {
+        "model_type": "starcoder2", **TWO_HEADS, "rope_parameters": PLAIN,
+    },
+    "hunyuan": {
+        "model_type": "hunyuan_v1_dense", "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 4.0, "factor": 1.0},
+    },
+    "nanochat": {
+        "model_type": "nanochat", **TWO_HEADS, "tie_word_embeddings": False, "rope_parameters": PLAIN,
+        "final_logit_softcapping": 5.0,
+    },
+    "llamabias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rope_parameters": PLAIN},
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 4, "rope_parameters": {**PLAIN, "rope_theta": 5e4}},
     "phi3": {
         "model_type": "phi3", **NO_HEAD_DIM, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64,
@@ -148,6 +210,7 @@ CONTEXT, HEAD_DIM = 131_072, 64
 def build(name: str, seed: int) -> PreTrainedModel:
     """Set random weights for which every part matters, rounded to bfloat16, so that the file has exactly these."""
     made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **MODELS[name]}))
+    made.config.eos_token_id = None  # some classes replace None by the ids of their published models
     random = np.random.default_rng(seed)
     for stem, parameter in made.named_parameters():
         if parameter.ndim == 1:
@@ -161,6 +224,8 @@ def build(name: str, seed: int) -> PreTrainedModel:
     for stem, buffer in made.named_buffers():
         if stem.endswith("layer_scalar"):
             buffer.data = torch.from_numpy(random.uniform(0.5, 1.0, 1)).to(torch.bfloat16).to(torch.float64)
+        if stem.endswith("e_score_correction_bias"):
+            buffer.data = torch.from_numpy(random.uniform(-0.3, 0.3, buffer.shape)).to(torch.bfloat16).to(torch.float64)
     return made.eval()
 
 

@@ -27,7 +27,7 @@ from mlx_engine.backends.cpu.kernels import load_kernels
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward
 from mlx_engine.weights.model import Model
-from tests.random_models import SETTINGS, VOCAB, random_model
+from tests.random_models import SAMPLED, SETTINGS, VOCAB, random_model
 
 TYPES = ("F32", "Q8_0", "Q4_K")
 TOKENS = (1, 2, 3, 5, 8, 9, 16, 77, 512)
@@ -47,6 +47,8 @@ PART = 7
 
 def is_slow(name: str, type_name: str, threads: int) -> bool:
     """Return whether a case is left to `-m slow`: by default each type has one number of threads, in turns."""
+    if name in SAMPLED:
+        return True
     if name in ONCE:
         return (type_name, threads) != CASE
     return name != EVERY and (list(SETTINGS).index(name) + TYPES.index(type_name) + threads) % 2 == 1
@@ -167,6 +169,12 @@ def test_a_sequence_has_the_same_bits_in_fixed_point(architecture: str, type_nam
 def test_a_sequence_has_the_same_bits_at_all_places(threads: int):
     of, want = model(EVERY, "Q8_0", threads), alone(EVERY, "Q8_0")
     assert wrong(of, want, batches(every_place=True)) == {}
+
+
+@pytest.mark.parametrize("name", ["cohere2", "hunyuan-dense", "nanochat"])
+def test_a_batch_of_two_sequences_has_their_bits(name: str):
+    """A sample for the architectures of which `-m slow` runs all cases: parallel blocks, norms after the rotation."""
+    assert differing(model(name, "Q8_0", 2), alone(name, "Q8_0"), 0, [3, 4], 1, 16) == []
 
 
 def test_a_batch_that_shows_through_is_seen(monkeypatch: pytest.MonkeyPatch):

@@ -24,10 +24,10 @@ from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import ContextLengthError, OptionError
 from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED
-from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
+from tests.golden.goldens import BACKENDS, DATA, SAMPLED, Golden, check_close, engine, greedy, in_chunks
 from tests.unit.test_gguf_form import bytes_only
 
-ARCHITECTURES = ("granite", "granite4", "ministral3", "olmo2", "olmo3", "phi3", "smollm3")
+ARCHITECTURES = ("granite", "granite4", "ministral3", "olmo2", "olmo3", "phi3", "smollm3", *SAMPLED)
 ROPES = json.loads((DATA / "rope-scaling.json").read_text())
 Goldens = Callable[[str, str], Golden]
 
@@ -56,18 +56,22 @@ def with_tokenizer(folder: Path, copy: Path) -> Path:
     return copy
 
 
+def is_slow(name: str, backend: str, file: str) -> bool:
+    """Return whether a cell is left to `-m slow`: `scalar` expands Q8_0 on load; the emulator takes long."""
+    if name in SAMPLED:
+        return (backend, file) not in (("simd", "hf"), ("mlx", "q8_0"))
+    return (backend, file) in (("scalar", "q8_0"), (EMULATED, "hf"))
+
+
 @pytest.mark.parametrize(
-    ("backend", "file"),
+    ("name", "backend", "file"),
     [
-        # `scalar` expands Q8_0 on load; the emulator takes long.
-        pytest.param(
-            backend, file, marks=[pytest.mark.slow] * ((backend, file) in (("scalar", "q8_0"), (EMULATED, "hf")))
-        )
+        pytest.param(name, backend, file, marks=[pytest.mark.slow] * is_slow(name, backend, file))
+        for name in ARCHITECTURES
         for backend in BACKENDS
         for file in ("hf", "q8_0")
     ],
 )
-@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_and_greedy_ids(goldens: Goldens, name: str, backend: str, file: str):
     of = goldens(name, file)
     for i in (1,) if backend in ("scalar", EMULATED) else (0, 1):
@@ -76,7 +80,9 @@ def test_logits_and_greedy_ids(goldens: Goldens, name: str, backend: str, file: 
         assert greedy(of, 0, backend, kv=True) == of.greedy(0)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SAMPLED)) for name in ARCHITECTURES]
+)
 def test_bits_do_not_depend_on_chunks_and_pages(name: str):
     of = golden(name, "hf", Path())
     ids, of_one = of.prompt(1), engine(of.checkpoint, "simd").logits(of.prompt(1))

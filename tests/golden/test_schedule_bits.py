@@ -28,7 +28,7 @@ from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.options import Options
 from mlx_engine.weights.model import Model
-from tests.random_models import SETTINGS, VOCAB, random_model
+from tests.random_models import SAMPLED, SETTINGS, VOCAB, random_model
 from tests.streams import request_of
 
 TYPES = ("F32", "Q8_0", "Q4_K")
@@ -143,7 +143,7 @@ def after_hits(architecture: str, type_name: str, lengths: Sequence[int], page: 
             budget=BUDGETS[length % 3],
         )
         # A layer with a window may have given back a page that the tokens at the hit's end need.
-        is_windowed = architecture in ("gemma2", "gemma3", "gemma4", "mistral")
+        is_windowed = architecture in ("gemma2", "gemma3", "gemma4", "mistral", "cohere2", "exaone4")
         assert second.n_cached in ((0, length) if is_windowed else (length,)) or has_state
         assert second.n_cached <= length
         n_hits += second.n_cached > 0
@@ -163,18 +163,21 @@ def short_of_memory(architecture: str, type_name: str) -> tuple[int, int, int]:
     return wrong, sum(request.n_preemptions for request in asked), scheduler.prefix.stats.evicted_pages
 
 
-@pytest.mark.parametrize("architecture", SETTINGS)
+ALL = [pytest.param(name, marks=[pytest.mark.slow] * (name in SAMPLED)) for name in SETTINGS]
+
+
+@pytest.mark.parametrize("architecture", ALL)
 def test_an_answer_has_the_same_bits_in_every_batch(architecture: str):
     part = None if architecture == EVERY else list(SETTINGS).index(architecture) % PARTS
     assert sum(in_batches(architecture, "Q8_0", every=False, part=part)) == 0
 
 
-@pytest.mark.parametrize("architecture", SETTINGS)
+@pytest.mark.parametrize("architecture", ALL)
 def test_an_answer_has_the_same_bits_after_a_prefix_hit(architecture: str):
     assert after_hits(architecture, "Q8_0", [1, 15, 16, 17, 48, 63, 64, 73, 74], 16) == 0
 
 
-@pytest.mark.parametrize("architecture", SETTINGS)
+@pytest.mark.parametrize("architecture", ALL)
 def test_a_next_turn_reuses_whole_pages_alone_and_has_the_same_bits(architecture: str):
     """Also those of the answer: a model with a state needs the state there."""
     of, prompt = model(architecture, "Q8_0"), ids(0)[:37]
@@ -183,7 +186,7 @@ def test_a_next_turn_reuses_whole_pages_alone_and_has_the_same_bits(architecture
     turn = [*prompt, *first.output.token_ids[:29], 3, 4]
     again, second, cold = (request_of(ids, KINDS[0], max_tokens=n) for ids, n in ((prompt, 30), (turn, N), (turn, N)))
     run(of, [again, second], slots=1, page=16, n_tokens=256, prefix=True, whole_pages=True)
-    is_windowed = architecture in ("gemma2", "gemma3", "gemma4", "mistral")
+    is_windowed = architecture in ("gemma2", "gemma3", "gemma4", "mistral", "cohere2", "exaone4")
     assert second.n_cached in ((0, 16, 32, 48, 64) if is_windowed else (64,))
     run(of, [cold], slots=1)
     assert found(second) == found(cold)

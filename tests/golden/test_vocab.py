@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.convert.folder_form import to_json
+from mlx_engine.convert.mlx_folder import to_json
 from mlx_engine.tokenizer import Tokenizer, from_gguf, load_tokenizer
 
 NAMES = ["gpt-2", "qwen2", "llama-spm"]

@@ -316,16 +316,16 @@ class WritesOneSlotEarly(KVSequence):
 
 
 class RefusesTheLastToken(KVSequence):
-    def begin(self, n):
+    def begin(self, n, **how):
         if self.length + n == self.capacity:
             raise CacheFullError(length=self.length, wanted=n, capacity=self.capacity)
-        return super().begin(n)
+        return super().begin(n, **how)
 
 
 class CountsBeforeItRefuses(KVSequence):
-    def begin(self, n):
+    def begin(self, n, **how):
         self.pending += self.length + n > self.capacity
-        return super().begin(n)
+        return super().begin(n, **how)
 
 
 @pytest.mark.parametrize("pool_class", [GivesOnePageTwice, LosesPages, SharesOneStore])

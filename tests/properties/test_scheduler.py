@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba")
@@ -15,8 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mlx_engine.backends import create_backend
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.loop.logprobs import digest
+from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.speculation import Speculation
 from mlx_engine.options import Options
 from mlx_engine.weights.model import Model
 from tests.random_models import random_model
@@ -51,6 +54,24 @@ def alone(architecture: str, prompt: tuple[int, ...], kind: int, n_tokens: int, 
     return digests(request)
 
 
+class Proposes(Speculation):
+    """Any number of tokens after those that followed before, or any tokens."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(Lookups(keeps_others=True), 300)
+        self.random = np.random.default_rng(seed)
+
+    def look(self, sequence):
+        draft = super().look(sequence)
+        draft.ids = draft.ids or self.random.integers(0, 300, 4).tolist()
+        return draft
+
+    def plan(self, chunks, drafts, n_rows):
+        room = [min(len(draft.ids), c.sequence.output.max_tokens - len(c.sequence.output.token_ids) - 1)
+                for c, draft in zip(chunks, drafts, strict=True)]  # fmt: skip
+        return [int(self.random.integers(0, n + 1)) for n in room]
+
+
 class Serving(RuleBasedStateMachine):
     """A scheduler with little memory, and requests whose prompts share their beginnings."""
 
@@ -62,12 +83,14 @@ class Serving(RuleBasedStateMachine):
         budget=st.sampled_from([1, 5, 16, 100, 512]),
         shared=st.sampled_from([1, 7, 64]),
         cached=st.booleans(),
+        proposes=st.sampled_from([None, 1, 2]),
     )
-    def begin(self, architecture, slots, page, memory, budget, shared, cached):
+    def begin(self, architecture, slots, page, memory, budget, shared, cached, proposes):
         self.architecture, of = architecture, model(architecture)
         pool = of.new_pool(memory, n_sequences=slots, page=page)
         prefix = PrefixCache(pool) if cached else None
-        self.scheduler = Scheduler(of, pool, slots=slots, prefix=prefix, budget=budget, shared_budget=shared)
+        how = {} if proposes is None else {"speculation": Proposes(proposes)}
+        self.scheduler = Scheduler(of, pool, slots=slots, prefix=prefix, budget=budget, shared_budget=shared, **how)
         self.open: list[tuple[Request, tuple[int, ...], int]] = []
 
     @rule(

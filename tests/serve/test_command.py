@@ -23,7 +23,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mlx_engine.commands import app, serve
-from mlx_engine.commands.serve import AddressOptions, CapacityOptions, bytes_of, served_name
+from mlx_engine.commands.serve import AddressOptions, CapacityOptions, served_name
+from mlx_engine.commands.values import bytes_of
 from mlx_engine.errors import OptionError
 from tests.builtin import LONGEST
 from tests.patience import PATIENCE

@@ -10,8 +10,8 @@ import pytest
 import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.conversation import thinking
-from mlx_engine.conversation.thinking import ThinkMarkers
+from mlx_engine.conversation import delimiters
+from mlx_engine.conversation.delimiters import ThinkMarkers
 from mlx_engine.engine import Engine
 from tests.serve.served import MICRO, Served, events
 from tests.serve.shapes import Chat, Chunk, checked
@@ -60,7 +60,7 @@ def test_the_reasoning_has_a_field_of_its_own(thinker: Served, engine: Engine, m
     text = thinker.chat("hello", max_tokens=24).json()["choices"][0]["message"]["content"]
     text = text.lstrip()
     begin, end = text[:2], next(text[i : i + 3] for i in range(10, 90) if text[2:].find(text[i : i + 3]) == i - 2)
-    monkeypatch.setattr(thinking, "MARKERS", (ThinkMarkers(begin, end, "mood"),))
+    monkeypatch.setattr(delimiters, "MARKERS", (ThinkMarkers(begin, end, "mood"),))
     thought, _, said = text[2:].partition(end)
     assert thought.strip()
     whole = checked(thinker.chat("hello", max_tokens=24).json(), Chat).choices[0].message

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.bench import cells
-from mlx_engine.bench.others import OtherProcesses
+from mlx_engine.bench.origin import OtherProcesses
 from mlx_engine.tokenizer import sandbox_process
 from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 from tests.unit.timed_model import Backend, Clock, Spy

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from mlx_engine.serve import noops
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.messages import CountRequest, MessagesRequest, count_request, messages_request
-from mlx_engine.serve.parameters import ChatRequest, parse
+from mlx_engine.serve.parameters import NOOPS_OF_CHAT, ChatRequest, parse
 from mlx_engine.serve.responses import OWN_REASONING, ResponsesRequest, responses_request
 
 USER = {"role": "user", "content": "hello"}
@@ -172,7 +171,7 @@ def test_the_effort_is_that_of_the_template():
 def test_the_effort_of_a_chat_request_is_that_of_the_template_or_is_named():
     def read(template, **parameters):
         body = json.dumps({"messages": [USER], **parameters}).encode()
-        found = parse(body, ChatRequest, noops.CHAT).read(template)
+        found = parse(body, ChatRequest, NOOPS_OF_CHAT).read(template)
         return found.prompts[0].variables, list(found.ignored)
 
     assert read("{{ reasoning_effort }}", reasoning_effort="high") == ({"reasoning_effort": "high"}, [])

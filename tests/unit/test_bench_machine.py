@@ -10,7 +10,8 @@ import pytest
 
 import mlx_engine
 from mlx_engine.bench import origin
-from mlx_engine.machine.cores import usable_cores
+from mlx_engine.checkpoint import identity
+from mlx_engine.machine.limits import usable_cores
 
 
 def sha256(*contents):
@@ -24,7 +25,7 @@ def sha256(*contents):
 def test_a_files_digest_is_that_of_its_bytes(tmp_path, size):
     content = np.random.default_rng(size).bytes(size)
     (tmp_path / "model.gguf").write_bytes(content)
-    assert origin.digest(tmp_path / "model.gguf") == sha256(content)
+    assert identity.digest(tmp_path / "model.gguf") == sha256(content)
 
 
 def test_a_folders_digest_is_that_of_its_weights_by_name(tmp_path):
@@ -32,15 +33,15 @@ def test_a_folders_digest_is_that_of_its_weights_by_name(tmp_path):
     for i in (3, 7, 1, 0, 9, 5, 2, 8, 6, 4):
         (tmp_path / f"{i}.safetensors").write_bytes(b"shard %d" % i)
     (tmp_path / "README.md").write_bytes(b"nothing that is measured")
-    assert origin.digest(tmp_path) == sha256(*(b"shard %d" % i for i in range(10)))
+    assert identity.digest(tmp_path) == sha256(*(b"shard %d" % i for i in range(10)))
 
 
 def test_one_changed_byte_is_another_model(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"\0" * 100)
-    before = origin.digest(path)
+    before = identity.digest(path)
     path.write_bytes(b"\0" * 99 + b"\1")
-    assert origin.digest(path) != before
+    assert identity.digest(path) != before
 
 
 # ---- the machine ----

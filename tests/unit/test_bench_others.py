@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_engine.bench import roofline
-from mlx_engine.bench.others import MOST, OtherProcesses, disturbed, fields, finding
+from mlx_engine.bench.origin import MOST, OtherProcesses, disturbed, fields, finding
 from mlx_engine.commands import app, bench
 from tests.busy import burners
 

@@ -159,3 +159,9 @@ def test_a_missing_file_is_one_line(tmp_path):
 def test_a_comparison_measures_nothing(tmp_path, args, found):
     told = mistake(compare("a", "b", args=args))
     assert told == f"--compare cannot be combined with {found}"
+
+
+def test_a_type_of_activations_that_no_rung_has_is_refused_in_one_sentence():
+    result = bench("--sweep", "--activations", "f16", backend=("-b", "simd"), jit=())
+    line = "no chosen rung of the sweep has activations f16; choose --backend mlx, metal or cuda"
+    assert mistake(result) == line

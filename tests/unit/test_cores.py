@@ -11,8 +11,8 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import sweep
 from mlx_engine.bench.sweep import Plan
-from mlx_engine.machine import cores
-from mlx_engine.machine.cores import usable_cores
+from mlx_engine.machine import limits
+from mlx_engine.machine.limits import usable_cores
 from mlx_engine.observe import log
 from tests.unit.test_command_generate import cli
 
@@ -126,7 +126,7 @@ def test_this_machine_has_a_core():
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_a_parallel_backend_has_the_threads_it_is_told_or_all_cores(jit: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cores, "usable_cores", lambda: 5)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 5)
     assert create_backend("parallel", threads=3, jit=jit).threads == 3
     assert create_backend("parallel", jit=jit).threads == 5
 
@@ -134,7 +134,7 @@ def test_a_parallel_backend_has_the_threads_it_is_told_or_all_cores(jit: bool, m
 def test_more_threads_than_cores_are_not_made_and_the_user_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 2)
     monkeypatch.setattr(log.LOGGER, "propagate", True)
     for _ in range(2):
         assert mlx_engine.load(MICRO, "parallel", threads=100_000).backend.threads == 2
@@ -144,14 +144,14 @@ def test_more_threads_than_cores_are_not_made_and_the_user_is_told_once(
 
 @pytest.mark.parametrize("quiet", [[], ["-q"], ["--json"]], ids=str)
 def test_a_command_warns_of_too_many_threads_in_one_line(quiet: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 1)
     found = cli("generate", "-m", MICRO, "-b", "parallel", "-t", 1000, "-n", 1, "a", *quiet)
     assert (found.code, found.err.count("threads: expected at most 1, the core that")) == (0, 1)
     assert len(found.err.splitlines()) == 1 or not quiet
 
 
 def test_a_sweep_makes_no_backend_of_too_many_threads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 1)
     made = []
     monkeypatch.setattr(
         sweep, "create_backend", lambda name, **how: made.append(how["threads"]) or create_backend(name)
@@ -161,6 +161,6 @@ def test_a_sweep_makes_no_backend_of_too_many_threads(monkeypatch: pytest.Monkey
 
 
 def test_an_engine_hands_its_threads_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cores, "usable_cores", lambda: 4)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 4)
     assert mlx_engine.load(MICRO, "parallel", threads=2).backend.threads == 2
     assert mlx_engine.load(MICRO, "parallel").backend.threads == 4

@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 from kernels.cpu import reference
 from kernels.cpu.build.exponentials import exp, exp2_below, tanh
 from kernels.cpu.build.jit import jit
-from kernels.cpu.build.layout import GELU, SILU
+from kernels.cpu.build.layout import GELU, GELU_ERF, RELU2, SILU
 from kernels.cpu.build.vectors import LANES, load, store
 from kernels.cpu.products import norms, order_numpy
 from kernels.cpu.products.activations import gated
@@ -118,7 +118,7 @@ def gated_products(activation: int, gate: Any, up: Any, out: Any) -> None:
 EXTREMES = [-1e4, -150, -104, -90, -88, -20, -5.5, -1, -1e-3, -1e-30, 0, 1e-30, 1e-3, 0.5, 1, 20, 88, 90, 1e4, 3e5]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(SILU, "silu"), (GELU, "gelu")])
+@pytest.mark.parametrize(("kind", "name"), [(SILU, "silu"), (GELU, "gelu"), (GELU_ERF, "gelu_erf"), (RELU2, "relu2")])
 def test_activations_are_those_of_float64_and_of_the_twin(kind: int, name: str):
     rng = np.random.default_rng(kind)
     x = np.concatenate([EXTREMES, np.linspace(-12, 12, 4060), rng.uniform(-100, 100, 16)]).astype(np.float32)
@@ -128,7 +128,8 @@ def test_activations_are_those_of_float64_and_of_the_twin(kind: int, name: str):
     wide = x.astype(np.float64)
     want = twin(wide) * up
     # What goes into exp has been rounded a few times, and exp makes of a relative error one times its argument.
-    argument = np.abs(wide) if name == "silu" else 1.6 * np.abs(wide) * (1 + 0.044715 * wide**2)
+    of_tanh = 1.6 * np.abs(wide) * (1 + 0.044715 * wide**2)
+    argument = {"silu": np.abs(wide), "gelu_erf": wide**2}.get(name, of_tanh)
     # Where exp overflows, from 88.7 on, 0 stands for what is at most 89 / 2**128.
     bound = (8 + 8 * argument) * U * np.abs(want) + 2.0**-121 * (1 + np.abs(up))
     assert (np.abs(out - want) <= bound).all()

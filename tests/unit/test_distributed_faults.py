@@ -23,7 +23,7 @@ JOIN_SOON = f"""
 import sys
 from mlx_engine.commands import main
 from mlx_engine.distributed.heartbeat import Heartbeat
-Heartbeat.__init__.__kwdefaults__["joining"] = {LIMIT}
+Heartbeat.joining = {LIMIT}
 sys.argv[0] = "cli.py"
 main()
 """

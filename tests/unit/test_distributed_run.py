@@ -16,7 +16,7 @@ from benchmarks.relay import connected
 from mlx_engine.commands.console import reports_errors
 from mlx_engine.distributed import heartbeat, shard
 from mlx_engine.distributed.group import Group, gather_values
-from mlx_engine.distributed.heartbeat import Heartbeat, Report, Stalls
+from mlx_engine.distributed.heartbeat import Beat, Heartbeat, Report
 from mlx_engine.distributed.leader import Span, busy, drawing
 from mlx_engine.distributed.shard import agree
 from mlx_engine.errors import DistributedError
@@ -36,6 +36,14 @@ def test_ranks_that_differ_are_named():
         run_ranks(3, run)
 
 
+def heartbeat_of(rank: int, hosts: Sequence[str], end: Callable[[int, str | None], None], **settings: float):
+    """Return a heartbeat that beats often, and whose end is recorded in place of ending the process."""
+    made = Heartbeat(rank, hosts)
+    made.interval, made.limit, made.end = 0.02, PATIENCE, end
+    vars(made).update(settings)
+    return made
+
+
 class Ends:
     """Three ranks whose ends are recorded in place of ending the process; those that are missing never join."""
 
@@ -46,12 +54,7 @@ class Ends:
         self.found: dict[int, tuple[int, str | None]] = {}
         self.raised: dict[int, DistributedError] = {}
         hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-        self.ranks = [
-            Heartbeat(rank, hosts, end=self.end_of(rank), interval=0.02, limit=PATIENCE, joining=joining)
-            for rank in range(len(hosts))
-        ]
-        # Messages that are lost are found soon: reports are counted for it, and no seconds.
-        self.ranks[0]._stalls = Stalls(len(hosts), 0.02, 0.3)
+        self.ranks = [heartbeat_of(rank, hosts, self.end_of(rank), joining=joining) for rank in range(len(hosts))]
         port = ranks.free_port()
         self.there = [rank for rank in self.ranks if rank.rank not in missing]
         threads = [threading.Thread(target=self.join, args=(rank, port)) for rank in self.there]
@@ -79,7 +82,7 @@ class Ends:
     def cut(self, rank: int) -> None:
         """Let a rank die: its connections end."""
         self.ranks[rank]._is_ending = True
-        for peer in self.ranks[rank]._peers.values():
+        for peer in list(self.ranks[rank]._peers.values()):
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
 
@@ -123,24 +126,12 @@ def test_rank_0_that_ends_is_named_by_rank_1(ends: Ends):
     assert "rank 0 (127.0.0.1) exited" in str(found[1][1])
 
 
-@pytest.fixture
-def stop(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ends, int], None]:
+def stop(ends: Ends, rank: int) -> None:
     """Stop a rank, for which rank 0 waits shortly. It waits for others as long as tests do: the machine may be busy."""
-    stopped, read, reads = list[socket.socket](), heartbeat._line, threading.Event()
-
-    def line(peer: socket.socket, limit: float) -> str:
-        if not any(peer is each for each in stopped):
-            return read(peer, limit)
-        reads.set()
-        return read(peer, 0.2)
-
-    def stop(ends: Ends, rank: int) -> None:
-        stopped.append(ends.ranks[0]._peers[rank])
-        assert reads.wait(PATIENCE)
-        ends.ranks[rank]._tell_all = lambda text: None  # type: ignore[method-assign]
-
-    monkeypatch.setattr(heartbeat, "_line", line)
-    return stop
+    ends.ranks[0]._peers[rank].settimeout(0.2)
+    before = ends.ranks[0]._heard[rank]
+    wait_for(lambda: ends.ranks[0]._heard[rank] is not before)  # the next beat is waited for shortly
+    ends.ranks[rank]._say = lambda **changes: None  # type: ignore[method-assign]
 
 
 class Clock:
@@ -163,7 +154,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_rank_without_signs_of_life_is_named(ends: Ends, stop: Callable[..., None]):
+def test_a_rank_without_signs_of_life_is_named(ends: Ends):
     stop(ends, 2)
     found = ends.wait(0, 1)
     assert "rank 2 (127.0.0.3) gave no sign of life for" in str(found[0][1])
@@ -201,7 +192,7 @@ def test_each_rank_that_joins_gives_the_others_more_time(clock: Clock):
 
 def test_who_says_no_number_of_a_rank_is_none():
     port, hosts, found = ranks.free_port(), ["127.0.0.1"] * 2, []
-    pair = [Heartbeat(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
+    pair = [heartbeat_of(rank, hosts, lambda *of: found.append(of)) for rank in range(2)]
     joining = threading.Thread(target=pair[0].join, args=(port,))
     joining.start()
     for said in (b"GET / HTTP/1.1\n", b"7\n", b""):
@@ -219,8 +210,8 @@ def test_who_says_no_number_of_a_rank_is_none():
 def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting():
     """It says one more often than the limit; the limit is that of the whole line."""
     port, hosts, found = ranks.free_port(), ["127.0.0.1"] * 2, []
-    pair = [Heartbeat(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
-    pair[0]._limit = 0.3
+    pair = [heartbeat_of(rank, hosts, lambda *of: found.append(of)) for rank in range(2)]
+    pair[0].limit = 0.3
     joining = threading.Thread(target=pair[0].join, args=(port,))
     joining.start()
     with connected(("127.0.0.1", port)) as stranger:
@@ -233,7 +224,7 @@ def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting()
                     break
             else:
                 pytest.fail("rank 0 listens to a line without an end")
-        pair[0]._limit = PATIENCE
+        pair[0].limit = PATIENCE
         pair[1].join(port)
     joining.join(PATIENCE)
     assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
@@ -245,7 +236,7 @@ def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting()
 
 def test_a_port_that_is_taken_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        rank = Heartbeat(0, ["127.0.0.1"] * 2, end=lambda code, line: None, interval=0.02)
+        rank = heartbeat_of(0, ["127.0.0.1"] * 2, lambda code, line: None)
         with pytest.raises(DistributedError, match=r"rank 0: cannot listen at 127.0.0.1:.* Address already in use"):
             rank.join(taken.getsockname()[1])
         rank._is_ending = True
@@ -296,7 +287,7 @@ def test_a_rank_that_cannot_connect_names_itself_and_ends_all(ends: Ends, monkey
     assert ends.wait(0, 1, 2) == {0: (1, None), 1: (1, None), 2: (1, line)}
 
 
-def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: Ends, stop: Callable[..., None]):
+def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: Ends):
     def stops() -> None:
         stop(ends, 2)
         ends.wait(0, 1)
@@ -311,14 +302,14 @@ def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: En
 def test_a_rank_that_keeps_the_gil_while_it_connects_ends_in_time():
     code = (
         "import ctypes\nfrom mlx_engine.distributed.heartbeat import Heartbeat\n"
-        "Heartbeat(0, ['127.0.0.1'], limit=0.1).connected(lambda: ctypes.PyDLL(None).sleep(100))"
+        "Heartbeat.limit = 0.1\nHeartbeat(0, ['127.0.0.1']).connected(lambda: ctypes.PyDLL(None).sleep(100))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ranks.ROOT)
     assert (found.returncode, found.stdout, found.stderr) == (1, "", f"error: {heartbeat.NOT_CONNECTED}\n")
 
 
 def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
-    ends.ranks[1]._tell_all("failed memory: expected enough memory, found none\n")
+    ends.ranks[1]._say(error="memory: expected enough memory, found none")
     found = ends.wait(0, 2)
     assert found[0] == (
         1,
@@ -327,40 +318,60 @@ def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
     assert found[2] == (1, None)
 
 
-def stalled(found: Stalls, n: int, *reports: Report) -> list[list[int]]:
-    """Have all ranks report n times; return who is found stalled each time."""
-    return [[rank for rank, of in enumerate(reports) if found.is_stalled(rank, of)] for _ in range(n)]
+class Reporting:
+    """Rank 0 of some ranks that report, which gives a short message 1 s."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.lines = size, list[str]()
+        hosts = [f"host {rank}" for rank in range(size)]
+        self.rank = heartbeat_of(0, hosts, lambda code, line: self.lines.append(str(line)), interval=0.5, limit=1.0)
+
+    def hear(self, *reports: Report | None) -> list[str]:
+        """Have the ranks report once, or not; return the lines of lost messages, without their last part."""
+        for rank, report in enumerate(reports):
+            if report is not None:
+                self.rank._hear(rank, Beat(report=report))
+        self.rank._find_lost_messages()
+        found, self.lines, self.rank._is_ending = self.lines, [], False
+        return [line.removeprefix("error: ").partition(";")[0] for line in found]
+
+    def first(self, n: int, *reports: Report | None) -> tuple[int, str] | None:
+        """Have the ranks report n times; return when a message is found lost and the line, None if none is."""
+        found = [(i, line) for i in range(1, n + 1) for line in self.hear(*reports)]
+        return found[0] if found else None
 
 
-def test_a_message_that_was_sent_and_does_not_arrive_is_a_stall():
-    found, idle, waits = Stalls(3, interval=0.5, limit=1.0), Report(), Report(sent=4, awaited=6)
-    assert not any(stalled(found, 9, idle, Report(sent=5), waits))  # rank 1 computes
-    assert stalled(found, 4, idle, Report(sent=6), waits) == [[], [], [], [2]]
-    assert not any(stalled(found, 9, idle, Report(sent=6), Report(sent=4, awaited=7)))  # the message has arrived
+def test_a_message_that_was_sent_and_does_not_arrive_is_lost():
+    ranks, idle, waits = Reporting(3), Report(), Report(sent=4, awaited=6)
+    line = "rank 1 (host 1): a message that was sent does not arrive at rank 2 (host 2)"
+    assert ranks.first(9, idle, Report(sent=5), waits) is None  # rank 1 computes
+    assert ranks.first(4, idle, Report(sent=6), waits) == (4, line)
+    assert ranks.first(9, idle, Report(sent=6), Report(sent=4, awaited=7)) is None  # the message has arrived
     long = Report(sent=4, awaited=7, nbytes=1_000_000)
-    assert stalled(found, 6, idle, Report(sent=7), long) == [[], [], [], [], [], [2]]
-    assert not any(stalled(found, 9, Report(sent=4, awaited=5), Report(sent=7), Report(sent=4)))  # rank 2 has sent four
+    assert ranks.first(6, idle, Report(sent=7), long) == (6, line)
+    assert ranks.first(9, Report(sent=4, awaited=5), Report(sent=7), Report(sent=4)) is None  # rank 2 has sent four
 
 
-def test_a_gather_that_all_have_begun_and_that_does_not_end_is_a_stall():
-    found, inside, after = Stalls(3, interval=0.5, limit=1.0), Report(gathers=7, awaited_gather=7), Report(gathers=7)
-    assert not any(stalled(found, 9, inside, Report(gathers=6), inside))  # rank 1 computes
-    assert stalled(found, 4, after, inside, inside) == [[], [], [], [1, 2]]
-    assert found.waiting(7) == [1, 2]
+def test_a_gather_that_all_have_begun_and_that_does_not_end_is_lost():
+    ranks, inside, after = Reporting(3), Report(gathers=7, awaited_gather=7), Report(gathers=7)
+    assert ranks.first(9, inside, Report(gathers=6), inside) is None  # rank 1 computes
+    on = "a gather that all ranks have begun does not end on rank 1 (host 1), rank 2 (host 2)"
+    assert ranks.first(4, after, inside, inside) == (4, f"rank 0 (host 0): {on}")
     following = Report(gathers=8, awaited_gather=8)
-    assert not any(stalled(found, 3, following, following, following))  # it ended, and the next one may take as long
-    assert not any(stalled(found, 9, following, after, following))
+    assert ranks.first(3, following, following, following) is None  # it ended, and the next one may take as long
+    assert ranks.first(9, following, after, following) is None
 
 
-def test_a_rank_that_reports_nothing_makes_no_stall():
-    found, inside = Stalls(2, interval=0.5, limit=1.0), Report(gathers=1, awaited_gather=1)
-    assert not any(stalled(found, 2, inside, inside))
-    assert not any(found.is_stalled(0, inside) for _ in range(9))
-    assert any(stalled(found, 3, inside, inside))
+def test_a_rank_that_reports_nothing_loses_no_message():
+    ranks, inside = Reporting(2), Report(gathers=1, awaited_gather=1)
+    assert ranks.first(2, inside, inside) is None
+    assert ranks.first(9, inside, None) is None
+    assert ranks.first(3, inside, inside) is not None
 
 
 def test_a_link_that_loses_messages_is_named():
     ends = Ends()
+    ends.ranks[0].limit = 0.3  # of messages: that of silence was read when the ranks joined
     ends.ranks[1].report, ends.ranks[2].report = lambda: Report(sent=3), lambda: Report(awaited=3)
     found = ends.wait(0, 1, 2)
     assert found[0] == (
@@ -385,6 +396,7 @@ IN, AFTER = Report(gathers=3, awaited_gather=3), Report(gathers=3)
 )
 def test_ranks_whose_gather_has_ended_are_named_if_it_does_not_end_on_others(reports, named: str, waiting: str):
     ends = Ends()
+    ends.ranks[0].limit = 0.3
     for rank, report in enumerate(reports):
         ends.ranks[rank].report = lambda report=report: report
     found = f"a gather that all ranks have begun does not end on {waiting}"

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends import create_backend
-from mlx_engine.distributed.slices import COLUMNS, Heads, Pieces, Slices, Vocabulary
-from mlx_engine.distributed.tensor import sliced
+from mlx_engine.distributed.tensor import COLUMNS, Heads, Pieces, Slices, Vocabulary, sliced
 from mlx_engine.errors import NotShardableError
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.group_weight import GroupWeight, Parts

@@ -11,9 +11,8 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.sampling import largest
+from mlx_engine.backends.sampling import largest, packed, unpacked
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.shard import TensorShard

@@ -14,7 +14,6 @@ from kernels import blocks as layout
 pytest.importorskip("numba")
 
 from kernels.cpu.build import library
-from kernels.cpu.build.vectors import has_quad_dot
 from kernels.cpu.formats import blocks_numpy, fixed_rows
 from kernels.cpu.formats.format import FORMAT_SCRATCH
 from kernels.cpu.products import fixed_gemv, fixed_numpy
@@ -104,16 +103,22 @@ def test_eight_rows_are_the_twin(name: str):
         np.testing.assert_array_equal(alone[0, :, :COUNT], expected[t])
 
 
-@pytest.mark.skipif(has_quad_dot(), reason="records have digits, not quants")
-def test_records_have_even_columns_first():
+def test_records_are_quants_of_halves_and_totals():
+    """Quants of even columns come first, or high bytes; a quant is 256 high + low."""
     rng = np.random.default_rng(3)
     fixed = fixed_numpy.quantize(rng.standard_normal((1, N_COLUMNS)).astype(np.float32))
     records = np.zeros((N_COLUMNS // 32, fixed_rows.RECORD_BYTES), dtype=np.uint8)
     fixed_gemv.pack_records(fixed.quants.ctypes.data, fixed.scales.ctypes.data, 1, N_COLUMNS // 32, records.ctypes.data)
-    halves = fixed.quants.reshape(-1, 2, 8, 2).swapaxes(2, 3).reshape(-1, 32)
-    np.testing.assert_array_equal(records[:, : fixed_rows.SCALE].view(np.int16), halves)
-    whole = records[:, fixed_rows.WHOLE_TOTAL : fixed_rows.WHOLE_TOTAL + 4].view(np.int32)
-    np.testing.assert_array_equal(whole[:, 0], fixed.quants.reshape(-1, 32).sum(axis=1))
+    packed, halves = records[:, : fixed_rows.SCALE], fixed.quants.reshape(-1, 2, 16)
+    if fixed_rows.DIGITS:
+        high, low = (packed.view(np.int8).reshape(-1, 2, 2, 16)[:, :, i].astype(np.int16) for i in range(2))
+        np.testing.assert_array_equal(256 * high + low, halves)
+    else:
+        even_first = halves.reshape(-1, 2, 8, 2).swapaxes(2, 3).reshape(-1, 32)
+        np.testing.assert_array_equal(packed.view(np.int16), even_first)
+    totals = records[:, fixed_rows.WHOLE_TOTAL : fixed_rows.WHOLE_HALVES + 8].view(np.int32)
+    sums = halves.sum(axis=2, dtype=np.int32)
+    np.testing.assert_array_equal(totals, np.column_stack([sums.sum(axis=1), sums]))
 
 
 @cache
@@ -124,16 +129,16 @@ def backend() -> CompiledBackend:
 
 
 @pytest.mark.parametrize(("kind", "n_rows"), [("Q4_0", 331), ("Q4_K", 1), ("Q8_0", 70), ("Q6_K", 64)])
-def test_layers_of_one_to_four_tokens_are_the_twin(kind: str, n_rows: int):
-    """Rows that three threads divide; from three tokens on tiles multiply."""
+def test_layers_of_one_to_seven_tokens_are_the_twin(kind: str, n_rows: int):
+    """Rows that three threads divide; tiles multiply seven tokens, and three on processors without VNNI."""
     rng, be = np.random.default_rng(n_rows), backend()
     weight = Weight.pack("w", rng.standard_normal((n_rows, N_COLUMNS)), BY_NAME[kind])
     matrix, bias = be.prepare(weight), rng.standard_normal(n_rows).astype(np.float32)
     parts = getattr(blocks_numpy, kind.lower()).parts(np.asarray(matrix.data).view(np.uint8).reshape(-1))
-    x = rng.standard_normal((4, N_COLUMNS)).astype(np.float32)
+    x = rng.standard_normal((7, N_COLUMNS)).astype(np.float32)
     dots = fixed_numpy.multiply(parts, n_rows, fixed_numpy.quantize(x))
     residual = rng.standard_normal(dots.shape).astype(np.float32)
-    for n in range(1, 5):
+    for n in range(1, 8):
         np.testing.assert_array_equal(be.linear(x[:n], Linear("w", matrix, bias)), dots[:n] + bias)
         added = be.project_add(x[:n], Linear("w", matrix, bias), residual[:n])
         np.testing.assert_array_equal(added, dots[:n] + bias + residual[:n])

@@ -62,7 +62,6 @@ def test_a_missing_tensor_is_named_as_the_file_names_it(tmp_path: Path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("activation_function", "gelu"),
         ("activation_function", "relu"),
         ("scale_attn_weights", False),
         ("scale_attn_by_inverse_layer_idx", True),

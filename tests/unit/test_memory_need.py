@@ -11,16 +11,15 @@ from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import NotEnoughMemoryError
+from mlx_engine.machine.limits import available_memory
 from mlx_engine.machine.mapped_pages import is_view
-from mlx_engine.machine.memory import available_memory
 from mlx_engine.observe import log
 from mlx_engine.quant import BY_NAME
-from mlx_engine.weights import need
+from mlx_engine.weights import outline
 from mlx_engine.weights import parameters as parameters_module
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
-from mlx_engine.weights.need import Need, expansions, need_of
-from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.outline import Need, expansions, need_of, outlined
 from mlx_engine.weights.plan import Tensor
 from tests.unit.test_command_generate import DATA, cli, generate, only_line
 from tests.unit.test_cores import machine
@@ -104,7 +103,7 @@ def halves(tmp_path_factory):
 
 
 def test_what_is_expanded_is_said_with_the_option_that_helps(monkeypatch, halves):
-    monkeypatch.setattr(need, "WORTH_A_LINE", 1)
+    monkeypatch.setattr(outline, "WORTH_A_LINE", 1)
     (line,) = expansions(of(halves), "parallel")
     assert line.startswith("parallel has no kernel for BF16: ")
     assert "as floats; --quant q8_0 rounds them to" in line

@@ -101,6 +101,7 @@ def test_an_emulated_run_says_that_it_is_one(monkeypatch):
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
     expected = {"requested": "metal", "used": "metal", "device": "emulated on cpu", "activations": "f32"}
+    expected["kv_type"] = "f32"
     assert json.loads(result.stdout)["backend"] == expected
     assert "on backend metal (emulated on cpu)" in CliRunner().invoke(app, command).stderr
 

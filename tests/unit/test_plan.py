@@ -39,8 +39,7 @@ from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.from_config import open_config
 from mlx_engine.weights.model import plan_model
-from mlx_engine.weights.need import need_of
-from mlx_engine.weights.outline import Outline, outlined
+from mlx_engine.weights.outline import Outline, need_of, outlined
 from tests.published import PUBLISHED
 
 DATA = Path(__file__).parents[1] / "data"

@@ -64,6 +64,7 @@ def test_what_is_special_about_each():
     ("settings", "changed", "key"),
     [
         (SMOLLM3_3B, {"use_sliding_window": True}, "use_sliding_window"),
+        (QWEN25_05B, {"use_sliding_window": True, "max_window_layers": 2}, "use_sliding_window"),
         (SMOLLM3_3B, {"no_rope_layers": [1, 2] * 18}, "no_rope_layers"),
         (PHI4_MINI, {"partial_rotary_factor": 0.7}, "partial_rotary_factor"),
         (PHI4_MINI, {"rope_scaling": {**PHI4_MINI["rope_scaling"], "long_factor": [1.0] * 47}}, "long_factor"),

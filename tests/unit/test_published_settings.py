@@ -10,6 +10,7 @@ import pytest
 import mlx_engine
 from mlx_engine import load_tokenizer
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.rope import context_notes
 from mlx_engine.config.settings import HARMLESS, OFF, Settings
 from mlx_engine.errors import ModelError, OptionError, TensorMismatchError, UnsupportedConfigError
 from mlx_engine.weights.model import model_file
@@ -58,7 +59,6 @@ def test_sizes_as_published(name: str):
     [
         ("HuggingFaceTB/SmolLM2-135M", "rope_interleaved"),
         ("Qwen/Qwen2.5-0.5B", "use_mrope"),
-        ("Qwen/Qwen2.5-0.5B", "use_sliding_window"),
         ("openai-community/gpt2", "add_cross_attention"),
         ("meta-llama/Llama-3.2-1B", "is_encoder_decoder"),
         ("mistralai/Mistral-7B-v0.1", "attention_bias"),
@@ -77,8 +77,17 @@ def test_a_reduced_model_with_a_published_config_runs(name: str, tmp_path: Path)
     found = np.array(engine.logits(list(range(1, 16))))
     assert found.shape == (15, engine.config.vocab_size)
     assert np.isfinite(found).all()
-    # Phi-3.5 and Phi-4-mini have two rotations, of which the option selects one.
-    assert all("--context" in note for note in engine.notes)
+    # Phi-3.5 and Phi-4-mini have two rotations, of which the option selects one; Qwen2.5-1M has dual chunk attention.
+    assert all("--context" in note or "dual chunk attention" in note for note in engine.notes)
+
+
+def test_dual_chunk_attention_limits_the_context_to_a_chunk_and_says_so(tmp_path: Path):
+    found = plan(PUBLISHED["Qwen/Qwen2.5-7B-Instruct-1M"]["config"]).config
+    assert found.context_length == 262_144
+    note = "context 262,144 tokens, one chunk; dual chunk attention, which is not implemented, would reach 1,010,000"
+    assert context_notes(found) == (note,)
+    with pytest.raises(UnsupportedConfigError, match="sparse_attention_config"):
+        plan(PUBLISHED["Qwen/Qwen2.5-7B-Instruct-1M"]["config"] | {"sparse_attention_config": "x.json"})
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "refused" in PUBLISHED[name]])

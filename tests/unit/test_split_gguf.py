@@ -8,11 +8,10 @@ import gguf
 import pytest
 
 import mlx_engine
-from mlx_engine.bench.origin import digest
 from mlx_engine.checkpoint.gguf import open_gguf, part_files, part_names
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.checkpoint.identity import identity
+from mlx_engine.checkpoint.identity import digest, identity
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import FormatError, OptionError, SourceError

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from mlx_engine.bench import roofline
-from mlx_engine.bench.others import OtherProcesses
+from mlx_engine.bench.origin import OtherProcesses
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf

@@ -8,12 +8,11 @@ import pytest
 
 import mlx_engine
 from mlx_engine.commands.chat import AnswerPrinter
-from mlx_engine.conversation import Conversation, thinking
+from mlx_engine.conversation import Conversation, delimiters
 from mlx_engine.conversation.answer import AnswerReader, message_of
-from mlx_engine.conversation.delimiters import Delimiter
+from mlx_engine.conversation.delimiters import MARKERS, Delimiter, ThinkMarkers, think_markers
 from mlx_engine.conversation.events import ReasoningDelta, TextDelta
 from mlx_engine.conversation.formats import AnswerFormat, Form, Region
-from mlx_engine.conversation.thinking import MARKERS, ThinkMarkers, think_markers
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Progress
 from mlx_engine.serve.replies import ChatReply
@@ -130,7 +129,7 @@ def test_reasoning_that_is_held_back_at_the_end_of_an_answer_is_sent():
 @pytest.fixture
 def storyteller(monkeypatch):
     """The built-in model, whose stories begin with reasoning: from the first word to the first comma."""
-    monkeypatch.setattr(thinking, "MARKERS", (story()[1],))
+    monkeypatch.setattr(delimiters, "MARKERS", (story()[1],))
     return mlx_engine.load(backend="simd")
 
 
@@ -155,7 +154,7 @@ def test_a_template_that_reads_the_reasoning_gets_it_as_a_field(storyteller):
 
 def test_chat_prints_the_reasoning_on_stderr_and_quiet_drops_it(monkeypatch):
     text, markers = story()
-    monkeypatch.setattr(thinking, "MARKERS", (markers,))
+    monkeypatch.setattr(delimiters, "MARKERS", (markers,))
     asked = ("chat", "--backend", "simd", "-n", 24)
     loud, quiet = (cli(*asked, *more, stdin="Tell me a story.\n") for more in ((), ("--quiet",)))
     assert loud.out == quiet.out

@@ -144,8 +144,8 @@ def test_two_threads_on_one_engine_get_what_each_would_get_alone(jit: bool):
 PROCESS = """
 import signal, sys
 import mlx_engine
-from mlx_engine.machine import cores
-cores.usable_cores = lambda: 8
+from mlx_engine.machine import limits
+limits.usable_cores = lambda: 8
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 path, how = sys.argv[1:]

@@ -19,7 +19,7 @@ def whole_vectors(n: int) -> int:
 LINE_BYTES = 64
 
 # Activations of a product, or of the gate of a gated feed-forward network; 0 is none. The last is for a gate only.
-SILU, GELU, CLAMPED_SWIGLU = 1, 2, 3
+SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 
 # ---- a pool's control block ----
 
@@ -103,13 +103,15 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # Words: the entry of products; a norm of the input as in a block; the block of the router; the numbers of experts X and
 # of experts that a row uses C; whether the weights of a row add up to 1; D and the largest F; RMS norms of the router's
 # input and of the sum of the experts, a weight of 0 for none; the address of factors (X,) of the weights, or 0; the
-# blocks of a shared expert, gate and up, down, and its weight, or 0; whether the residual is added. From EX_TABLE on
-# each expert has two words, its block of gate and up and its block of down.
+# blocks of a shared expert, gate and up, down, and its weight, or 0; whether the residual is added; whether scores are
+# sigmoids; the address of a bias (X,) of the choice, or 0; the number of groups of experts and of those that choose, or
+# 0; a float64 that is added to the sum of weights. From EX_TABLE on each expert has two words, its block of gate and up
+# and its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
     EX_INNER, EX_ROUTER_NORM, EX_ROUTER_EPS, EX_POST_NORM, EX_POST_EPS, EX_SCALES, EX_SHARED, EX_SHARED_DOWN,
-    EX_SHARED_WEIGHT, EX_ADDS, EX_TABLE,
-) = range(20)  # fmt: skip
+    EX_SHARED_WEIGHT, EX_ADDS, EX_SIGMOID, EX_CHOICE_BIAS, EX_GROUPS, EX_GROUPS_USED, EX_SUM_EPS, EX_TABLE,
+) = range(25)  # fmt: skip
 
 
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:

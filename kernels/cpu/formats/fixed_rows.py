@@ -1,25 +1,26 @@
-"""Products in fixed point of rows as they are stored, with one or two tokens: 8 rows together, block by block.
+"""Products in fixed point of rows as they are stored, with a few tokens: 8 rows together, block by block.
 
 `products/fixed_numpy.py` defines the arithmetic. The sum of a block is an exact integer, so its order is free; the sums
 of 8 rows are then multiplied by both scales and added to 8 floats, a lane for each row.
 
 A register holds 16 columns of several rows, one row in each 16 bytes: two rows with AVX2, four with AVX-512, one with
 NEON. So the sums of 8 rows are joined without leaving these 16 bytes. With pairs the bytes in even places, and those in
-odd places, become int16 by a shift or a mask, and one instruction multiplies two columns of every row. With quads, on
-arm64, bytes stay bytes, and a quant of a token is two of them, 256 high + low.
+odd places, become int16 by a shift or a mask, and one instruction multiplies two columns of every row. With digits, on
+arm64 and with VNNI, bytes stay bytes, and a quant of a token is two of them, 256 high + low.
 
 A record of a token has RECORD_BYTES for each 32 columns: for each 16 columns 8 quants of even and 8 of odd columns, or
-16 high and 16 low bytes with quads; then the scale, the total, the totals of 16 columns, as floats, and the total as an
-integer. Records of n tokens lie block by block.
+16 high and 16 low bytes with digits; then the scale, the total and the totals of 16 columns as floats, and the totals
+as integers. Records of two tokens lie block by block, and those of the next two tokens follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 from ..build.jit import inlined, jit
@@ -38,15 +39,23 @@ _SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.Vect
 ROWS = 8
 _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
-# The most tokens that one kernel multiplies.
-TOKENS = 2
+# Blocks of 32 columns of a step. The sums of two are joined by half as many instructions with AVX-512.
+TOGETHER = 2 if _REGISTERS == 2 else 1
+# Whether a quant of a token is two bytes, 256 high + low. sdot needs bytes; with VNNI, vpdpbusd adds four products at
+# once, and bytes of rows need not become int16.
+DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
+# The most tokens that are multiplied with rows as they are stored (measured); a kernel multiplies one or two.
+PAIR = 2
+TOKENS = 6 if DIGITS and not QUADS else PAIR
 RECORD_BYTES = 96
-# Byte offsets in a record: scale, total, totals of 16 columns, total as an integer.
-SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL = 64, 68, 72, 80
+# Byte offsets in a record: scale, total, totals of 16 columns; total and totals of 16 columns as integers.
+SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 
 # How the quants of rows are stored: as 32 signed or unsigned bytes; two in each of 16 bytes, the first 16 columns in
 # their low halves; two in each of 32 bytes, the first 32 columns in their low halves.
 BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
+# The bytes whose sign an instruction for bytes does not have: 128 is added to them, or subtracted from them.
+_MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
 class _Floats(types.Type):  # type: ignore[misc]
@@ -115,8 +124,20 @@ def _both_halves(builder: Any, addresses: list[Any], kind: str) -> list[Any]:
     return [builder.fpext(builder.bitcast(one, ir.VectorType(_F16, ROWS)), _FLOATS) for one in found]
 
 
-def scales_of(kind: str, *, has_offset: bool) -> Any:
-    """Make the function that returns the scales at 8 addresses, and the offsets that follow them or the scales again.
+class Scales(NamedTuple):
+    """How the scales of blocks are found.
+
+    Attributes:
+        gather: function that returns the scales at 8 addresses, and their offsets or the scales again.
+        words: float16 at the begin of a block, if these are its scale and its offset; else 0.
+    """
+
+    gather: Any
+    words: int = 0
+
+
+def scales_of(kind: str, *, has_offset: bool) -> Scales:
+    """Return how scales at the begin of blocks are found, and the offsets that follow them.
 
     Args:
         kind: type of both, "f16", "bf16" or "f32".
@@ -136,6 +157,45 @@ def scales_of(kind: str, *, has_offset: bool) -> Any:
 
         return types.UniTuple(floats_8, 2)(*[types.int64] * ROWS), generate
 
+    return Scales(gather, 1 + has_offset if kind == "f16" else 0)
+
+
+def _blocks_at_once(block_bytes: int, words: int) -> int:
+    """Return how many blocks have their scales in 64 bytes, and have 64 bytes, or 0: 2 or 4."""
+    fits = [n for n in (2, 4) if (n - 1) * block_bytes + 2 * words <= 64 <= n * block_bytes]
+    return fits[0] if fits and words and TOGETHER == 2 else 0
+
+
+def _scales_of_blocks(block_bytes: int, words: int) -> Any:
+    """Make the function that returns the scales of `_blocks_at_once` blocks at 8 addresses, and their offsets.
+
+    One instruction for each row and 64 bytes takes the row's scales to their lanes.
+    """
+    n = _blocks_at_once(block_bytes, words)
+    several = types.UniTuple(floats_8, n)
+
+    @intrinsic
+    def gather(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            loaded, found = [_load(builder, address, 0, ir.VectorType(_I16, 32)) for address in args], []
+            for word in range(words):
+                halves = loaded[0]
+                for r, row in enumerate(loaded):
+                    places = [
+                        32 + i // ROWS * block_bytes // 2 + word if i % ROWS == r and i < n * ROWS else i
+                        for i in range(32)
+                    ]
+                    halves = shuffled(builder, halves, row, places)
+                for lane in range(0, n * ROWS, 2 * ROWS):
+                    two = shuffled(builder, halves, halves, list(range(lane, lane + 2 * ROWS)))
+                    wide = builder.bitcast(two, ir.VectorType(_F16, 2 * ROWS))
+                    wide = builder.fpext(wide, ir.VectorType(_F32, 2 * ROWS))
+                    found += [shuffled(builder, wide, wide, list(range(at, at + ROWS))) for at in (0, ROWS)]
+            pair = [context.make_tuple(builder, several, part) for part in (found[:n], found[-n:])]
+            return context.make_tuple(builder, signature.return_type, pair)
+
+        return types.UniTuple(several, 2)(*[types.int64] * ROWS), generate
+
     return gather
 
 
@@ -152,8 +212,8 @@ def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any,
     return floats_8(*[types.float32] * ROWS), generate
 
 
-def scales_one_by_one(scale_of: Callable[..., Any]) -> Any:
-    """Make the function of `scales_of` from the one that returns the scale of one row, a vector of equal lanes."""
+def scales_one_by_one(scale_of: Callable[..., Any]) -> Scales:
+    """Return how scales are found by the function that returns the scale of one row, a vector of equal lanes."""
 
     @jit
     def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:
@@ -164,7 +224,7 @@ def scales_one_by_one(scale_of: Callable[..., Any]) -> Any:
         )  # fmt: skip
         return scales, scales
 
-    return gather
+    return Scales(gather)
 
 
 @intrinsic
@@ -268,8 +328,8 @@ def _pair_products(builder: Any, a: Any, b: Any) -> Any:
 def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
     """Return what the quants of a token are multiplied with: bytes with quads, else int16 of even and odd columns."""
     n = register.type.count
-    if QUADS:
-        return [builder.xor(register, ir.Constant(register.type, [-128] * n)) if stored == UNSIGNED_BYTES else register]
+    if DIGITS:
+        return [builder.xor(register, ir.Constant(register.type, [-128] * n)) if stored == _MOVED else register]
     kind = ir.VectorType(_I16, n // 2)
     eight, words = ir.Constant(kind, [8] * (n // 2)), builder.bitcast(register, kind)
     if stored == BYTES:
@@ -279,14 +339,30 @@ def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
 
 def _token(builder: Any, record: Any, half: int) -> list[Any]:
     """Return the quants of a token for 16 columns, twice 16 bytes, in each 16 bytes of a register."""
-    kind = ir.VectorType(_I8, 16) if QUADS else _WORDS
+    kind = ir.VectorType(_I8, 16) if DIGITS else _WORDS
     n = kind.count
     parts = [_load(builder, record, 32 * half + 16 * i, kind) for i in range(2)]
     return [shuffled(builder, part, part, list(range(n)) * _IN_REGISTER) for part in parts]
 
 
+def _digit_dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
+    """Return the sums of the products of one register of unsigned bytes, four for each row, with vpdpbusd."""
+    kind = ir.VectorType(_I32, register_lanes())
+    name, eight = f"llvm.x86.avx512.vpdpbusd.{32 * kind.count}", ir.Constant(kind, [8] * kind.count)
+    found = ir.Constant(kind, None)
+    for digit in range(2):
+        if digit:
+            found = builder.shl(found, eight)
+        for (bytes_,), of_token in zip(operands, x, strict=True):
+            words = [builder.bitcast(one, kind) for one in (bytes_, of_token[digit])]
+            found = call_llvm(builder, name, kind, [found, *words])
+    return found
+
+
 def _dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
     """Return the sums of the products of one register, four for each row; `operands` and `x` are by halves."""
+    if DIGITS and not QUADS:
+        return _digit_dots(builder, operands, x)
     if QUADS:
         name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(_I32, 4)
         high = low = ir.Constant(kind, None)
@@ -324,6 +400,22 @@ def _folded(builder: Any, registers: list[Any]) -> Any:
     return registers[0]
 
 
+def _folded_pair(builder: Any, a: list[Any], b: list[Any]) -> list[Any]:
+    """Return what `_folded` returns of each of two times two registers of AVX-512."""
+    a, b = (_joined_sums(builder, *registers, apart=2) for registers in (a, b))
+    even, odd = (shuffled(builder, a, b, list(range(odd, 32, 2))) for odd in (0, 1))
+    both = builder.add(even, odd)
+    return [shuffled(builder, both, both, list(range(lane, lane + ROWS))) for lane in (0, ROWS)]
+
+
+def _all_folded(builder: Any, sums: list[list[Any]]) -> list[Any]:
+    """Return the sums of 8 rows of several blocks or halves of blocks."""
+    if TOGETHER == 1 or len(sums) % 2:
+        return [_folded(builder, registers) for registers in sums]
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    return [one for a, b in pairs for one in _folded_pair(builder, a, b)]
+
+
 # ---- one step: 32 columns of 8 rows, or 64 ----
 
 
@@ -332,24 +424,30 @@ class _Step:
 
     def __init__(self, builder: Any, n: int, stored: int, kind: int, minus: int) -> None:
         self.builder, self.n, self.stored, self.kind, self.minus = builder, n, stored, kind, minus
-        # Bytes from 0 to 255 are multiplied as bytes from -128 on.
-        if QUADS and stored == UNSIGNED_BYTES:
-            self.minus -= 128
+        if DIGITS and stored == _MOVED:
+            self.minus += -128 if QUADS else 128
 
-    def sums(self, halves: Any, record: Any) -> list[Any]:
-        """Return the sums of a block of 32 columns of 8 rows, or its two sums of 16 columns."""
-        builder, found = self.builder, []
-        x = [_token(builder, record, half) for half in range(2)]
+    def dots(self, halves: Any, record: Any) -> list[list[Any]]:
+        """Return the registers of the sums of a block of 32 columns of 8 rows, or of its two sums of 16 columns."""
+        x = [_token(self.builder, record, half) for half in range(2)]
         parts = [[0], [1]] if self.kind & HALVES else [[0, 1]]
-        for part in parts:
-            registers = [
-                _dots(builder, [halves[half][g] for half in part], [x[half] for half in part])
+        return [
+            [
+                _dots(self.builder, [halves[half][g] for half in part], [x[half] for half in part])
                 for g in range(_REGISTERS)
             ]
-            found.append(_folded(builder, registers))
-        if self.minus:
-            whole = builder.mul(_load(builder, record, WHOLE_TOTAL, _I32), ir.Constant(_I32, self.minus))
-            found = [builder.sub(one, everywhere(builder, whole, ROWS)) for one in found]
+            for part in parts
+        ]
+
+    def minus_totals(self, sums: list[Any], record: Any) -> list[Any]:
+        """Return the sums of a block without what was added to every quant."""
+        if not self.minus:
+            return sums
+        totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []
+        for one, total in zip(sums, totals, strict=True):
+            whole = everywhere(self.builder, _load(self.builder, record, total, _I32), ROWS)
+            moved = self.builder.mul(whole, ir.Constant(_SUMS, [self.minus] * ROWS))
+            found.append(self.builder.sub(one, moved))
         return found
 
     def added(self, y: Any, sums: list[Any], record: Any, scales: list[Any], offsets: list[Any]) -> Any:
@@ -366,39 +464,44 @@ class _Step:
         return y
 
 
-def _step(n: int, stored: int, kind: int = 0, minus: int = 0) -> Any:
-    """Make the function that adds a block of 32 columns of 8 rows to the products of n tokens, or two blocks.
+def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1) -> Any:
+    """Make the function that adds blocks of 32 columns of 8 rows to the products of n tokens.
 
     Args:
         n: tokens.
         stored: how quants are stored.
         kind: HALVES, BIASED (`panels.py`).
         minus: what is subtracted from every quant.
+        together: blocks of 32 columns whose quants, 8 of each, the function is given; NIBBLES_OF_64 are two blocks.
     """
-    n_blocks = 2 if stored == NIBBLES_OF_64 else 1
-    n_sums = n_blocks * (2 if kind & HALVES else 1)
+    n_blocks = 2 if stored == NIBBLES_OF_64 else together
+    per_block = 2 if kind & HALVES else 1
     quants = packed_16 if stored == NIBBLES else quants_32
 
     @intrinsic
-    def step(
-        typing: Any, records: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, scales: Any,
-        offsets: Any, sums: Any,
-    ) -> Any:  # fmt: skip
+    def step(typing: Any, records: Any, rows: Any, scales: Any, offsets: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            own, first_record = _Step(builder, n, stored, kind, minus), args[0]
-            scales, offsets = ([builder.extract_value(some, i) for i in range(n_sums)] for some in args[9:11])
-            sums = [builder.extract_value(args[11], t) for t in range(n)]
-            for i, sides in enumerate(_halves_of(builder, list(args[1:9]), stored)):
-                halves = [[_operands(builder, register, stored) for register in side] for side in sides]
-                part = slice(i * n_sums // n_blocks, (i + 1) * n_sums // n_blocks)
-                for t in range(n):
-                    record = builder.add(first_record, ir.Constant(_I64, RECORD_BYTES * (i * n + t)))
-                    of_block = own.sums(halves, record)
-                    sums[t] = own.added(sums[t], of_block, record, scales[part], offsets[part])
+            own, sums = _Step(builder, n, stored, kind, minus), []
+            rows, scales, offsets, before = (cgutils.unpack_tuple(builder, some) for some in args[1:])
+            stored_rows = [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
+            blocks = [
+                [[_operands(builder, register, stored) for register in side] for side in sides]
+                for eight in stored_rows
+                for sides in _halves_of(builder, eight, stored)
+            ]
+            for t, y in enumerate(before):
+                records = [builder.add(args[0], ir.Constant(_I64, RECORD_BYTES * (i * n + t))) for i in range(n_blocks)]
+                dots = [one for block, record in zip(blocks, records, strict=True) for one in own.dots(block, record)]
+                folded = _all_folded(builder, dots)
+                for i, record in enumerate(records):
+                    part = slice(i * per_block, (i + 1) * per_block)
+                    y = own.added(y, own.minus_totals(folded[part], record), record, scales[part], offsets[part])
+                sums.append(y)
             return context.make_tuple(builder, signature.return_type, sums)
 
-        several, products = types.UniTuple(floats_8, n_sums), types.UniTuple(floats_8, n)
-        return products(types.int64, *[quants] * ROWS, several, several, products), generate
+        several, products = types.UniTuple(floats_8, n_blocks * per_block), types.UniTuple(floats_8, n)
+        given = types.UniTuple(quants, ROWS * (1 if stored == NIBBLES_OF_64 else together))
+        return products(types.int64, given, several, several, products), generate
 
     return step
 
@@ -453,8 +556,20 @@ def far_and_near(row_bytes: int, ahead: int) -> Any:
     return near + row_bytes, near, row_bytes - (ahead - rows * row_bytes)
 
 
+@jit
+def prefetch_lines(rows: Any, line: int, until: int, places: Any) -> int:
+    """Prefetch what is read after the lines of 8 rows from byte `line` to `until - 1`; return the next line's byte."""
+    far, near, edge = places
+    while line < until:
+        place = line + (near if line < edge else far)
+        for row in rows:
+            prefetch(raw(row), place)
+        line += LINE_BYTES
+    return line
+
+
 def eight_rows_of_groups(
-    block: int, block_bytes: int, scales: Callable[..., Any], quants: Callable[..., Any], stored: int = BYTES,
+    block: int, block_bytes: int, scales: Scales, quants: Callable[..., Any], stored: int = BYTES,
     kind: int = 0, minus: int = 0,
 ) -> Any:  # fmt: skip
     """Make the kernel of a format whose blocks have one scale.
@@ -462,43 +577,79 @@ def eight_rows_of_groups(
     Args:
         block: columns of a block, a multiple of 32.
         block_bytes: bytes of a block.
-        scales: function that returns the scales and the offsets of the blocks at 8 addresses.
+        scales: how the scales and the offsets of blocks are found.
         quants: function that returns 32 quants of the block at a byte offset, given their number.
         stored: how it returns them.
         kind: BIASED.
         minus: what is subtracted from every quant.
     """
-    n_groups, per_line = block // 32, max(1, LINE_BYTES // block_bytes)
+    n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
+    together = TOGETHER if n_groups % TOGETHER == 0 else 1
+    gather, rows_of = scales.gather, _eight(quants)
+    of_blocks: Any = _scales_of_blocks(block_bytes, scales.words) if at_once else None
 
     def make(n: int) -> Any:
-        step, zeros, put = _step(n, stored, kind, minus), _zeros(n), _put_products(n)
+        step, zeros, put = _step(n, stored, kind, minus, together), _zeros(n), _put_products(n)
+
+        @inlined
+        def add_group(records: int, rows: Any, i: int, p: int, own: Any, offsets: Any, sums: Any) -> Any:
+            if together == 2:
+                both = rows_of(rows, i, p) + rows_of(rows, i, p + 1)
+                return step(records, both, (own, own), (offsets, offsets), sums)
+            return step(records, rows_of(rows, i, p), (own,), (offsets,), sums)
+
+        step_of_two = _step(n, stored, kind, minus, 2)
+
+        @inlined
+        def add_blocks(records: int, rows: Any, i: int, own: Any, offsets: Any, sums: Any) -> Any:
+            two = rows_of(rows, i, 0) + rows_of(rows, i + block_bytes, 0)
+            sums = step_of_two(records, two, own[:2], offsets[:2], sums)
+            if at_once == 4:
+                two = rows_of(rows, i + 2 * block_bytes, 0) + rows_of(rows, i + 3 * block_bytes, 0)
+                sums = step_of_two(records + 2 * RECORD_BYTES * n, two, own[2:], offsets[2:], sums)
+            return sums
 
         @jit
         def multiply(
             a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int, n_columns: int, records: int, y: int,
             apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
-            sums, n_blocks, i = zeros(), n_columns // block, 0
-            far, near, edge = far_and_near(n_blocks * block_bytes, ahead)
-            for start in range(0, n_blocks, per_line):
-                place = i + (near if i < edge else far)
-                for row in (a, b, c, d, e, f, g, h):
-                    prefetch(raw(row), place)
-                for _ in range(start, min(start + per_line, n_blocks)):
-                    own, offsets = scales(a + i, b + i, c + i, d + i, e + i, f + i, g + i, h + i)
-                    for p in range(n_groups):
-                        sums = step(
-                            records, quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p),
-                            quants(raw(d), i, p), quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p),
-                            quants(raw(h), i, p), (own,), (offsets,), sums,
-                        )  # fmt: skip
-                        records += RECORD_BYTES * n
-                    i += block_bytes
+            rows, sums, n_blocks, i, line = (a, b, c, d, e, f, g, h), zeros(), n_columns // block, 0, 0
+            places = far_and_near(n_blocks * block_bytes, ahead)
+            if at_once:
+                for _ in range(n_blocks // at_once):
+                    line = prefetch_lines(rows, line, i + at_once * block_bytes, places)
+                    all_own, all_offsets = of_blocks(a + i, b + i, c + i, d + i, e + i, f + i, g + i, h + i)
+                    sums = add_blocks(records, rows, i, all_own, all_offsets, sums)
+                    records += RECORD_BYTES * n * at_once
+                    i += at_once * block_bytes
+                n_blocks %= at_once
+            for _ in range(n_blocks):
+                line = prefetch_lines(rows, line, i + block_bytes, places)
+                own, offsets = gather(a + i, b + i, c + i, d + i, e + i, f + i, g + i, h + i)
+                for p in range(0, n_groups, together):
+                    sums = add_group(records, rows, i, p, own, offsets, sums)
+                    records += RECORD_BYTES * n * together
+                i += block_bytes
             put(y, apart, y_row, sums)
 
         return multiply
 
     return _for_tokens(make)
+
+
+def _eight(quants: Callable[..., Any]) -> Any:
+    """Make the function that returns the quants of 8 rows from the one that returns those of one."""
+
+    @inlined
+    def of_rows(rows: Any, i: int, p: int) -> Any:
+        a, b, c, d, e, f, g, h = rows
+        return (
+            quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p), quants(raw(d), i, p),
+            quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p), quants(raw(h), i, p),
+        )  # fmt: skip
+
+    return of_rows
 
 
 def _scales_writer(scales_of: Callable[..., Any], minima: Sequence[int]) -> Any:
@@ -549,17 +700,15 @@ def eight_rows_by_parts(
             a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int, n_columns: int, records: int, y: int,
             apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
-            sums = zeros()
-            far, near, edge = far_and_near(n_columns // 256 * block_bytes, ahead)
+            rows, sums, line = (a, b, c, d, e, f, g, h), zeros(), 0
+            places = far_and_near(n_columns // 256 * block_bytes, ahead)
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
                 write(scratch, raw(a), raw(b), raw(c), raw(d), raw(e), raw(f), raw(g), raw(h), i)
                 stored_scales = hidden(scratch)
                 # A known number of parts would be unrolled.
                 for p in range(hidden(4)):
-                    place = i + p * LINE_BYTES + (near if i + p * LINE_BYTES < edge else far)
-                    for row in (a, b, c, d, e, f, g, h):
-                        prefetch(raw(row), place)
-                    sums = part(records, (a, b, c, d, e, f, g, h), i, p, stored_scales, sums)
+                    line = prefetch_lines(rows, line, i + (p + 1) * block_bytes // 4, places)
+                    sums = part(records, rows, i, p, stored_scales, sums)
                     records += 2 * RECORD_BYTES * n
             put(y, apart, y_row, sums)
 
@@ -583,45 +732,36 @@ def _two_scales(places: tuple[int, ...], minima: tuple[int, ...], is_biased: boo
 
 def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: int) -> Any:
     """Make the function that adds 64 columns of 8 rows to the products of n tokens."""
-    step = _step(n, stored, kind)
+    step, rows_of = _step(n, stored, kind), _eight(quants)
+    step_of_two = _step(n, stored, kind, together=2)
 
     @inlined
     def at_once(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
-        a, b, c, d, e, f, g, h = rows
         own, offsets = two_scales(scales, 2 * p)
-        return step(
-            records, quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p), quants(raw(d), i, p),
-            quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p), quants(raw(h), i, p), own, offsets, sums,
-        )  # fmt: skip
+        return step(records, rows_of(rows, i, p), own, offsets, sums)
 
     @inlined
     def twice(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
-        a, b, c, d, e, f, g, h = rows
-        of_a, of_b, of_c, of_d = quants(raw(a), i, p), quants(raw(b), i, p), quants(raw(c), i, p), quants(raw(d), i, p)
-        of_e, of_f, of_g, of_h = quants(raw(e), i, p), quants(raw(f), i, p), quants(raw(g), i, p), quants(raw(h), i, p)
+        a, b, c, d, e, f, g, h = rows_of(rows, i, p)
+        of_first, of_second = (
+            (a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0]),
+            (a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1]),
+        )
         own, offsets = two_scales(scales, 2 * n_sums * p)
         if n_sums == 2:
             then, offsets_then = two_scales(scales, 4 * p + 2)
-            sums = step(
-                records, of_a[0], of_b[0], of_c[0], of_d[0], of_e[0], of_f[0], of_g[0], of_h[0], own, offsets, sums
-            )
-            return step(
-                records + RECORD_BYTES * n, of_a[1], of_b[1], of_c[1], of_d[1], of_e[1], of_f[1], of_g[1], of_h[1],
-                then, offsets_then, sums,
-            )  # fmt: skip
-        sums = step(
-            records, of_a[0], of_b[0], of_c[0], of_d[0], of_e[0], of_f[0], of_g[0], of_h[0], own[:1], offsets[:1], sums
-        )
-        return step(
-            records + RECORD_BYTES * n, of_a[1], of_b[1], of_c[1], of_d[1], of_e[1], of_f[1], of_g[1], of_h[1],
-            own[1:], offsets[1:], sums,
-        )  # fmt: skip
+            sums = step(records, of_first, own, offsets, sums)
+            return step(records + RECORD_BYTES * n, of_second, then, offsets_then, sums)
+        if TOGETHER == 2:
+            return step_of_two(records, of_first + of_second, own, offsets, sums)
+        sums = step(records, of_first, own[:1], offsets[:1], sums)
+        return step(records + RECORD_BYTES * n, of_second, own[1:], offsets[1:], sums)
 
     return at_once if stored == NIBBLES_OF_64 else twice
 
 
 def _for_tokens(make: Callable[[int], Any]) -> Any:
-    """Make one kernel for 1 to TOKENS tokens from `make`, which makes the kernel for n tokens and 8 rows."""
+    """Make one kernel for 1 to TOKENS tokens from `make`, which makes the kernel for 1 or 2 tokens and 8 rows."""
     one, two = make(1), make(2)
 
     @jit
@@ -635,7 +775,7 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
         faster than one.
 
         Args:
-            n_tokens: 1 or TOKENS.
+            n_tokens: 1 to TOKENS.
             rows: addresses of the first row of each range.
             last: addresses of the last row of each range; it is read again where a range has no more rows.
             step: bytes from one row to the next.
@@ -654,9 +794,11 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
             c, d = min(rows[1] + now, last[1]), min(rows[1] + then, last[1])
             e, f = min(rows[2] + now, last[2]), min(rows[2] + then, last[2])
             g, h = min(rows[3] + now, last[3]), min(rows[3] + then, last[3])
-            if n_tokens == 1:
-                one(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
-            else:
-                two(a, b, c, d, e, f, g, h, n_columns, records, to, 4 * apart, 4 * y_row, ahead, scratch)
+            for t in range(0, n_tokens, PAIR):
+                own, place = records + t * (n_columns // 32) * RECORD_BYTES, to + 4 * t * y_row
+                if n_tokens - t == 1:
+                    one(a, b, c, d, e, f, g, h, n_columns, own, place, 4 * apart, 4 * y_row, ahead, scratch)
+                else:
+                    two(a, b, c, d, e, f, g, h, n_columns, own, place, 4 * apart, 4 * y_row, ahead, scratch)
 
     return multiply

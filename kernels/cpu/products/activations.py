@@ -6,7 +6,7 @@ from typing import Any
 
 from ..build.exponentials import exp, tanh
 from ..build.jit import entry, jit
-from ..build.layout import CLAMPED_SWIGLU, LANES, SILU
+from ..build.layout import CLAMPED_SWIGLU, GELU, LANES, RELU2, SILU
 from ..build.memory import floats
 from ..build.vectors import add, div, fma, get, larger, largest_lane, load, mul, put, smaller, splat, store, sub, zeros
 
@@ -25,6 +25,31 @@ def gelu(x: Any) -> Any:
 
 
 @jit
+def gelu_erf(x: Any) -> Any:
+    """`0.5 x erfc(-x / sqrt(2))`; erfc of z >= 0 is `t exp(p(t) - z**2)`, with an error of 1.2e-7 of its value.
+
+    Source of p: W. H. Press et al., "Numerical Recipes in C", section 6.2, a Chebyshev fit in `t = 1 / (1 + z/2)`.
+    """
+    z = mul(larger(x, sub(zeros(), x)), splat(0.7071067811865476))
+    t = div(splat(1.0), fma(z, splat(0.5), splat(1.0)))
+    p = fma(t, splat(0.17087277), splat(-0.82215223))
+    p = fma(t, fma(t, p, splat(1.48851587)), splat(-1.13520398))
+    p = fma(t, fma(t, p, splat(0.27886807)), splat(-0.18628806))
+    p = fma(t, fma(t, p, splat(0.09678418)), splat(0.37409196))
+    p = fma(t, fma(t, p, splat(1.00002368)), splat(-1.26551223))
+    half = mul(mul(splat(0.5), t), exp(sub(p, mul(z, z))))
+    # From 0 on the result is x minus that of -x.
+    return sub(larger(x, zeros()), mul(larger(x, sub(zeros(), x)), half))
+
+
+@jit
+def relu2(x: Any) -> Any:
+    """`max(x, 0)**2`."""
+    positive = larger(x, zeros())
+    return mul(positive, positive)
+
+
+@jit
 def clamped_swiglu(gate: Any, up: Any) -> Any:
     """`(u + 1) * g / (1 + exp(-1.702 g))`, where g is the gate, at most 7, and u is up, from -7 to 7."""
     g, u = smaller(splat(7.0), gate), smaller(splat(7.0), larger(splat(-7.0), up))
@@ -36,7 +61,11 @@ def activate(activation: int, x: Any) -> Any:
     """Apply the activation with this number (`layout.py`)."""
     if activation == SILU:
         return silu(x)
-    return gelu(x)
+    if activation == GELU:
+        return gelu(x)
+    if activation == RELU2:
+        return relu2(x)
+    return gelu_erf(x)
 
 
 @jit

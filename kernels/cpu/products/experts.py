@@ -14,7 +14,10 @@ from ..build.exponentials import exp
 from ..build.jit import entry, jit
 from ..build.layout import (
     EX_ADDS,
+    EX_CHOICE_BIAS,
     EX_COUNT,
+    EX_GROUPS,
+    EX_GROUPS_USED,
     EX_INNER,
     EX_NORM_BIAS,
     EX_NORM_EPS,
@@ -30,6 +33,8 @@ from ..build.layout import (
     EX_SHARED,
     EX_SHARED_DOWN,
     EX_SHARED_WEIGHT,
+    EX_SIGMOID,
+    EX_SUM_EPS,
     EX_TABLE,
     EX_USED,
     EX_WIDTH,
@@ -68,29 +73,86 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
 
 
 @jit
-def weigh(
-    logits: Any, at: int, n_experts: int, n_used: int, normalize: int, scales: int, ids: Any, weights: Any, to: int,
-    scratch: Any,
-) -> None:  # fmt: skip
-    """Write the weights of the chosen experts: their softmax probabilities, divided by their sum if `normalize` is set.
+def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
+    """Write the sigmoids of n logits, rounded up to whole vectors; as many are read."""
+    for e in range(0, n, LANES):
+        store(out, e, div(splat(1.0), add(splat(1.0), exp(sub(zeros(), load(logits, at + e))))))
 
-    `scales` is the address of a factor of each expert's weight, or 0. `scratch` has n_experts floats, rounded up to
-    whole vectors; as many are read from `logits`.
+
+@jit
+def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores: Any) -> None:
+    """Write the score of each expert: its sigmoid, or the term of its softmax. `bias` is an address, or 0.
+
+    With sigmoids or a bias, what chooses replaces the logits: the sigmoid or the probability, plus the bias. The
+    order of a softmax is that of its logits. `scores` has n_experts floats, rounded up to whole vectors; as many are
+    read from `logits`.
     """
-    top = get(logits, at)
-    for e in range(1, n_experts):
-        top = max(top, get(logits, at + e))
-    for e in range(0, n_experts, LANES):
-        store(scratch, e, exp(sub(load(logits, at + e), splat(top))))
+    total = np.float32(1)
+    if sigmoid != 0:
+        sigmoids(logits, at, n_experts, scores)
+    else:
+        top = get(logits, at)
+        for e in range(1, n_experts):
+            top = max(top, get(logits, at + e))
+        for e in range(0, n_experts, LANES):
+            store(scores, e, exp(sub(load(logits, at + e), splat(top))))
+        if bias == 0:
+            return
+        total = np.float32(0)
+        for e in range(n_experts):
+            total += get(scores, e)
+    for e in range(n_experts):
+        value = get(scores, e) / total
+        put(logits, at + e, value if bias == 0 else value + get(floats(bias), e))
+
+
+@jit
+def keep_groups(values: Any, at: int, n_experts: int, n_groups: int, n_kept: int, sums: Any) -> None:
+    """Replace the values of the experts outside of the `n_kept` best groups by minus infinity; of equal ones the first.
+
+    The value of a group is the sum of its two largest. `sums` has n_groups floats.
+    """
+    size = n_experts // n_groups
+    for g in range(n_groups):
+        best, second = np.float32(-np.inf), np.float32(-np.inf)
+        for e in range(g * size, (g + 1) * size):
+            value = get(values, at + e)
+            if value > best:
+                best, second = value, best
+            elif value > second:
+                second = value
+        put(sums, g, best + second if size > 1 else best)
+    for g in range(n_groups):
+        n_before = 0
+        for other in range(n_groups):
+            n_before += get(sums, other) > get(sums, g) or (get(sums, other) == get(sums, g) and other < g)
+        if n_before >= n_kept:
+            for e in range(g * size, (g + 1) * size):
+                put(values, at + e, np.float32(-np.inf))
+
+
+@jit
+def weigh(
+    scores: Any, n_experts: int, n_used: int, normalize: int, sigmoid: int, sum_eps: float, scales: int, ids: Any,
+    weights: Any, to: int,
+) -> None:  # fmt: skip
+    """Write the weights of the chosen experts: their scores, divided by their sum if `normalize` is set.
+
+    The terms of a softmax are divided by the sum of all otherwise. `scales` is the address of a factor of each
+    expert's weight, or 0.
+    """
     total = np.float32(0)
     if normalize != 0:
         for c in range(n_used):
-            total += get(scratch, ids[to + c])
+            total += get(scores, ids[to + c])
+        total += sum_eps
+    elif sigmoid != 0:
+        total = np.float32(1)
     else:
         for e in range(n_experts):
-            total += get(scratch, e)
+            total += get(scores, e)
     for c in range(n_used):
-        weight = get(scratch, ids[to + c]) / total
+        weight = get(scores, ids[to + c]) / total
         put(weights, to + c, weight if scales == 0 else weight * get(floats(scales), ids[to + c]))
 
 
@@ -138,7 +200,7 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """`y = residual + norm of the sum of weight * down(activation(gate(h)) * up(h))` over each row's experts.
 
-    h is the normed x. A shared expert is that of all rows, and its weight is the sigmoid of a product.
+    h is the normed x. A shared expert is that of all rows, and its weight is the sigmoid of a product, or 1.
 
     Args:
         address: address of the pool's control block.
@@ -157,8 +219,8 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     middle = some + _vectors(n_tokens * width)
     results = middle + _vectors(n_tokens * inner)
     logits = results + _vectors(n_tokens * width)
-    powers = logits + _vectors(n_tokens * n_experts + LANES)
-    weights = powers + _vectors(n_experts)
+    scores = logits + _vectors(n_tokens * n_experts + LANES)
+    weights = scores + _vectors(n_experts)
     ids = weights + _vectors(n_pairs)
     pairs = ids + _vectors(2 * n_pairs)
     first = pairs + _vectors(2 * n_pairs)
@@ -172,11 +234,15 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         norm_rows(floats(x), n_tokens, width, b[EX_ROUTER_NORM], 0, eps, floats(some))
         routed = some
     invoke(b[EX_PROJECT], (address, b[EX_ROUTER], n_tokens, routed, 0, rest, logits))
+    sum_eps = np.float32(number(b[EX_SUM_EPS]))
     for t in range(n_tokens):
+        score(floats(logits), t * n_experts, n_experts, b[EX_SIGMOID], b[EX_CHOICE_BIAS], floats(scores))
+        if b[EX_GROUPS] != 0:
+            keep_groups(floats(logits), t * n_experts, n_experts, b[EX_GROUPS], b[EX_GROUPS_USED], floats(first))
         choose(floats(logits), t * n_experts, n_experts, n_used, words(ids), t * n_used)
         weigh(
-            floats(logits), t * n_experts, n_experts, n_used, b[EX_NORMALIZE], b[EX_SCALES], words(ids),
-            floats(weights), t * n_used, floats(powers),
+            floats(scores), n_experts, n_used, b[EX_NORMALIZE], b[EX_SIGMOID], sum_eps, b[EX_SCALES], words(ids),
+            floats(weights), t * n_used,
         )  # fmt: skip
     _group(words(ids), n_pairs, n_experts, words(first), words(pairs))
     out = floats(y)
@@ -196,12 +262,13 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     if b[EX_SHARED] != 0:
         invoke(b[EX_PROJECT], (address, b[EX_SHARED], n_tokens, normed, 0, rest, middle))
         invoke(b[EX_PROJECT], (address, b[EX_SHARED_DOWN], n_tokens, middle, 0, rest, results))
-        invoke(b[EX_PROJECT], (address, b[EX_SHARED_WEIGHT], n_tokens, normed, 0, rest, logits))
-        for t in range(0, n_tokens, LANES):
-            power = exp(sub(zeros(), load(floats(logits), t)))
-            store(floats(weights), t, div(splat(1.0), add(splat(1.0), power)))
+        if b[EX_SHARED_WEIGHT] != 0:
+            invoke(b[EX_PROJECT], (address, b[EX_SHARED_WEIGHT], n_tokens, normed, 0, rest, logits))
+            sigmoids(floats(logits), 0, n_tokens, floats(weights))
         for t in range(n_tokens):
             words(pairs)[t] = t
+            if b[EX_SHARED_WEIGHT] == 0:
+                put(floats(weights), t, np.float32(1))
         _add(floats(results), width, words(pairs), 0, n_tokens, 1, floats(weights), out)
     if b[EX_POST_NORM] != 0:
         norm_rows(out, n_tokens, width, b[EX_POST_NORM], 0, np.float32(number(b[EX_POST_EPS])), out)

@@ -1,4 +1,4 @@
-"""Products of one or two tokens in fixed point with rows as they are stored: the tasks.
+"""Products of one or a few tokens in fixed point with rows as they are stored: the tasks.
 
 `fixed_numpy.py` defines the arithmetic, and `formats/fixed_rows.py` has the kernels. They multiply two neighbouring
 rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
@@ -25,16 +25,15 @@ from ..build.layout import (
 )
 from ..build.memory import floats, ints, invoke, shorts
 from ..build.vectors import get, lanes, put
-from ..formats.fixed_rows import HALF_TOTALS, RECORD_BYTES, SCALE, TOTAL, WHOLE_TOTAL
+from ..formats.fixed_rows import DIGITS, HALF_TOTALS, PAIR, RECORD_BYTES, SCALE, TOTAL, WHOLE_HALVES, WHOLE_TOTAL
 from ..formats.format import FORMAT_SCRATCH, row_bytes
-from ..formats.panels import QUADS
 from .fixed import quantize_rows
 from .fixed_numpy import BLOCK
 from .linear_job import HEIGHT, WAYS, T, X, Y, ceil_div, gates, matrix_of, put_ranges
 
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
 # Bytes from what is multiplied to what is prefetched.
-_AHEAD = 1024
+_AHEAD = 1536
 
 
 @intrinsic
@@ -45,7 +44,7 @@ def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
         found = builder.load(builder.inttoptr(args[0], kind.as_pointer()))
         found.align = 2
-        if QUADS:
+        if DIGITS:
             rounded = builder.add(found, ir.Constant(kind, [128] * 32))
             high = builder.trunc(builder.ashr(rounded, ir.Constant(kind, [8] * 32)), ir.VectorType(_I8, 32))
             low = builder.trunc(found, high.type)
@@ -67,7 +66,10 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            place, at = to + RECORD_BYTES * (b * n + t), 32 * (t * n_blocks + b)
+            # Tokens are in pairs; an odd last one is alone.
+            pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
+            place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
+            at = 32 * (t * n_blocks + b)
             words, whole, scale = floats(place), ints(place), get(factors, t * n_blocks + b)
             _pack_block(quants + 2 * at, place)
             low, high = np.int32(0), np.int32(0)
@@ -79,6 +81,8 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
             put(words, HALF_TOTALS // 4, np.float32(low) * scale)
             put(words, HALF_TOTALS // 4 + 1, np.float32(high) * scale)
             whole[WHOLE_TOTAL // 4] = low + high
+            whole[WHOLE_HALVES // 4] = low
+            whole[WHOLE_HALVES // 4 + 1] = high
 
 
 @task

@@ -134,7 +134,7 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
 
 @jit
 def _multiply_fixed_stored(control: Any, b: Any, x: int, residual: int, scratch: int, y: int) -> None:
-    """Norm and quantise one or two tokens, then multiply chunks of rows as they are stored."""
+    """Norm and quantise a few tokens, then multiply chunks of rows as they are stored."""
     job = control[JOB:]
     job[X], job[Y] = x, scratch
     run_alone(control, b[FIXED_RECORDS], 1)

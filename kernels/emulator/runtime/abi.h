@@ -8,7 +8,7 @@
 #define MSL_MAX_THREADGROUP_BYTES 32768
 #define MSL_MAX_THREADGROUP_ARRAYS 64
 #define MSL_MAX_FINDINGS 16  // mistakes of one dispatch, and as many notes
-#define MSL_DETAIL_BYTES 160
+#define MSL_DETAIL_BYTES 320
 #define MSL_PRINTED_BYTES 65536
 
 #ifdef __cplusplus
@@ -83,6 +83,7 @@ enum {
   MSL_UNORDERED_SIMD,      // lanes are at operations of which the emulator cannot tell the order
   MSL_SPINNING,            // a threadgroup that does not end
   MSL_BOUNDS,              // touched what belongs to no buffer, see bounds.c
+  MSL_TENSOR,              // a tensor is used in a way that the specification leaves undefined, see tensors.c
   MSL_FIRST_NOTE,
   MSL_SAME_VALUE = MSL_FIRST_NOTE,  // a race of two threads that write the same value
   MSL_TRUNCATED,                    // an implicit conversion changed an integer
@@ -126,12 +127,13 @@ typedef struct {
   unsigned at_end;     // whether threadgroup arrays end, or begin, at an unmapped page
   unsigned poison;     // the byte that threadgroup memory is full of at first
   unsigned patience;   // milliseconds of the processor that a threadgroup may take
+  unsigned m5;         // whether cooperative tensors lie as on an M5; else `seed` decides
   unsigned print_from[3];  // the position in the grid of the thread that may print
   unsigned long trace;  // the address of a watched byte whose last writer is noted, or 0
 } msl_options;
 
 typedef struct {
-  unsigned long threads, threadgroups, simd_operations, barriers, switches, threadgroup_bytes;
+  unsigned long threads, threadgroups, simd_operations, barriers, switches, threadgroup_bytes, tensor_operations;
 } msl_statistics;
 
 // Returns how many reports there are; there is room for 2 * MSL_MAX_FINDINGS.
@@ -143,6 +145,53 @@ void msl_bound(unsigned long pages, unsigned long page_bytes, unsigned long star
 void msl_watch(unsigned long start, unsigned long bytes, unsigned blank);
 void msl_atomically(int begins);                           // what happens in between is no race
 unsigned msl_threadgroup_arrays(msl_array* arrays);  // of the last dispatch; returns how many
+
+// ---- tensors, see tensors.c ----
+
+// What a cooperative tensor holds of a matrix product. A transposed operand has its rows for columns.
+enum { MSL_LEFT, MSL_RIGHT, MSL_DESTINATION, MSL_ROW_RESULTS, MSL_COLUMN_RESULTS };
+typedef struct {
+  int operand, rows, columns;
+  unsigned simdgroups;  // that share it; 0: one thread has it for itself
+} msl_tile;
+typedef struct {
+  short row, column;  // -1: this element stands for nothing
+} msl_at;
+// Which thread has which element, in this dispatch.
+typedef struct {
+  msl_tile tile;
+  unsigned capacity, threads;
+  unsigned follows;    // whether results of rows and columns lie where their sources lie
+  unsigned copies;     // whether a destination lies as an operand of its size does
+  unsigned* asked;     // whether any thread has asked where elements lie
+  const msl_at* at;    // of thread t its element i: at[t * capacity + i]
+} msl_layout;
+// The threads of an operation's scope, once all are there.
+typedef struct {
+  const void* const* brought;  // by each thread, in order
+  unsigned threads;
+  unsigned first;  // whether the asking thread is the first that goes on: it acts for all
+} msl_met;
+
+const msl_layout* msl_layout_of(int operand, int rows, int columns, unsigned simdgroups);
+unsigned msl_place_in_scope(unsigned simdgroups);  // of the running thread
+void msl_meet(unsigned simdgroups, const void* brought, const char* what, const char* file, unsigned line,
+              msl_met* met);
+void* msl_room(unsigned which, unsigned long bytes);  // one of four places for numbers, until the next call
+unsigned msl_rounds(void);  // whether relaxed precision drops bits, in this dispatch
+// c = a * b + c; row after row. In which order a sum is made depends on the seed.
+void msl_multiply_floats(const float* a, const float* b, float* c, unsigned m, unsigned n, unsigned k);
+void msl_multiply_ints(const int* a, const int* b, int* c, unsigned m, unsigned n, unsigned k);
+// Ends the threadgroup; the format has what is wrong and, after a new line, what to do. `file` is NULL: at the caller.
+void msl_tensor_wrong(const char* file, unsigned line, const char* format, ...)
+    __attribute__((noreturn, format(printf, 3, 4)));
+
+// The same at the place of the call, which the compiler must not merge with others.
+#define MSL_NEVER_RETURNS __attribute__((noreturn, nomerge))
+void msl_outside(long index, int axis, long origin, long extent, long edge) MSL_NEVER_RETURNS;
+void msl_beyond_capacity(long index, unsigned capacity) MSL_NEVER_RETURNS;
+void msl_not_mapped(void) MSL_NEVER_RETURNS;
+void msl_tensor_unplaced(const char* file, unsigned line, const char* operand);  // returns if `m5`
 
 // Elementary functions, see math.c.
 #define MSL_MATH(NAME) float msl_##NAME##f(float x) __attribute__((const));

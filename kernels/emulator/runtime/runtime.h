@@ -64,6 +64,8 @@ extern volatile int interrupted;
 extern msl_statistics counted;
 extern msl_options options;
 unsigned running_index(void);
+unsigned running_threads(void);  // of the running threadgroup
+void meet_group(const char* what, const char* file, unsigned line);  // as at a barrier that orders no memory
 const unsigned* simdgroup_fences(void);  // of the running thread's SIMD-group
 void place_of(unsigned long group, unsigned thread, unsigned* position_of_group, unsigned* position_of_thread);
 unsigned long running_group(void);  // its place in the grid, x fastest
@@ -92,6 +94,10 @@ void races_settle(void);          // before another thread runs
 void races_trace(uintptr_t address);  // note which thread wrote this byte last
 void races_note_unwritten(void);      // note the outputs of which no thread has written all
 void races_forget_pending(void);  // of a thread that has ended before its store
+
+// tensors.c
+void tensors_begin(void);
+void tensors_next_group(void);
 
 // threadgroup.c
 void threadgroup_prepare(int at_end, int races);

@@ -47,6 +47,7 @@ static fibre* next_ready(void) {
 // ---- what a thread calls ----
 
 unsigned running_index(void) { return running->thread.index; }
+unsigned running_threads(void) { return group.threads; }
 
 static simdgroup* simdgroup_of(const fibre* at) { return &simdgroups[at->thread.index / MSL_SIMD_WIDTH]; }
 
@@ -73,6 +74,11 @@ void msl_barrier(unsigned memory, const char* file, unsigned line) {
   counted.barriers++;
   running->memory = memory;
   wait_as(AT_BARRIER, "threadgroup_barrier", file, line);
+}
+
+void meet_group(const char* what, const char* file, unsigned line) {
+  running->memory = 0;
+  wait_as(AT_BARRIER, what, file, line);
 }
 
 static void copy(void* to, const void* from, unsigned bytes) {
@@ -307,6 +313,7 @@ static void run_group(void) {
   counted.threadgroups++;
   counted.threads += group.threads;
   races_next_group();
+  tensors_next_group();
   threadgroup_poison();
   group_over = grid_over;
   begin_threads();
@@ -369,6 +376,7 @@ unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* gri
   kernel_buffers = buffers;
   options = *given;
   orders_begin(options.seed);
+  tensors_begin();
   memset(&counted, 0, sizeof counted);
   findings_begin(reports);
   print_begin();

@@ -60,11 +60,16 @@ from mlx_engine.quant import key_values
 from mlx_engine.quant.regroup import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-_KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_swiglu": layout.CLAMPED_SWIGLU}
+_KINDS: dict[Gating, int] = {
+    "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
+    "clamped_swiglu": layout.CLAMPED_SWIGLU,
+}  # fmt: skip
 
 
 class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
+
+    fixes_bits = True
 
     def __init__(self, library: Library, name: str, threads: int, activations: str = "f32") -> None:
         self.name, self.threads, self.activations = name, threads, activations
@@ -272,10 +277,12 @@ class CompiledBackend(SimdBackend):
             )
         return (*rotated, v.reshape(len(v), -1, head_dim))
 
-    def norm_rope(self, x: Native, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Native:
+    def norm_rope(
+        self, x: Native, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
+    ) -> Native:
         """Norm and rotate each head in one read of its memory."""
-        table = Rope.none(head_dim) if rope is None else rope
-        return self._norm_rope(x, x[:, :0], head_dim, (norm, norm), table, positions)[0]
+        table, norms = Rope.none(head_dim) if rope is None else rope, None if norm is None else (norm, norm)
+        return self._norm_rope(x, x[:, :0], head_dim, norms, table, positions)[0]
 
     def _norm_rope(
         self, q: Native, k: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
@@ -377,9 +384,7 @@ class CompiledBackend(SimdBackend):
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
-            linears = [experts.router, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
-            if (shared := experts.shared) is not None:
-                linears += [shared.gate, shared.up, shared.down, shared.weight]
+            linears = [*experts.dense, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block

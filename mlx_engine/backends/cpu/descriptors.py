@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.experts import Experts, Routing
 from mlx_engine.backends.parameters import Convolution, DeltaRule, LayerNorm, Linear, Norm, Scores
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
@@ -194,8 +194,8 @@ class ExpertBlock:
         shared, self.shared = experts.shared, list[Block]()
         if shared is not None:
             self.inner = max(self.inner, shared.gate.weight.shape[0])
-            of = (((shared.gate, shared.up), layout.SILU), ((shared.down,), 0), ((shared.weight,), 0))
-            self.shared = [block(linears, kind) for linears, kind in of]
+            self.shared = [block((shared.gate, shared.up), layout.SILU), block((shared.down,))]
+            self.shared += [] if shared.weight is None else [block((shared.weight,))]
         self.n_experts, self.n_used = experts.n_experts, experts.routing.n_used
         self.descriptor = descriptor = np.zeros(layout.EX_TABLE + 2 * self.n_experts, dtype=np.int64)
         self.address = address(descriptor)
@@ -211,9 +211,16 @@ class ExpertBlock:
             if own is not None:
                 write_norm(descriptor[first : first + 2], own)
         descriptor[layout.EX_SCALES] = 0 if self.scales is None else address(self.scales)
-        if self.shared:
-            descriptor[layout.EX_SHARED : layout.EX_ADDS] = [block.address for block in self.shared]
+        descriptor[layout.EX_SHARED : layout.EX_SHARED + len(self.shared)] = [block.address for block in self.shared]
+        self._write_routing(experts.routing)
         descriptor[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
+
+    def _write_routing(self, routing: Routing) -> None:
+        descriptor, self.bias = self.descriptor, routing.bias
+        descriptor[layout.EX_SIGMOID] = routing.scoring == "sigmoid"
+        descriptor[layout.EX_CHOICE_BIAS] = 0 if self.bias is None else address(self.bias)
+        descriptor[layout.EX_GROUPS], descriptor[layout.EX_GROUPS_USED] = routing.groups or (0, 0)
+        descriptor[layout.EX_SUM_EPS : layout.EX_SUM_EPS + 1].view(np.float64)[:] = routing.sum_eps
 
     def floats(self, n_tokens: int) -> int:
         """Return the floats of scratch memory for a pass of `n_tokens` tokens, including those of products."""

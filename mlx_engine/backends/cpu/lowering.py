@@ -342,13 +342,13 @@ class Lowering:
         self.kept.append(norms)
         return (*rotated, replace(self._place(v), head_dim=head_dim))
 
-    def norm_rope(self, x: Place, head_dim: int, norm: Norm, rope: Rope | None, positions: object) -> Place:
+    def norm_rope(self, x: Place, head_dim: int, norm: Norm | None, rope: Rope | None, positions: object) -> Place:
         place = self._place(x)
         if place.is_wanted or positions is not self.batch.positions:
             raise CannotCompileError("heads of the wanted tokens only, or other positions than the batch's")
-        if place.width % head_dim or not isinstance(norm, RMSNorm) or norm.weight.size != head_dim:
+        if place.width % head_dim or not (norm is None or (isinstance(norm, RMSNorm) and norm.weight.size == head_dim)):
             raise CannotCompileError("a head dim that does not match the norm or the projection")
-        norms = norm, norm
+        norms = None if norm is None else (norm, norm)
         self.kept.append(norms)
         return self._rotated((place,), head_dim, norms, Rope.none(head_dim) if rope is None else rope)[0]
 

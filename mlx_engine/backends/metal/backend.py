@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import mlx.core as mx
 import numpy as np
@@ -43,12 +44,17 @@ from mlx_engine.quant.weight import Weight
 NARROWEST_HEAD = 8
 
 
+# The activations that the kernel `norm_gate_up` has.
+_FUSED: dict[Activation, Literal["silu", "gelu"]] = {"silu": "silu", "gelu": "gelu"}
+
 # Groups of layers whose places are kept: those with a window, those without, and the rows of the last layer.
 KEPT_PLACES = 3
 
 
 class MetalBackend(MlxBackend):
     """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
+
+    fixes_bits = True
 
     def __init__(self, executor: ExecutorName) -> None:
         self.executor = executor
@@ -143,8 +149,9 @@ class MetalBackend(MlxBackend):
 
     def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
         y = None
-        if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
-            y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
+        fused = _FUSED.get(activation)
+        if fused and isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
+            y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], fused)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
 
     def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:

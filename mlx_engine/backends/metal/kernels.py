@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 
 from mlx_engine.backends.metal.tuning import Tuner
 from mlx_engine.backends.metal.weights import SplitMatrix
-from mlx_engine.backends.parameters import Activation, HeadNorms, RMSNorm, Scores
+from mlx_engine.backends.parameters import HeadNorms, RMSNorm, Scores
 from mlx_engine.kernels.launch import ExecutorName
 from mlx_engine.kernels.metal.attention import attention
 from mlx_engine.kernels.metal.dense import dense
@@ -59,7 +59,7 @@ class Kernels:
         return self._normed(norm_project, weight.instance, x, norm, weight.matrix)
 
     def norm_gate_up(
-        self, x: mx.array, norm: RMSNorm, gate: SplitMatrix, up: SplitMatrix, activation: Activation
+        self, x: mx.array, norm: RMSNorm, gate: SplitMatrix, up: SplitMatrix, activation: Literal["silu", "gelu"]
     ) -> mx.array | None:
         """Return the first half of a gated FFN, `activation(gate(h)) * up(h)`."""
         key = gate.instance, up.instance, activation

@@ -230,6 +230,12 @@ class MlxBackend(Backend):
         """If the cube overflows, tanh is still 1, which is correct."""
         return 0.5 * x * (1 + mx.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
 
+    def gelu_erf(self, x: Native) -> Native:
+        return 0.5 * x * (1 + mx.erf(x * 0.5**0.5))
+
+    def relu2(self, x: Native) -> Native:
+        return mx.square(mx.maximum(x, 0))
+
     def clamped_swiglu(self, gate: Native, up: Native) -> Native:
         g, u = mx.minimum(gate, SWIGLU_LIMIT), mx.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
         return (u + 1) * g * mx.sigmoid(SWIGLU_ALPHA * g)
@@ -309,6 +315,23 @@ class MlxBackend(Backend):
             store[:, :, target : target + n] = copied
         return store
 
+    def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
+        """Wait for the slots, and return a copy. NumPy has no bfloat16: its elements are uint16."""
+        with self.session():
+            copied = mx.contiguous(store[:, :, first : first + n])
+            copied = copied.view(mx.uint16) if copied.dtype == mx.bfloat16 else copied
+            mx.eval(copied)
+            return np.array(copied)
+
+    def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
+        with self.session():
+            given = mx.array(values)
+            store[:, :, first : first + values.shape[2]] = (
+                given.view(mx.bfloat16) if store.dtype == mx.bfloat16 else given
+            )
+            mx.eval(store)
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
@@ -320,6 +343,15 @@ class MlxBackend(Backend):
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         self.guard.check()  # as in `kv_empty`
         return [mx.zeros(shape, stream=self._stream)] * n_slots
+
+    def state_read(self, store: Native, slot: int) -> np.ndarray:
+        with self.session():
+            mx.eval(store[slot])
+            return np.array(store[slot])
+
+    def state_restore(self, store: Native, slot: int, values: np.ndarray) -> None:
+        with self.session():
+            store[slot] = mx.array(values)
 
     def state_nbytes(self, store: Native) -> int:
         return sum(int(array.nbytes) for array in store)

@@ -109,15 +109,29 @@ def _values(matrix: GroupMatrix) -> mx.array:
 def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
     """Return ids and weights as `Backend.route` defines them. `mx.argsort` promises no order of equal logits."""
     n_experts, n_used, logits = logits.shape[1], routing.n_used, logits.astype(mx.float32)
-    least = mx.sort(logits, axis=-1)[:, n_experts - n_used, None]
-    above, equal = logits > least, (logits == least).astype(mx.int32)
-    n_left = n_used - above.sum(axis=-1, keepdims=True)
-    chosen = above | ((equal == 1) & (mx.cumsum(equal, axis=-1) <= n_left))
+    scores = mx.softmax(logits, axis=-1) if routing.scoring == "softmax" else mx.sigmoid(logits)
+    ranked = logits if routing.ranks_logits else scores if routing.bias is None else scores + routing.bias
+    if routing.groups is not None:
+        n, k = routing.groups
+        groups = ranked.reshape(len(ranked), n, -1)
+        kept = _first(mx.sort(groups, axis=-1)[..., -2:].sum(axis=-1), k)
+        ranked = mx.where(kept[..., None], groups, -mx.inf).reshape(ranked.shape)
+    chosen = _first(ranked, n_used)
     # Rows with NaN have fewer chosen experts; their ids must still exist.
     ids = mx.sort(mx.where(chosen, mx.arange(n_experts), n_experts - 1), axis=-1)[:, :n_used]
-    weights = mx.take_along_axis(mx.softmax(logits, axis=-1), ids, axis=-1)
-    weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+    weights = mx.take_along_axis(scores, ids, axis=-1)
+    if routing.normalize:
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = weights / (total + routing.sum_eps if routing.sum_eps else total)
     return ids, weights if routing.scales is None else weights * routing.scales[ids]
+
+
+def _first(values: mx.array, n: int) -> mx.array:
+    """Return whether each value is among the n largest of its row; of equal values the first."""
+    least = mx.sort(values, axis=-1)[:, values.shape[1] - n, None]
+    above, equal = values > least, (values == least).astype(mx.int32)
+    n_left = n - above.sum(axis=-1, keepdims=True)
+    return above | ((equal == 1) & (mx.cumsum(equal, axis=-1) <= n_left))
 
 
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:

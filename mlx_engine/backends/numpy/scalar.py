@@ -99,6 +99,12 @@ class ScalarBackend(Backend):
         c = math.sqrt(2 / math.pi)
         return [[0.5 * v * (1 + math.tanh(c * (v + 0.044715 * v**3))) for v in row] for row in x]
 
+    def gelu_erf(self, x: Native) -> Native:
+        return [[0.5 * v * math.erfc(-v / math.sqrt(2)) for v in row] for row in x]
+
+    def relu2(self, x: Native) -> Native:
+        return [[max(v, 0.0) ** 2 for v in row] for row in x]
+
     def add(self, a: Native, b: Native) -> Native:
         return [[u + v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 
@@ -130,8 +136,10 @@ class ScalarBackend(Backend):
         return [x[r] for r in rows]
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
-        ids = [sorted(sorted(range(len(row)), key=lambda e: (-row[e], e))[: routing.n_used]) for row in logits]
-        return ids, [_weights(row, chosen, routing) for row, chosen in zip(logits, ids, strict=True)]
+        scores = [[sigmoid(v) for v in row] if routing.scoring == "sigmoid" else _softmax(row) for row in logits]
+        ranked = logits if routing.ranks_logits else [_ranked(row, routing) for row in scores]
+        ids = [sorted(sorted(range(len(row)), key=lambda e: (-row[e], e))[: routing.n_used]) for row in ranked]
+        return ids, [_weights(row, chosen, routing) for row, chosen in zip(scores, ids, strict=True)]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
         chosen = [e for row in ids for e in row]
@@ -177,6 +185,16 @@ class ScalarBackend(Backend):
             slots[target : target + n] = slots[source : source + n]
         return store
 
+    def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
+        """Return float64: this backend does not round."""
+        return np.array([slots[first : first + n] for slots in store]).transpose(0, 2, 1, 3)
+
+    def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
+        n = values.shape[2]
+        for slots, of in zip(store, values.transpose(0, 2, 1, 3).tolist(), strict=True):
+            slots[first : first + n] = of
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         """Count 8 bytes for each float in a filled slot, without Python's overhead for lists."""
         return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)
@@ -186,6 +204,13 @@ class ScalarBackend(Backend):
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         return [_zeros(shape) for _ in range(n_slots)]
+
+    def state_read(self, store: Native, slot: int) -> np.ndarray:
+        """Return float64: this backend does not round."""
+        return np.array(store[slot])
+
+    def state_restore(self, store: Native, slot: int, values: np.ndarray) -> None:
+        store[slot] = values.tolist()
 
     def state_nbytes(self, store: Native) -> int:
         """Count 8 bytes for each float, without Python's overhead for lists."""
@@ -266,12 +291,29 @@ def _attend(
     return [sum(w * v[e] for w, v in zip(weights, values, strict=True)) / total for e in range(len(values[0]))]
 
 
-def _weights(logits: list[float], chosen: list[int], routing: Routing) -> list[float]:
-    top = max(logits)
-    p = [math.exp(v - top) for v in logits]
-    total = sum(p[e] for e in chosen) if routing.normalize else sum(p)
-    scales = [1.0] * len(p) if routing.scales is None else routing.scales
-    return [p[e] / total * scales[e] for e in chosen]
+def _softmax(row: list[float]) -> list[float]:
+    top = max(row)
+    powers = [math.exp(v - top) for v in row]
+    total = sum(powers)
+    return [power / total for power in powers]
+
+
+def _ranked(scores: list[float], routing: Routing) -> list[float]:
+    """Return scores plus the bias, minus infinity for experts outside of the best groups."""
+    row = scores if routing.bias is None else [s + b for s, b in zip(scores, routing.bias, strict=True)]
+    if routing.groups is None:
+        return row
+    n, k = routing.groups
+    size = len(row) // n
+    sums = [sum(sorted(row[g * size : (g + 1) * size])[-2:]) for g in range(n)]
+    kept = sorted(range(n), key=lambda g: (-sums[g], g))[:k]
+    return [v if e // size in kept else -math.inf for e, v in enumerate(row)]
+
+
+def _weights(scores: list[float], chosen: list[int], routing: Routing) -> list[float]:
+    total = sum(scores[e] for e in chosen) + routing.sum_eps if routing.normalize else 1.0
+    scales = [1.0] * len(scores) if routing.scales is None else routing.scales
+    return [scores[e] / total * scales[e] for e in chosen]
 
 
 def _clamped_swiglu(gate: float, up: float) -> float:

@@ -5,6 +5,7 @@ This backend runs with `--no-jit` and on machines without Numba. It is also the 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from mlx_engine.backends.sampling import Draw
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.quant import key_values
 from mlx_engine.quant.weight import Weight
+
+_ERFC = np.vectorize(math.erfc, otypes=[np.float64])
 
 # Allowed tokens among which the largest logit is found by their ids: up to 4 times as fast as among 152,000 logits.
 FEW = 4096
@@ -156,6 +159,13 @@ class SimdBackend(Backend):
             inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
 
+    def gelu_erf(self, x: Native) -> Native:
+        """NumPy has no error function, and `math.erfc` computes in float64."""
+        return x * (0.5 * _ERFC(x * -math.sqrt(0.5))).astype(np.float32)
+
+    def relu2(self, x: Native) -> Native:
+        return np.square(np.maximum(x, np.float32(0)))
+
     def clamped_swiglu(self, gate: Native, up: Native) -> Native:
         """For a very negative gate the exponential overflows to infinity, and the result is 0, which is correct."""
         alpha, limit = np.float32(SWIGLU_ALPHA), np.float32(SWIGLU_LIMIT)
@@ -193,10 +203,13 @@ class SimdBackend(Backend):
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
         """A stable sort keeps experts with equal logits in ascending order."""
-        ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
-        p = softmax(logits)
+        p = softmax(logits) if routing.scoring == "softmax" else self.sigmoid(logits)
+        ranked = logits if routing.ranks_logits else p if routing.bias is None else p + routing.bias
+        ranked = ranked if routing.groups is None else _of_groups(ranked, *routing.groups)
+        ids = np.sort(np.argsort(-ranked, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
         weights = np.take_along_axis(p, ids, axis=-1)
-        weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+        total = weights.sum(axis=-1, keepdims=True) + np.float32(routing.sum_eps)
+        weights = weights / total if routing.normalize else weights
         return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
@@ -242,6 +255,13 @@ class SimdBackend(Backend):
         store[:, :, target : target + n] = store[:, :, source : source + n]
         return store
 
+    def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
+        return np.asarray(store[:, :, first : first + n])
+
+    def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
+        store[:, :, first : first + values.shape[2]] = values
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
@@ -253,6 +273,12 @@ class SimdBackend(Backend):
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         """The system maps the memory only when a slot is written."""
         return np.zeros((n_slots, *shape), dtype=np.float32)
+
+    def state_read(self, store: Native, slot: int) -> np.ndarray:
+        return np.asarray(store[slot])
+
+    def state_restore(self, store: Native, slot: int, values: np.ndarray) -> None:
+        store[slot] = values
 
     def state_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
@@ -344,3 +370,12 @@ def _largest_allowed(row: Native, mask: np.ndarray) -> int:
 
 def _unit(x: Native) -> Native:
     return x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(TINY))
+
+
+def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
+    """Return scores (T, X), minus infinity for experts outside of the k best of n groups."""
+    groups = ranked.reshape(len(ranked), n, -1)
+    sums = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+    kept = np.zeros(sums.shape, dtype=bool)
+    np.put_along_axis(kept, np.argsort(-sums, axis=-1, kind="stable")[:, :k], True, axis=1)
+    return np.where(kept[..., None], groups, np.float32(-np.inf)).reshape(ranked.shape)

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mlx_engine.backends import EXACT
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN
-from mlx_engine.bench.others import disturbed
+from mlx_engine.bench.origin import disturbed
 from mlx_engine.bench.tables import aligned, printable
 from mlx_engine.quant.key_values import default_type, types_text
 from mlx_engine.weights.conversion import Conversion
@@ -53,7 +54,7 @@ def origin(report: Report) -> str:
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
-    activations = be.get("activations", "f32")
+    activations = be.get("activations", EXACT)
     rounded = types_text(activations, be.get("kv_type", default_type(activations)))
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     limits, weights = report["limits"], Conversion(at["quant"], at["quant_min_dim"], at["quant_layers"])

@@ -22,11 +22,11 @@ from mlx_engine.bench.bottlenecks.analysis import kinds, phase, phases, profilin
 from mlx_engine.bench.bottlenecks.page import command
 from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import check
-from mlx_engine.bench.origin import describe, digest, origin
-from mlx_engine.bench.others import OtherProcesses, fields
+from mlx_engine.bench.origin import OtherProcesses, describe, fields, origin
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.samples import Test
+from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load, open_source

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlx_engine.backends.profiled import profiled
+from mlx_engine.bench.cells import TimedTest
 from mlx_engine.bench.samples import Test
-from mlx_engine.bench.timed import TimedTest
 from mlx_engine.engine import Engine
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.observe.profiler import Profiler, Span

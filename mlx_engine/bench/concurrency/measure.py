@@ -14,8 +14,7 @@ from typing import Any
 
 from mlx_engine.bench.concurrency.clients import Scheduled, Served
 from mlx_engine.bench.concurrency.load import Figures, Load, Run, Target, figures, medians
-from mlx_engine.bench.origin import origin
-from mlx_engine.bench.others import OtherProcesses, disturbed, fields
+from mlx_engine.bench.origin import OtherProcesses, disturbed, fields, origin
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import engines
 from mlx_engine.bench.samples import check_context

@@ -61,6 +61,16 @@ Think: TypeAlias = Annotated[
         rich_help_panel="Prompt",
     ),
 ]
+Speculate: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--speculate",
+        metavar="HOW",
+        help="off, lookup or auto: check tokens of earlier text, several in one pass; answers are the same.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
+]
 SUGGESTED = "Use the sampling that the model's files suggest where no option sets it."
 
 

@@ -9,7 +9,7 @@ template <class T, int N>
 inline constexpr bool msl_is_vector<T __attribute__((ext_vector_type(N)))> = true;
 
 template <class T, class... A>
-MSL_FUNC constexpr T msl_construct(const A&... a) {
+MSL_FUNC constexpr T msl_construct(A... a) {
   if constexpr (msl_is_vector<T>) return msl_make<T>(a...);
   else if constexpr (sizeof...(A) == 1 && (is_floating_point_v<T> && ... && is_floating_point_v<A>))
     return msl_static_cast<T>(a...);
@@ -20,9 +20,26 @@ MSL_FUNC constexpr T msl_construct(const A&... a) {
 template <class T>
 struct msl_to {
   template <class A>
-  MSL_FUNC constexpr T operator->*(const A& a) const {
+  MSL_FUNC constexpr T operator->*(A a) const {
     return msl_construct<T>(a);
   }
 };
+
+// A list of three in braces, as the argument of a vector, for which clang finds no function; or of a structure.
+template <class A, class B, class C>
+struct msl_three {
+  A a;
+  B b;
+  C c;
+  template <class T, class = enable_if_t<!is_arithmetic_v<T>>>
+  MSL_FUNC constexpr operator T() const {
+    if constexpr (msl_is_vector<T>) return msl_make<T>(a, b, c);
+    else return T{a, b, c};
+  }
+};
+template <class A, class B, class C>
+MSL_FUNC constexpr msl_three<A, B, C> msl_list(A a, B b, C c) {
+  return {a, b, c};
+}
 
 }  // namespace metal

@@ -7,7 +7,7 @@
 #error "kernels are compiled by clang: no other compiler has address spaces"
 #endif
 
-#define __METAL_VERSION__ 320
+#define __METAL_VERSION__ 400
 #define METAL_FUNC inline __attribute__((always_inline))
 
 // A function of ours: what goes wrong inside is reported at the line that calls it.

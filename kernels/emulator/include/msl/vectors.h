@@ -10,7 +10,12 @@ MSL_FUNC V msl_make(A a) {
     return V(msl_element<V>(a));
   } else {
     static_assert(msl_size<A> == msl_size<V>, "expected as many components as the vector has");
-    return __builtin_convertvector(a, V);
+    typedef msl_element<A> from;
+    typedef msl_element<V> to;
+    // Clang has no code for the conversion of one short type to the other.
+    if constexpr ((is_same_v<from, half> && is_same_v<to, bfloat>) || (is_same_v<from, bfloat> && is_same_v<to, half>))
+      return __builtin_convertvector(__builtin_convertvector(a, vec<float, msl_size<A>>), V);
+    else return __builtin_convertvector(a, V);
   }
 }
 

@@ -15,6 +15,23 @@ struct msl_reference {
     return *(T*)address;
   }
 };
+#ifdef MSL_TENSORS
+// An array as a tensor, with the array's extents.
+struct msl_bound_tensor {
+  void* address;
+  const long* counts;
+  template <class E, class X, class D, class... Tags>
+  MSL_FUNC operator metal::tensor<E, X, D, Tags...>() const {
+    if (counts[0] != long(X::rank()))
+      msl_tensor_wrong("entry", 0, "an array of %ld axes for a tensor of %ld\npass an array with as many axes", counts[0],
+                       long(X::rank()));
+    X extents;
+    for (size_t axis = 0; axis < X::rank(); axis++) extents.counts[axis] = typename X::index_type(counts[1 + axis]);
+    return {(E*)address, extents};
+  }
+};
+#endif
+
 // An attribute of a thread: a number, or three, of which a kernel may take fewer.
 template <class V>
 struct msl_given {

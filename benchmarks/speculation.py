@@ -1,0 +1,99 @@
+"""Lookup beside llama.cpp's own: the factor of each over itself without proposals, on the same file and texts.
+
+    python -m benchmarks.speculation MODEL --python PATH      appends to benchmarks/results/speculation.jsonl
+    python -m benchmarks.speculation MODEL --texts FILE --rounds 3 --out new.jsonl
+
+PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The texts are those of
+`bench --speculate`, by default benchmarks/speculation.jsonl. Rounds of both engines alternate. llama.cpp computes rows
+of a pass with several tokens with other bits than single ones, so its answer may change: rows say whether it did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.log import FOLDER, Log, Row
+from mlx_engine import load
+from mlx_engine.bench.speculation import markdown, rows, texts_of
+from mlx_engine.bench.tables import aligned
+from mlx_engine.machine.limits import usable_cores
+
+RESULTS, TEXTS = FOLDER / "speculation.jsonl", Path(__file__).with_suffix(".jsonl")
+
+# Run by the other interpreter: answers each prompt with and without lookup, `rounds` times in turn.
+CHILD = """
+import json, sys, time
+from llama_cpp import Llama
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+given = json.load(sys.stdin)
+how = dict(model_path=given["model"], n_ctx=given["n_ctx"], n_threads=given["threads"], verbose=False)
+models = Llama(**how), Llama(**how, draft_model=LlamaPromptLookupDecoding(), logits_all=True)
+for prompt, n in given["prompts"]:
+    seconds, found = ([], []), [None, None]
+    for round_ in range(given["rounds"] + 1):
+        for i, model in enumerate(models):
+            model.reset()
+            ids = []
+            for token in model.generate(prompt, temp=0.0):
+                if not ids:
+                    began = time.perf_counter()
+                ids.append(token)
+                if len(ids) == n:
+                    break
+            found[i] = ids
+            if round_:
+                seconds[i].append(time.perf_counter() - began)
+    print(json.dumps({"off": seconds[0], "on": seconds[1], "is_same": found[0] == found[1]}), flush=True)
+"""
+
+
+def peers(python: str, model: Path, prompts: list[tuple[list[int], int]], threads: int, rounds: int) -> list[Row]:
+    """Return the times of llama.cpp for prompts (ids, new tokens)."""
+    longest = max(len(ids) + n for ids, n in prompts)
+    given = {"model": str(model), "n_ctx": 2 * longest, "threads": threads, "rounds": rounds, "prompts": prompts}
+    command = [python, "-c", CHILD]
+    done = subprocess.run(command, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def factor(row: Row) -> float:
+    """Return how many times faster proposals made the answers, by medians."""
+    return float(statistics.median(row["off"]) / statistics.median(row["on"]))
+
+
+def main() -> None:
+    """Measure the texts, print a table, and append the rows."""
+    parser = argparse.ArgumentParser(prog="benchmarks.speculation", description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("--python", help="the interpreter that has llama-cpp-python")
+    parser.add_argument("--texts", type=Path, default=TEXTS)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    log, texts = Log("speculation", options.out), texts_of(options.texts)
+    found: list[Row] = []
+    with load(options.model, "parallel", threads=options.threads) as engine:
+        prompts: list[Any] = [(engine.prompts.ids(text["prompt"]), text.get("max_tokens", 256)) for text in texts]
+        for i, row in enumerate(rows(engine, texts, options.rounds)):
+            others = [] if options.python is None else [prompts[i]]
+            theirs = peers(options.python, options.model, others, options.threads, options.rounds) if others else []
+            about = {"file": options.model.name, "threads": options.threads, "llama.cpp": theirs[0] if theirs else None}
+            found.append(log.append({**row, **about}))
+    print(markdown(found))
+    if options.python is not None:
+        table = [["text", "ours", "llama.cpp", "its answer"]]
+        for row in found:
+            theirs = row["llama.cpp"]
+            same = "the same" if theirs["is_same"] else "another one"
+            table.append([row["text"], f"{row['factor']:.2f}", f"{factor(theirs):.2f}", same])
+        print("\nThe factor of each over itself without proposals:\n\n" + aligned(table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Measure speculation: each text of a file is answered with and without proposed tokens, in turn.
+
+A file has a JSON object per line: `prompt`, a text or messages; and, if wanted, `name`, `max_tokens`, `prediction`, and
+`right`, a share from 0 to 1. With `right`, the tokens of the answer without proposals are proposed, each right with
+this probability: this gives the factor at a given acceptance, also of a model with random weights. Answers are greedy,
+go on past end-of-text tokens, and must have the same ids with and without proposals.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_engine.bench.tables import aligned
+from mlx_engine.errors import EngineError, OptionError
+from mlx_engine.loop.lookup import LONGEST, Lookups
+from mlx_engine.loop.memory import Traffic
+from mlx_engine.loop.request import Sequence as AnswerSequence
+from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.loop.speculation import MOST_STATES, Drafters, Speculation
+from mlx_engine.options import Options
+
+if TYPE_CHECKING:
+    from mlx_engine.engine import Engine
+    from mlx_engine.loop.request import Request
+
+Row = dict[str, Any]
+KEYS = {"name", "prompt", "max_tokens", "prediction", "right", "copies"}
+N_TOKENS = 256
+
+
+class Recorded:
+    """The drafter of an answer that is known: each token that it proposes is right with a given probability.
+
+    Which ones are wrong depends on their place alone, so that every run has the same ones.
+    """
+
+    name = "recorded"
+
+    def __init__(self, answer: Sequence[int], right: float) -> None:
+        rng = random.Random(0)
+        self._ids, self._n = [i if rng.random() < right else i + 1 for i in answer], 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Read the ids that have followed."""
+        self._n += len(ids)
+
+    def propose(self, most: int) -> tuple[Sequence[int], int]:
+        """Return the next ids."""
+        return self._ids[self._n : self._n + most], LONGEST
+
+
+class Recordings:
+    """Makes the drafters of requests with the same known answer."""
+
+    def __init__(self, answer: Sequence[int], right: float) -> None:
+        self._answer, self._right = answer, right
+
+    def __call__(self, sequence: AnswerSequence) -> Recorded:
+        """Return a drafter."""
+        return Recorded(self._answer, self._right)
+
+    def end(self, sequence: AnswerSequence) -> None:
+        """Keep nothing."""
+
+
+def texts_of(file: Path) -> list[Row]:
+    """Return the texts of a file.
+
+    Raises:
+        OptionError: a line is no JSON object with a prompt and known keys, or there is none.
+    """
+    found = []
+    for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)
+        except ValueError:
+            text = None
+        if not isinstance(text, dict) or "prompt" not in text or not text.keys() <= KEYS:
+            expected = f"a JSON object with prompt and none but {', '.join(sorted(KEYS))}"
+            raise OptionError(f"{file}, line {n}: expected {expected}", option="--speculate", expected=expected)
+        found.append({"name": f"line {n}", **text})
+    if not found:
+        raise OptionError(f"{file} has no text; write a JSON object per line", option="--speculate")
+    return found
+
+
+def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row]:
+    """Yield a row for each text: the rates without and with proposals, their factor, and what was accepted.
+
+    Raises:
+        EngineError: an answer with proposals differs.
+    """
+    for text in texts:
+        plain, proposing = [], []
+        answer: Sequence[int] = ()
+        for repetition in range(repetitions + 1):
+            off, on = _answered(engine, text, None), None
+            answer = off["ids"]
+            right = text.get("right")
+            drafters = Lookups() if right is None else Recordings(answer, right)
+            on = _answered(engine, text, drafters)
+            if on["ids"] != answer:
+                raise EngineError(f"{text['name']}: the answer with proposals differs; report this as a bug")
+            if repetition:  # the first one compiles kernels
+                plain.append(off)
+                proposing.append(on)
+        yield _row(text, plain, proposing)
+
+
+def _row(text: Row, plain: Sequence[Row], proposing: Sequence[Row]) -> Row:
+    off, on = (statistics.median(run["seconds"] for run in runs) for runs in (plain, proposing))
+    off_cpu, on_cpu = (min(run["cpu_seconds"] for run in runs) for runs in (plain, proposing))
+    last, n = proposing[-1], len(plain[-1]["ids"]) - 1
+    return {
+        "text": text["name"],
+        "drafter": "lookup" if "right" not in text else f"recorded, {text['right']:.0%} right",
+        "n_prompt": last["n_prompt"],
+        "n_tokens": n + 1,
+        "copies": text.get("copies", 1),
+        "off": n / off,
+        "on": n / on,
+        "factor": off / on,
+        "factor_of_cpu_time": off_cpu / on_cpu,
+        "proposed": last["proposed"],
+        "accepted": last["accepted"],
+        "tokens_per_pass": last["tokens_per_pass"],
+        "samples": {"off": [run["seconds"] for run in plain], "on": [run["seconds"] for run in proposing]},
+    }
+
+
+def _answered(engine: Engine, text: Row, drafters: Drafters | None) -> Row:
+    """Answer a text, as often at once as `copies` says; return ids, counts and the times after the first token."""
+    n = text.get("copies", 1)
+    options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
+    requests: list[Request] = [engine.request(text["prompt"], options) for _ in range(n)]
+    pool = engine.model.new_pool(sum(r.longest for r in requests), n_sequences=n, n_proposed=MOST_STATES * n)
+    made = None if drafters is None else Speculation(drafters, int(engine.config.vocab_size))
+    scheduler = Scheduler(engine.model, pool, slots=n, speculation=made, traffic=Traffic.of(engine.model, pool))
+    for request in requests:
+        scheduler.submit(request)
+    while any(not request.output.token_ids for request in requests):
+        scheduler.step()
+    begun = sum(len(request.output.token_ids) for request in requests)
+    started, cpu, n_steps = time.perf_counter(), time.process_time(), 0
+    while scheduler.has_work:
+        scheduler.step()
+        n_steps += 1
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+    n_tokens = sum(len(request.output.token_ids) for request in requests) - begun
+    return {
+        "ids": list(requests[0].output.token_ids),
+        "n_prompt": len(requests[0].prompt_ids),
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "proposed": 0 if made is None else made.n_proposed,
+        "accepted": 0 if made is None else made.n_accepted,
+        "tokens_per_pass": n_tokens / max(1, n_steps) / n,
+    }
+
+
+def markdown(found: Sequence[Row]) -> str:
+    """Return the rows as a table."""
+    head = ["text", "drafter", "prompt", "tokens", "off, tokens/s", "on, tokens/s", "factor", "accepted", "per pass"]
+    body = [
+        [
+            row["text"] if row["copies"] == 1 else f"{row['text']}, {row['copies']} at once",
+            row["drafter"],
+            f"{row['n_prompt']:,}",
+            f"{row['n_tokens']:,}",
+            f"{row['off']:.1f}",
+            f"{row['on']:.1f}",
+            f"{row['factor']:.2f}",
+            f"{row['accepted']:,} of {row['proposed']:,}",
+            f"{row['tokens_per_pass']:.2f}",
+        ]
+        for row in found
+    ]
+    return aligned([head, *body])

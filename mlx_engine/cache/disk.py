@@ -1,0 +1,838 @@
+"""Prefixes on disk: the pages and states of the prefix cache as files, which a later start finds again.
+
+A file has one whole page of one group of layers, or the states of all layers after a whole page. Its name is the end of
+a chain of SHA-256 digests over the token ids up to and including its page, so a prefix is found by walking its pages.
+The files of one *identity* are in a folder of their own: one model, one order of sums, one type of keys and values and
+one size of pages. A header repeats all of this, and a checksum covers header and contents.
+
+Pages are written soon after the prompt has been read, not when they are evicted: so a process that is killed has kept
+the prompt, and evicting needs no write. A thread writes them. On backends that compute at once it reads a page in
+place, while passes run, and then looks at the page's *generation*: pages of the prefix cache do not change until the
+cache drops them, which counts the generation up, and then what was read is discarded. So the writer holds no page, and
+no step waits for it. A lazy backend copies pages when they are offered, up to `MOST_COPIED` bytes.
+
+A file that is not as expected is removed, and its prompt is computed. Files are read into memory of this process, not
+mapped: another program that cut a mapped file short would end the process, and the bytes that were checked must be the
+bytes that are used. Drafts are renamed when they are complete. Several processes may share a folder: the least recently
+used files are removed when all files together are larger than the bound; the pages of a prefix go from its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import platform
+import queue
+import stat
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata, resources
+from io import RawIOBase
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.cache.pool import KVLayer, KVPool
+from mlx_engine.cache.sequence import KVSequence
+from mlx_engine.errors import FormatError
+from mlx_engine.kernels.drafts import draft
+from mlx_engine.observe import log
+from mlx_engine.quant.key_values import DTYPES, row_length
+
+# The default bound of a folder.
+DEFAULT_NBYTES = 20 << 30
+MAGIC, VERSION = b"mlxekv\r\n", 1
+ENDING = ".kv"
+# The name of the folder's description, which also says that the folder is one of prefixes.
+README, ABOUT, DIGESTS = "README.txt", "about.txt", "digests"
+TEXT = """\
+This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
+computing the prompts again. Prompts can be recovered from keys and values: keep this folder as private as the prompts.
+Any file may be removed at any time; `mlx_engine cache remove prefixes` removes all.
+"""
+# The most writes that wait, and the most bytes of copies of a lazy backend among them. What exceeds them is dropped.
+MOST_JOBS, MOST_COPIED = 4096, 256 << 20
+# The bytes of files that are read between two passes, about 0.1 s.
+MOST_READ = 64 << 20
+# Seconds without a write after one has failed, and between two marks of a file as used.
+PAUSE, TOUCHED = 60.0, 60.0
+# By this each page of a prefix counts as used longer ago than the page before: pages are removed from its end.
+STEP_NS = 1_000_000_000
+# Seconds that the end of a process waits for the writer.
+PATIENCE = 20.0
+# Seconds that the first prompt waits for the folder to be open.
+BRIEFLY = 0.5
+_HEADER = struct.Struct("<8sI32s32s8sQ")
+MAGIC_FILE, _FILE = b"mlxekvs\n", struct.Struct("<8sI32sQ")
+_CHECK = hashlib.sha256().digest_size
+STATE = "s"
+
+
+class Key(NamedTuple):
+    """A page of one group of layers, or with `part` "s" the states after it, and its chain of token ids (32 bytes)."""
+
+    chain: bytes
+    part: str
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return f"{self.chain[:16].hex()}-{self.part}{ENDING}"
+
+
+class Piece(NamedTuple):
+    """An array of a file: a layer's page (2, G, page, row), or an array of a layer's state."""
+
+    layer: int
+    number: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass
+class DiskStats:
+    """Counters since the start.
+
+    Attributes:
+        tokens: tokens of prompts that were read from files.
+        read: files that were read.
+        written: files that were written.
+        dropped: files that were not written: the queue was full, the page was evicted first, or a write failed.
+        damaged: files that were removed, because they were not as expected.
+        removed: files that were removed, because all files together were too large.
+        nbytes: bytes of all files, as far as this process knows.
+    """
+
+    tokens: int = 0
+    read: int = 0
+    written: int = 0
+    dropped: int = 0
+    damaged: int = 0
+    removed: int = 0
+    nbytes: int = 0
+
+
+def chains(ids: np.ndarray, page: int) -> list[bytes]:
+    """Return the chain at the end of each whole page of token ids (n,)."""
+    found, last = [], struct.pack("<q", page)
+    numbers = np.ascontiguousarray(ids, dtype="<i8")
+    for first in range(0, len(ids) - page + 1, page):
+        last = hashlib.sha256(last + numbers[first : first + page].tobytes()).digest()
+        found.append(last)
+    return found
+
+
+def pieces(pool: KVPool) -> dict[str, list[Piece]]:
+    """Return the arrays in the file of each part: the groups "0", "1", ..., and "s" for states."""
+    parts: dict[str, list[Piece]] = {str(group): [] for group in range(len(pool.windows))}
+    states: list[Piece] = []
+    for i, layer in enumerate(pool.layers):
+        if isinstance(layer, KVLayer):
+            shape = 2, layer.n_kv_heads, pool.page, row_length(layer.head_dim, layer.type)
+            parts[str(pool.stores.group_of[i])].append(Piece(i, 0, shape, np.dtype(DTYPES[layer.type])))
+        else:
+            states += [Piece(i, j, shape, np.dtype(np.float32)) for j, shape in enumerate(layer.shapes)]
+    return {**parts, **({STATE: states} if states else {})}
+
+
+def source_digest() -> str:
+    """Return a digest of the source that computes keys and values, or decides how: it stands for the order of sums.
+
+    Bits do not change with most edits; a prefix that is computed again is cheap, a wrong bit is not.
+    """
+    total = hashlib.sha256()
+    for package in ("backends", "models", "weights", "config", "quant", "kernels"):
+        root = resources.files(f"mlx_engine.{package}")
+        pending = [(package, root)]
+        while pending:
+            where, folder = pending.pop()
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+                name = f"{where}/{entry.name}"
+                if entry.is_dir() and entry.name != "__pycache__":
+                    pending.append((name, entry))
+                elif entry.name.endswith((".py", ".metal", ".h")):
+                    total.update(f"{name}\n".encode())
+                    total.update(entry.read_bytes())
+    return total.hexdigest()
+
+
+def backend_identity(be: Backend) -> dict[str, str]:
+    """Return what the bits of keys and values depend on in a backend.
+
+    Compiled kernels have the same bits on every processor; the others depend on their libraries and the device.
+    """
+    found = {"backend": type(be).__name__, "activations": be.activations, "kv_type": be.kv_type, "format": str(VERSION)}
+    if type(be).__name__ == "CompiledBackend":
+        return found
+    libraries = {name: metadata.version(name) for name in ("numpy", "mlx")}
+    machine = {"device": f"{be.name} {be.device}", "machine": platform.machine(), "processor": platform.processor()}
+    return {**found, **machine, **libraries}
+
+
+def identity_of(about: Mapping[str, str]) -> tuple[str, bytes]:
+    """Return what keys and values depend on as text, and its digest."""
+    text = "".join(f"{key}: {value}\n" for key, value in sorted(about.items()))
+    return text, hashlib.sha256(text.encode()).digest()
+
+
+class SavedPrefixes:
+    """The pages and states of files that `Saver` has written. They are read alone; nothing is removed or added.
+
+    Attributes:
+        stats: counters.
+        identity: the digest of what keys and values depend on besides token ids; empty if it is not known yet.
+        saved: the file of each page and state, and where it begins there, by name.
+    """
+
+    def __init__(self, identity: bytes = b"") -> None:
+        self.identity, self.stats = identity, DiskStats()
+        self.saved: dict[str, tuple[Path, int]] = {}
+
+    def add(self, path: Path, identity: bytes) -> list[int]:
+        """Use a file that `Saver` has written, and return its token ids.
+
+        Raises:
+            FormatError: it is no such file, or is of another model, version or type of keys and values.
+            OSError: it cannot be read.
+        """
+        ids, records = opened(path, identity)
+        self.identity = identity
+        self.saved |= {name: (path, at) for name, at in records.items()}
+        return ids
+
+    @property
+    def is_here(self) -> bool:
+        """Whether pages can be written."""
+        return False
+
+    def wait_briefly(self) -> None:
+        """Wait once until it is known what there is."""
+
+    def flush(self) -> None:
+        """Wait until everything that was offered has been written or dropped."""
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+
+    def has(self, key: Key) -> bool:
+        """Return whether there is a page or a state."""
+        return key.name in self.saved
+
+    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
+        """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
+
+        Forget it and return None if it is not as expected.
+        """
+        path, at = self.saved[key.name]
+        try:
+            n = read_into(path, memoryview(buffer.data)[: room(nbytes) - 1], at)
+        except OSError:
+            n = 0
+        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
+        if content is None:
+            self.stats.damaged += 1
+            del self.saved[key.name]
+        else:
+            self.stats.read += 1
+        return content
+
+
+class PrefixFolder(SavedPrefixes):
+    """The files of one identity in a folder, a bound on the files of all identities, and the thread that writes.
+
+    Attributes:
+        path: the folder.
+        max_nbytes: the bound.
+        stats: counters.
+        identity: the digest of what keys and values depend on besides token ids; empty until the folder is open.
+        ours: the folder of the identity; None until it is open, and if it cannot be used.
+    """
+
+    def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
+        """Begin to open the folder, in a thread.
+
+        Args:
+            path: the folder, which is made if there is none.
+            max_nbytes: the bound on the bytes of all files in it.
+            model: the name of the model, for the user.
+            identify: returns what keys and values depend on besides token ids. Given a folder in which it may keep a
+                digest of the model's files, because it reads all of them.
+        """
+        super().__init__()
+        self.path, self.max_nbytes = path, max_nbytes
+        self.ours: Path | None = None
+        # Names that exist, with the time of their last mark; names that are about to be written; and names that can
+        # neither be used nor removed.
+        self._known: dict[str, float] = {}
+        self._claimed: set[str] = set()
+        self._bad: set[str] = set()
+        self._n_new, self._paused_until, self._has_warned = 0, 0.0, False
+        self._has_waited = False
+        self._process, self._is_open = os.getpid(), threading.Event()
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_JOBS)
+        begin = partial(_opened, weakref.ref(self), self._is_open, model, identify)
+        self._thread = threading.Thread(target=_work, args=(self._jobs, begin), name="prefixes", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, _ended, self._jobs, self._thread, self._is_open, self._process)
+
+    def wait(self, seconds: float = PATIENCE) -> bool:
+        """Wait until the folder is open, and return whether it can be used."""
+        return self._is_open.wait(seconds) and self.ours is not None
+
+    def wait_briefly(self) -> None:
+        """Wait once for the folder to be open: for a model whose digest is known this is a matter of milliseconds."""
+        if not self._has_waited and self.is_here:
+            self._has_waited = True
+            self._is_open.wait(BRIEFLY)
+
+    def flush(self) -> None:
+        """Wait until everything that was offered has been written or dropped."""
+        if self.is_here:
+            self._jobs.join()
+
+    def close(self) -> None:
+        """Write what waits, for at most `PATIENCE` seconds, and end the thread."""
+        self._end()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread runs: it does not after `close`, nor in a process that was forked."""
+        return self._end.alive and self._process == os.getpid()
+
+    def do(self, job: Callable[[], None]) -> bool:
+        """Have the thread run a job; return False if too many wait."""
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
+
+    def open(self, model: str, about: Mapping[str, str]) -> None:
+        """Find or make the folder of an identity, which only this user can read.
+
+        Raises:
+            OSError: it cannot be made, or another user could read or change it.
+        """
+        text, self.identity = identity_of(about)
+        plain = "".join(c if c.isalnum() or c in "-._" else "_" for c in model).lstrip(".")[:60]
+        ours = self.path / f"{plain}-{self.identity[:8].hex()}"
+        ours.mkdir(mode=0o700, exist_ok=True)
+        check_private(ours)
+        (ours / "drafts").mkdir(mode=0o700, exist_ok=True)
+        for file, content in ((self.path / README, TEXT), (ours / ABOUT, text)):
+            if not file.exists():
+                file.write_text(content, encoding="utf-8")
+        self._known |= {entry.name: 0.0 for entry in os.scandir(ours) if entry.name.endswith(ENDING)}
+        self.stats.nbytes = sum(size for _, size, _ in self.files())
+        self.ours = ours
+
+    def has(self, key: Key) -> bool:
+        """Return whether there is a file, perhaps written by another process."""
+        name = key.name
+        if super().has(key):
+            return True
+        if self.ours is None or name in self._bad:
+            return False
+        if name not in self._known and os.path.exists(self.ours / name):  # noqa: PTH110 - Path.exists may raise
+            self._known[name] = 0.0
+        return name in self._known
+
+    def claim(self, key: Key) -> bool:
+        """Return whether this file is neither there nor about to be written; from now on it is."""
+        if key.name in self._known or key.name in self._claimed or key.name in self._bad:
+            return False
+        self._claimed.add(key.name)
+        return True
+
+    def forget(self, key: Key) -> None:
+        """Undo a claim: the file was not written."""
+        self._claimed.discard(key.name)
+        self.stats.dropped += 1
+
+    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
+        """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
+
+        Remove the file and return None if it is not as expected.
+        """
+        if super().has(key) or self.ours is None:
+            return super().read(key, nbytes, buffer)
+        try:
+            n = read_into(self.ours / key.name, memoryview(buffer.data)[: room(nbytes)])
+        except OSError:
+            n = 0
+        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
+        if content is None:
+            self._remove(key)
+        else:
+            self.stats.read += 1
+        return content
+
+    def _remove(self, key: Key) -> None:
+        """Remove a file that cannot be used; if that fails, do not look for it again."""
+        assert self.ours is not None  # noqa: S101 - `has` has found the file
+        path = self.ours / key.name
+        self.stats.damaged += os.path.lexists(path)
+        self._known.pop(key.name, None)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        if os.path.lexists(path):
+            self._bad.add(key.name)
+
+    def write(self, key: Key, content: np.ndarray, used: int) -> None:
+        """Write a file with a time of its last use in ns, and remove others if all are too large.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self.ours is not None  # noqa: S101 - the writer starts when it is known
+        header = header_of(self.identity, key, content.nbytes)
+        with draft(self.ours / "drafts" / key.name) as path:
+            with path.open("wb", buffering=0) as file:
+                write_all(file, header + check(header, content))
+                write_all(file, content.data)
+            os.utime(path, ns=(used, used))
+            path.replace(self.ours / key.name)
+        self._known[key.name] = 0.0
+        self._claimed.discard(key.name)
+        self.stats.written += 1
+        self.stats.nbytes += content.nbytes + len(header) + _CHECK
+        self._n_new += content.nbytes
+        # Other processes write, too: count again now and then.
+        if self.stats.nbytes > self.max_nbytes or self._n_new > self.max_nbytes // 16:
+            self.bound()
+
+    def bound(self) -> None:
+        """If all files take more than the bound, remove the least recently used until they take 15/16 of it."""
+        found = sorted(self.files())
+        self.stats.nbytes, self._n_new = sum(size for _, size, _ in found), 0
+        most = self.max_nbytes - self.max_nbytes // 16 if self.stats.nbytes > self.max_nbytes else self.max_nbytes
+        for _, size, path in found:
+            if self.stats.nbytes <= most:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+                self.stats.removed += 1
+            self.stats.nbytes -= size
+            if path.parent == self.ours:
+                self._known.pop(path.name, None)
+
+    def files(self) -> list[tuple[int, int, Path]]:
+        """Return the time of the last use in ns, the bytes and the path of each file of every identity."""
+        return files_in(self.path)
+
+    def use(self, chain: Sequence[bytes], parts: Sequence[str]) -> None:
+        """Mark the files of a prefix as used, its end as used longest ago."""
+        now, at = time.monotonic(), time.time_ns()
+        for i, key in ((i, Key(end, part)) for i, end in enumerate(chain) for part in parts):
+            if self.ours is not None and now - self._known.get(key.name, now) > TOUCHED:
+                self._known[key.name] = now
+                with contextlib.suppress(OSError):
+                    os.utime(self.ours / key.name, ns=(at - i * STEP_NS, at - i * STEP_NS))
+
+    def keep(self, key: Key, content: np.ndarray, used: int) -> None:
+        """Write a file, or forget it if that fails, and then write none for a while: the disk may be full."""
+        if time.monotonic() < self._paused_until:
+            self.forget(key)
+            return
+        try:
+            self.write(key, content, used)
+        except OSError as error:
+            self.forget(key)
+            self.warn(error)
+            self._paused_until = time.monotonic() + PAUSE
+
+    def warn(self, error: Exception) -> None:
+        """Warn once that prefixes are not kept."""
+        if not self._has_warned:
+            self._has_warned = True
+            reason = getattr(error, "strerror", None) or error
+            log.warn(f"{self.path}: prefixes are not kept there ({reason}); prompts are computed")
+
+
+class DiskPrefixes:
+    """Prefixes on disk for the prefix cache of one pool. All methods are called by the thread that runs passes.
+
+    Attributes:
+        folder: the folder.
+    """
+
+    def __init__(self, pool: KVPool, folder: SavedPrefixes) -> None:
+        self._pool, self._backend, self.folder = pool, pool.backend, folder
+        self._pieces = pieces(pool)
+        self._nbytes = {part: sum(piece.nbytes for piece in of) for part, of in self._pieces.items()}
+        self._n_copied, self._buffer = 0, np.empty(room(max(self._nbytes.values(), default=0)), dtype=np.uint8)
+
+    @property
+    def stats(self) -> DiskStats:
+        """Counters of the folder since the start."""
+        return self.folder.stats
+
+    @property
+    def piece(self) -> int:
+        """The pages that are read at a time if others wait."""
+        if STATE in self._pieces or any(window is not None for window in self._pool.windows):
+            return sys.maxsize
+        return max(1, MOST_READ // max(1, sum(self._nbytes.values())))
+
+    def chain(self, ids: np.ndarray) -> list[bytes]:
+        """Return the chain at the end of each whole page of token ids (n,)."""
+        return chains(ids, self._pool.page)
+
+    # ---- reading ----
+
+    def reach(self, chain: Sequence[bytes], first: int) -> int:
+        """Return how many pages of a prefix can be used, at least `first`, given its chain and the pages held already.
+
+        Groups without a window need the file of every page after `first`, groups with a window those that later tokens
+        read. Models with states need the states after the last page.
+        """
+        n = len(chain)
+        self.folder.wait_briefly()
+        for group, window in enumerate(self._pool.windows):
+            if window is None:
+                n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
+        while n > first and not self._ends_at(chain, first, n):
+            n -= 1
+        return n
+
+    def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
+        """Return whether there are the pages that windows need after n pages, and the states."""
+        for group, window in enumerate(self._pool.windows):
+            begin = n if window is None else max(first, max(0, n * self._pool.page + 1 - window) // self._pool.page)
+            if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
+                return False
+        return STATE not in self._pieces or self.folder.has(Key(chain[n - 1], STATE))
+
+    def _needed(self, chain: Sequence[bytes], first: int, n: int) -> dict[int, list[Key]]:
+        """Return the files that n pages of a prefix need, by the number of the page, from page `first` on."""
+        page, windows = self._pool.page, self._pool.windows
+        begins = [first if window is None else max(first, max(0, n * page + 1 - window) // page) for window in windows]
+        keys = {p: [Key(chain[p], str(g)) for g, begin in enumerate(begins) if p >= begin] for p in range(first, n)}
+        if STATE in self._pieces:
+            keys[n - 1].append(Key(chain[n - 1], STATE))
+        return keys
+
+    def fill(self, kv: KVSequence, chain: Sequence[bytes]) -> bool:
+        """Append the pages of a prefix to a sequence that has the first of them; return False if a file is damaged.
+
+        Raises:
+            CacheFullError: the pool has too few free pages.
+        """
+        page = self._pool.page
+        first, n = kv.length // page, len(chain)
+        needed = self._needed(chain, first, n)
+        for p in range(first, n):
+            kv.begin(page)
+            slots = {str(group): int(table[p]) for group, table in enumerate(kv.tables)}
+            slots[STATE] = kv.state.newest.slot
+            if not all(self._load(key, slots[key.part]) for key in needed[p]):
+                kv.roll_back(page)
+                return False
+            kv.commit(page)
+        return True
+
+    def _load(self, key: Key, slot: int) -> bool:
+        """Copy a file to a page, given its first slot, or to a slot of states; return False if it cannot be used."""
+        content = self.folder.read(key, self._nbytes[key.part], self._buffer)
+        if content is None:
+            return False
+        at, stores, states = 0, self._pool.stores.layers, self._pool.states.stores
+        for piece in self._pieces[key.part]:
+            values = content[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+            at += piece.nbytes
+            if key.part == STATE:
+                self._backend.state_restore(states[piece.layer][piece.number], slot, values)
+            else:
+                stores[piece.layer] = self._backend.kv_restore(stores[piece.layer], slot, values)
+        return True
+
+    # ---- writing ----
+
+    def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
+        """Write a page or states soon, unless they are there already.
+
+        Args:
+            chain: the chain up to the end of the page.
+            part: the group of layers, or `STATE`.
+            slot: the first slot of the page, or the slot of the states.
+            generations: while entry `number` is the same, the slots are as they are now.
+            number: the number of the page or the slot.
+        """
+        key, generation = Key(chain[-1], part), generations[number]
+        folder = self.folder
+        if not isinstance(folder, PrefixFolder) or not folder.is_here or not folder.claim(key):
+            return
+        nbytes = self._nbytes[key.part]
+        content = None
+        if self._backend.lazy and self._n_copied + nbytes <= MOST_COPIED:
+            content = self.copied(key.part, slot)
+            self._n_copied += nbytes
+        if content is None and self._backend.lazy:
+            folder.forget(key)
+            return
+        is_current = partial(_is_current, generations, number, generation)
+        used = time.time_ns() - (len(chain) - 1) * STEP_NS
+        if not folder.do(partial(self._write, folder, key, slot, is_current, content, used)):
+            self._n_copied -= 0 if content is None else nbytes
+            folder.forget(key)
+
+    def use(self, chain: Sequence[bytes]) -> None:
+        """Mark the files of a prefix as used, soon."""
+        folder = self.folder
+        if chain and isinstance(folder, PrefixFolder) and folder.is_here:
+            folder.do(partial(folder.use, chain, tuple(self._pieces)))
+
+    def copied(self, part: str, slot: int) -> np.ndarray:
+        """Return the bytes of a page or of states."""
+        content, at = np.empty(self._nbytes[part], dtype=np.uint8), 0
+        for piece in self._pieces[part]:
+            if part == STATE:
+                values = self._backend.state_read(self._pool.states.stores[piece.layer][piece.number], slot)
+            else:
+                values = self._backend.kv_read(self._pool.stores.layers[piece.layer], slot, self._pool.page)
+            target = content[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+            np.copyto(target, values, casting="no")
+            at += piece.nbytes
+        return content
+
+    def _write(
+        self,
+        folder: PrefixFolder,
+        key: Key,
+        slot: int,
+        is_current: Callable[[], bool],
+        content: np.ndarray | None,
+        used: int,
+    ) -> None:
+        """Write a file in the writer's thread."""
+        if content is not None:
+            self._n_copied -= content.nbytes
+        if content is None and is_current():
+            content = self.copied(key.part, slot)
+            if not is_current():  # the page was overwritten, perhaps while it was read
+                content = None
+        if content is None or folder.ours is None:
+            folder.forget(key)
+            return
+        folder.keep(key, content, used)
+
+
+def _is_current(generations: np.ndarray, number: int, generation: int) -> bool:
+    return bool(generations[number] == generation)
+
+
+def header_of(identity: bytes, key: Key, nbytes: int) -> bytes:
+    """Return the header of a file."""
+    return _HEADER.pack(MAGIC, VERSION, identity, key.chain, key.part.encode().ljust(8, b"\0"), nbytes)
+
+
+def sound(header: bytes, read: np.ndarray, nbytes: int) -> np.ndarray | None:
+    """Return the contents (nbytes,) of a file that was read; None if header, length or checksum are not as expected."""
+    start = len(header) + _CHECK
+    content = read[start:]
+    is_sound = len(content) == nbytes and bytes(read[:start]) == header + check(header, content)
+    return content if is_sound else None
+
+
+def write_all(file: RawIOBase, content: bytes | memoryview) -> None:
+    """Write all bytes to an unbuffered file."""
+    view = memoryview(content)
+    while len(view):
+        view = view[file.write(view) or 0 :]
+
+
+def room(nbytes: int) -> int:
+    """Return the bytes of a file with contents of `nbytes` bytes, and one more, which shows that it is longer."""
+    return _HEADER.size + _CHECK + nbytes + 1
+
+
+def check(header: bytes, content: np.ndarray) -> bytes:
+    """Return the checksum of a file."""
+    total = hashlib.sha256(header)
+    total.update(content.data)
+    return total.digest()
+
+
+def read_into(path: Path, buffer: memoryview, at: int = 0) -> int:
+    """Read a regular file from a position on, until a buffer is full, and return how many bytes were read.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb", 0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path}: no regular file")
+        file.seek(at)
+        n = 0
+        while n < len(buffer) and (read := file.readinto(buffer[n:])):
+            n += read
+        return n
+
+
+def check_private(folder: Path) -> None:
+    """Check that no other user can read or change a folder.
+
+    Raises:
+        PermissionError: another user can.
+    """
+    found = folder.lstat()
+    is_ours = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+    if not stat.S_ISDIR(found.st_mode) or not is_ours:
+        raise PermissionError(f"{folder.name} is not a folder that this user alone can read and write")
+
+
+def files_in(path: Path) -> list[tuple[int, int, Path]]:
+    """Return the time of the last use in ns, the bytes and the path of each file of a folder of prefixes."""
+    found = []
+    with contextlib.suppress(OSError):
+        for ours in sorted(path.iterdir()):
+            if not ours.is_symlink() and (ours / ABOUT).is_file():
+                for entry in os.scandir(ours):
+                    if entry.name.endswith(ENDING):
+                        with contextlib.suppress(OSError):
+                            about = entry.stat(follow_symlinks=False)
+                            found.append((about.st_mtime_ns, about.st_size, Path(entry.path)))
+    return found
+
+
+# ---- one file with a whole prefix ----
+
+
+class Saver:
+    """Writes the pages and states that a prefix cache offers to one file."""
+
+    def __init__(self, file: RawIOBase, disk: DiskPrefixes, identity: bytes, ids: np.ndarray) -> None:
+        self._file, self._disk, self._identity = file, disk, identity
+        self.n_pages = 0
+        numbers = np.ascontiguousarray(ids, dtype="<i8").tobytes()
+        head = _FILE.pack(MAGIC_FILE, VERSION, identity, len(ids)) + numbers
+        write_all(file, head + hashlib.sha256(head).digest())
+
+    def chain(self, ids: np.ndarray) -> list[bytes]:
+        """Return the chain at the end of each whole page of token ids (n,)."""
+        return self._disk.chain(ids)
+
+    def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
+        """Write a page or states."""
+        _ = generations, number  # no pass runs meanwhile
+        content, key = self._disk.copied(part, slot), Key(chain[-1], part)
+        header = header_of(self._identity, key, content.nbytes)
+        write_all(self._file, header + check(header, content))
+        write_all(self._file, content.data)
+        self.n_pages = max(self.n_pages, len(chain))
+
+
+def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
+    """Return the token ids of a file that `Saver` has written, and where its pages and states begin, by their names.
+
+    Pages after a damaged header are left out; their contents are checked when they are read.
+
+    Raises:
+        FormatError: it is no such file, or is of another model, version or type of keys and values.
+        OSError: it cannot be read.
+    """
+    where, again = str(path), "write it again"
+    with path.open("rb") as file:
+        size, head = file.seek(0, 2), b""
+        file.seek(0)
+        head = file.read(_FILE.size)
+        fields = _FILE.unpack(head) if len(head) == _FILE.size else (b"", 0, b"", 0)
+        if fields[0] != MAGIC_FILE or not 0 <= fields[3] <= size // 8:
+            raise FormatError(where=where, expected="saved keys and values", found="another file", hint=again)
+        if fields[1:3] != (VERSION, identity):
+            found = "those of another model, of another type of keys and values, or of another version"
+            raise FormatError(where=where, expected="keys and values of this model", found=found, hint=again)
+        head += file.read(8 * fields[3])
+        if file.read(_CHECK) != hashlib.sha256(head).digest():
+            raise FormatError(where=where, expected="its token ids", found="damaged ones", hint=again)
+        ids, records = np.frombuffer(head[_FILE.size :], dtype="<i8").tolist(), dict[str, int]()
+        while len(header := file.read(_HEADER.size)) == _HEADER.size:
+            magic, _, _, chain, part, nbytes = _HEADER.unpack(header)
+            at = file.tell() - len(header)
+            if magic != MAGIC or at + room(nbytes) - 1 > size:
+                break
+            records[Key(chain, part.rstrip(b"\0").decode("ascii", "replace")).name] = at
+            file.seek(_CHECK + nbytes, 1)
+    return ids, records
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return what a folder of prefixes has of ours: the folders of identities and of digests, and its README."""
+    try:
+        entries = sorted(path.iterdir())
+    except OSError:
+        return []
+    ours = [e for e in entries if (e / ABOUT).is_file() and not e.is_symlink()]
+    return [*ours, *(path / name for name in (DIGESTS, README) if (path / name).exists())] if ours else []
+
+
+def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:
+    """Run jobs until None comes, with a low priority: passes need the processor's cores."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    begin()
+    while (job := jobs.get()) is not None:
+        try:
+            job()
+        except Exception as error:  # whatever it is, it must not end the thread: `flush` waits for it
+            log.warn(f"prefixes on disk: {error}")
+        del job  # it holds the pool
+        jobs.task_done()
+
+
+def _opened(
+    folder: weakref.ref[PrefixFolder],
+    is_open: threading.Event,
+    model: str,
+    identify: Callable[[Path], Mapping[str, str]],
+) -> None:
+    """Open a folder in the writer's thread, unless it is dropped meanwhile."""
+    given = folder()
+    path = Path() if given is None else given.path
+    del given
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private = path / DIGESTS
+        private.mkdir(mode=0o700, exist_ok=True)
+        check_private(private)
+        about = identify(private)  # reads the model's files
+        if (still := folder()) is not None:
+            still.open(model, about)
+    except Exception as error:  # of the disk, or of the model's files, which may be gone
+        if (still := folder()) is not None:
+            still.warn(error)
+    finally:
+        is_open.set()
+
+
+def _ended(
+    jobs: queue.Queue[Callable[[], None] | None], thread: threading.Thread, is_open: threading.Event, process: int
+) -> None:
+    """End the writer's thread when it has done its jobs."""
+    if process != os.getpid():
+        return
+    with contextlib.suppress(queue.Full):
+        jobs.put(None, timeout=PATIENCE)
+    if thread is not threading.current_thread() and is_open.is_set():
+        thread.join(PATIENCE)
+
+
+def _always() -> bool:
+    return True

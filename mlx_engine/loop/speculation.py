@@ -1,0 +1,365 @@
+"""Speculation: proposed next tokens are checked in the pass that computes the next token: one pass gives several.
+
+A drafter sees the ids of a sequence and proposes ids that may follow. The pass runs them after the sequence's unread
+token, and every row of logits is wanted. The scheduler then chooses token after token as without proposals, each from
+the row of the token before, until a choice differs from the proposal: that choice is the next token, and keys, values
+and states after it are discarded. So a proposal is accepted exactly if it is the token that would have been chosen, and
+no answer depends on proposals.
+
+How many tokens are proposed is chosen for each pass, so that the expected number of tokens per second is highest. It
+depends on how often proposals were right after a match of about the same length, and on the measured time of passes by
+their number of rows. Every first proposed token is compared with the next token, whether a pass has run it or not, so
+that acceptance is known before a wrong proposal has cost anything. Each sequence has an account of tokens that
+proposals have gained or cost; when it is empty, nothing is proposed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from mlx_engine.cache.pool import kv_layers
+from mlx_engine.loop.request import ScheduledChunk, Sequence
+from mlx_engine.options import LOOKUP, OFF
+from mlx_engine.weights.model import Model
+
+# The most tokens that are proposed for one sequence in a pass, and the most rows of a pass with proposed tokens: up to
+# 32 rows all layers run in one call of the CPU kernels.
+MOST, MOST_ROWS = 15, 32
+# Matches of at least so many ids are one kind of evidence, and the share that is right before anything is known.
+LENGTHS, PRIOR = (1, 3, 4, 6, 9, 16), (0.15, 0.3, 0.5, 0.65, 0.8, 0.9)
+# The weight of what was known before, in proposals; and the number of latest proposals that count.
+WEIGHT, LATEST = 4.0, 64
+# Tokens that proposals may cost a sequence at its start, more for each of its tokens, and the most that it saves.
+START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
+# The expected rate with proposals must be so much higher than without.
+MARGIN = 1.05
+# On a lazy backend a sequence waits for its token before the next pass if a proposal is as likely as this to be right.
+PROMISING = 0.5
+# The time of a pass by rows before any is measured: 1, this for each row up to the fourth, and this for further ones.
+# CPU kernels multiply four rows in about the time of one; after that arithmetic is the limit.
+PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.25, 4
+# Rows whose times are kept, the number of new times that change them, and the weights of a longer and a shorter time.
+CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
+# A token that is less likely to be right than this is not proposed.
+LEAST = 0.1
+
+
+# The slots for states of proposed tokens, where a model has states: each takes memory.
+MOST_STATES = 8
+# `auto` proposes nothing for models with fewer parameters: looking for proposals takes 1 % of so short a pass.
+FEWEST_PARAMETERS = 1 << 28
+
+
+class Use(NamedTuple):
+    """Whether tokens are proposed for a model, and why."""
+
+    is_on: bool
+    why: str
+
+
+def use_of(model: Model, asked: str, n_parameters: int) -> Use:
+    """Return whether tokens are proposed, for the option `speculate`."""
+    be = model.backend
+    if asked == OFF:
+        return Use(False, "off; --speculate lookup turns it on")
+    if asked == LOOKUP:
+        differs = "" if be.fixes_bits else f"; on {be.name} a token may differ where two are almost equally likely"
+        return Use(True, f"lookup{differs}")
+    if not be.fixes_bits or any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers)):
+        return Use(False, f"off: on {be.name} the bits of this model's rows depend on their number")
+    if be.lazy or model.is_shared:
+        where = "on ranks" if model.is_shared else f"on {be.name}"
+        return Use(False, f"off: its cost {where} has not been measured; --speculate lookup turns it on")
+    if n_parameters < FEWEST_PARAMETERS:
+        return Use(False, "off: passes of so small a model are too short; --speculate lookup turns it on")
+    return Use(True, "lookup")
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one sequence.
+
+    Attributes:
+        name: such as "lookup".
+    """
+
+    name: str
+
+    def extend(self, ids: abc.Sequence[int]) -> None:
+        """Read the ids that have followed in the sequence."""
+
+    def propose(self, most: int) -> tuple[abc.Sequence[int], int]:
+        """Return at most `most` ids that may follow, and the strength of the evidence for them: a number of ids."""
+
+
+class Drafters(Protocol):
+    """Makes the drafters of a scheduler's sequences."""
+
+    def __call__(self, sequence: Sequence) -> Drafter:
+        """Return the drafter of a sequence whose prompt has been read."""
+
+    def end(self, sequence: Sequence) -> None:
+        """Take note that a sequence has ended."""
+
+
+class Acceptance:
+    """How often proposed tokens were right, by the strength of the evidence."""
+
+    def __init__(self) -> None:
+        self._right, self._tried = [0.0] * len(LENGTHS), [0.0] * len(LENGTHS)
+
+    def add(self, kind: int, *, is_right: bool) -> None:
+        """Count a proposed token that has been compared with the token of the answer."""
+        self._right[kind] += is_right
+        self._tried[kind] += 1
+        if self._tried[kind] > LATEST:
+            self._right[kind] /= 2
+            self._tried[kind] /= 2
+
+    def estimate(self, kind: int, before: float) -> float:
+        """Return the probability that a proposed token is right; `before` is the estimate without these counts."""
+        return (before * WEIGHT + self._right[kind]) / (WEIGHT + self._tried[kind])
+
+    def lines(self) -> list[str]:
+        """Return a line with the share of right tokens for each strength of evidence that occurred."""
+        ends = [f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
+        names = [*(end.removesuffix(f" to {end.split()[0]}") for end in ends), f"{LENGTHS[-1]} or more"]
+        found = zip(names, self._right, self._tried, strict=True)
+        shares = [f"{name} ids: {right / tried:.0%}" for name, right, tried in found if tried]
+        return [f"first tokens right after a match of {'; '.join(shares)}"] if shares else []
+
+
+class PassCosts:
+    """The time of a pass by its number of rows, measured while passes run."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        # The time by rows, made again after `RENEW` new times.
+        self._curve, self._n_new = [_usual(n) for n in range(CURVE)], 0
+
+    def add(self, n_rows: int, seconds: float) -> None:
+        """Add the time of a pass that has run no prompt.
+
+        Other work on the machine makes passes longer, never shorter: shorter times count more than longer ones.
+        """
+        known, self._n_new = self._seconds.get(n_rows), self._n_new + 1
+        if known is None:
+            # Kernels may have been compiled during the first pass with so many rows.
+            self._seconds[n_rows] = min(seconds, 1.5 * self(n_rows)) if self._seconds else seconds
+            self._n_new = RENEW
+        else:
+            self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
+
+    def __call__(self, n_rows: int) -> float:
+        """Return the time of a pass with so many rows, in any unit."""
+        if self._n_new >= RENEW and self._seconds:
+            self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
+        return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
+
+    def _estimate(self, n_rows: int) -> float:
+        """Return the time of a pass with so many rows: no more than that of a pass with more."""
+        if n_rows in self._seconds:
+            return min(seconds for n, seconds in self._seconds.items() if n >= n_rows)
+        nearest = min(self._seconds, key=lambda measured: abs(measured - n_rows))
+        return self._estimate(nearest) * _usual(n_rows) / _usual(nearest)
+
+    def lines(self) -> list[str]:
+        """Return a line with the measured times."""
+        times = [f"{n}: {seconds * 1e3:.2f}" for n, seconds in sorted(self._seconds.items())]
+        return [f"milliseconds of a pass by rows: {', '.join(times)}"] if times else []
+
+
+def _usual(n_rows: int) -> float:
+    return 1 + PER_ROW * (min(n_rows, FOURTH) - 1) + PER_FURTHER_ROW * max(0, n_rows - FOURTH)
+
+
+@dataclass(eq=False)
+class Draft:
+    """The drafter of a sequence and what it proposes next.
+
+    Attributes:
+        drafter: the drafter.
+        n_read: the number of ids of the answer that it has read.
+        ids: the ids that it proposes next.
+        kind: the strength of the evidence for them, an index of `LENGTHS`.
+        acceptance: how often its proposals were right.
+        account: tokens that proposals have gained, less those that they have cost.
+        under_way: rows without proposals, sequences that continue an answer, and proposed tokens of the pass under way.
+    """
+
+    drafter: Drafter
+    n_read: int = 0
+    ids: abc.Sequence[int] = ()
+    kind: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    account: float = 0.0
+    under_way: tuple[int, int, int] = (0, 0, 1)
+
+
+class Speculation:
+    """Proposes tokens for the sequences of one scheduler, and learns from what became of them.
+
+    Attributes:
+        drafters: makes the drafters.
+        costs: the time of passes.
+        n_drafts: passes of a sequence with proposed tokens.
+        n_proposed: proposed tokens that passes have run.
+        n_accepted: those that were right.
+    """
+
+    def __init__(self, drafters: Drafters, n_vocabulary: int, *, most: int = MOST) -> None:
+        """Make a speculation.
+
+        Args:
+            drafters: makes the drafter of a sequence.
+            n_vocabulary: the number of tokens of the model; a proposal ends before an id outside of it.
+            most: the most tokens that are proposed for a sequence in one pass.
+        """
+        self.drafters, self._n_vocabulary, self._most = drafters, n_vocabulary, most
+        self.costs, self._acceptance = PassCosts(), Acceptance()
+        self.n_drafts = self.n_proposed = self.n_accepted = 0
+
+    def propose(
+        self, chunks: abc.Sequence[ScheduledChunk], is_settled: Callable[[Sequence], bool], n_pages: int
+    ) -> None:
+        """Add proposed tokens to the chunks of a pass that each continue an answer by a settled token.
+
+        Proposals take pages that are free, and none from prefixes or other sequences.
+
+        Args:
+            chunks: all chunks of the pass.
+            is_settled: whether all tokens of a sequence are settled.
+            n_pages: pages that the pass takes without proposals, in each group of layers without a window.
+        """
+        asking = [chunk for chunk in chunks if _may_ask(chunk) and is_settled(chunk.sequence)]
+        if not asking:
+            return
+        drafts = [self.look(chunk.sequence) for chunk in asking]
+        if not any(draft.ids for draft in drafts):
+            return
+        n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
+        numbers = self.plan(asking, drafts, n_rows)
+        under_way = n_rows, len(asking), sum(numbers)
+        for chunk, draft, n in zip(asking, drafts, numbers, strict=True):
+            n = _fitting(chunk, n, n_pages, n_slots)
+            if n:
+                n_pages += chunk.sequence.n_pages(1 + n) - chunk.sequence.n_pages(1)
+                n_slots += n
+                draft.under_way = under_way
+                chunk.proposed = draft.ids[:n]
+                chunk.n = chunk.n_wanted = 1 + n
+
+    def plan(self, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int) -> list[int]:
+        """Return how many tokens to propose for each chunk: those with the highest expected tokens per second."""
+        n, numbers = len(chunks), [0] * len(chunks)
+        chances = [self.probability(draft) if draft.ids else 0.0 for draft in drafts]
+        if max(chances) < LEAST:
+            return numbers
+        each = self._extra(n_rows, n, 4) / 4
+        likely: list[tuple[float, int]] = []
+        for i, (chunk, draft, chance) in enumerate(zip(chunks, drafts, chances, strict=True)):
+            budget = START + PER_TOKEN * len(chunk.sequence.output.token_ids) + draft.account
+            right, most = 1.0, int(budget / each) if each else len(draft.ids)
+            for _ in range(min(len(draft.ids), most)):
+                right *= chance
+                if right < LEAST:
+                    break
+                likely.append((right, i))
+        likely.sort(key=lambda one: -one[0])
+        expected, best, n_best = float(n), MARGIN * n / self.costs(n_rows), 0
+        for r, (right, _) in enumerate(likely[: max(0, MOST_ROWS - n_rows)], start=1):
+            expected += right
+            rate = expected / self.costs(n_rows + r)
+            if rate > best:
+                best, n_best = rate, r
+        for _, i in likely[:n_best]:
+            numbers[i] += 1
+        return numbers
+
+    def look(self, sequence: Sequence) -> Draft:
+        """Return the draft of a sequence after its settled ids; count whether the one before was right."""
+        draft = sequence.draft
+        if draft is None:
+            draft = sequence.draft = Draft(self.drafters(sequence))
+        ids = sequence.output.token_ids
+        if len(ids) == draft.n_read:
+            return draft
+        if draft.ids:
+            self._count(draft, draft.kind, is_right=ids[draft.n_read] == draft.ids[0])
+        draft.drafter.extend(ids[draft.n_read :])
+        most = max(0, min(self._most, sequence.output.max_tokens - len(ids) - 1))
+        found, strength = draft.drafter.propose(most)
+        draft.ids, draft.n_read = self._known(found[:most]), len(ids)
+        draft.kind = max(0, bisect_right(LENGTHS, strength) - 1)
+        return draft
+
+    def probability(self, draft: Draft) -> float:
+        """Return the probability that the next proposed token of a sequence is right."""
+        return draft.acceptance.estimate(draft.kind, self._acceptance.estimate(draft.kind, PRIOR[draft.kind]))
+
+    def is_promising(self, sequence: Sequence) -> bool:
+        """Return whether a sequence should wait for its token, because a proposal is likely to be right after it."""
+        draft = self.look(sequence)
+        return len(draft.ids) > 1 and self.probability(draft) >= PROMISING
+
+    def learn(self, chunk: ScheduledChunk) -> None:
+        """Count the proposed tokens of a chunk whose tokens have been chosen."""
+        draft, n, n_right = chunk.sequence.draft, len(chunk.proposed), chunk.n - 1
+        if draft is None:
+            return
+        request = chunk.sequence.request
+        self.n_drafts += 1
+        self.n_proposed += n
+        self.n_accepted += n_right
+        request.n_proposed += n
+        request.n_accepted += n_right
+        # The time of this pass is already among the costs.
+        cost = self._extra(*draft.under_way) * n / draft.under_way[-1]
+        draft.account = min(MOST_SAVED, draft.account + n_right - cost)
+        # `look` counts the first proposed token.
+        for i in range(1, min(n, n_right + 1)):
+            self._count(draft, draft.kind, is_right=i < n_right)
+
+    def report(self) -> list[str]:
+        """Return lines about what was proposed, how often it was right, and what passes cost."""
+        drafts = f"{self.n_proposed:,} tokens proposed in {self.n_drafts:,} passes, {self.n_accepted:,} accepted"
+        rates = self._acceptance.lines()
+        costs = self.costs.lines()
+        return [f"Speculation: {drafts}", *(f"  {line}" for line in (*rates, *costs))]
+
+    def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
+        self._acceptance.add(kind, is_right=is_right)
+        draft.acceptance.add(kind, is_right=is_right)
+
+    def _known(self, ids: abc.Sequence[int]) -> abc.Sequence[int]:
+        """Return the ids before the first one that the vocabulary does not have."""
+        if not ids or (min(ids) >= 0 and max(ids) < self._n_vocabulary):
+            return ids
+        return ids[: next(i for i, one in enumerate(ids) if not 0 <= one < self._n_vocabulary)]
+
+    def _extra(self, n_rows: int, n_sequences: int, n: int) -> float:
+        """Return the tokens that the sequences of a pass would get in the time that n more rows take."""
+        return n_sequences * max(0.0, self.costs(n_rows + n) / self.costs(n_rows) - 1) if n_rows else 0.0
+
+
+def _may_ask(chunk: ScheduledChunk) -> bool:
+    """Return whether a chunk continues an answer by one token, and chooses the next."""
+    output = chunk.sequence.output
+    goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
+    return goes_on and output.max_tokens - len(output.token_ids) > 1
+
+
+def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
+    """Return how many of n proposed tokens have room in free pages and slots, of which others take these numbers."""
+    sequence, pool = chunk.sequence, chunk.sequence.kv.pool
+    n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
+    free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]
+    while n and free and sequence.n_pages(1 + n) - n_plain > min(free) - n_pages:
+        n -= 1
+    if n and pool.states.n_slots and not pool.states.make_room(n_slots + n):
+        n = max(0, pool.states.n_free - n_slots)
+    return n

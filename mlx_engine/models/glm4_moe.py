@@ -1,0 +1,77 @@
+"""GLM-4.5, 4.6 and 4.7 with a mixture of experts, such as GLM-4.5-Air.
+
+Paper: "GLM-4.5", arXiv 2508.06471. Reference: Hugging Face transformers, models/glm4_moe. Differences from Qwen3-MoE:
+experts are chosen by the sigmoids of the router's logits plus a bias, in groups; a shared expert without a weight; the
+first layers are dense; half of each head is rotated; queries, keys and values have biases, and some models norm heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from mlx_engine.backends.experts import Scoring
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, Key, declared, number, partly_rotated_heads, said, whole
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import Settings
+from mlx_engine.models import llama, qwen3, standard
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import decoder_plan
+
+ARCHITECTURES = ("glm4_moe", "glm4moe")
+GGUF_ARCHITECTURE = "glm4moe"
+
+
+@dataclass(frozen=True)
+class Config(Routed, llama.Config):
+    """Llama's sizes, the numbers of experts, and how they are chosen."""
+
+    scoring: ClassVar[Scoring] = "sigmoid"
+    head_dim: int = partly_rotated_heads(lambda known: 128)
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"), partial=True, part=0.5)
+    attention_bias: bool = said(("attention_bias", False))
+    use_qk_norm: bool = said(("use_qk_norm", False))
+    n_experts: int = declared(Count("n_routed_experts"))
+    n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 8), condition=of_all)
+    expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1408))
+    n_shared: int = whole(("expert_shared_count", 1), ("n_shared_experts", 1))
+    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("first_k_dense_replace", 1)))
+    routed_scale: float = number(("expert_weights_scale", 1.0), ("routed_scaling_factor", 1.0))
+    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", True), ("norm_topk_prob", True)))
+    n_groups: int = whole(("expert_group_count", 1), ("n_group", 1))
+    n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1))
+
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_gating_func": 2},
+        hf={"hidden_act": "silu", "mlp_bias": False},
+        harmless=("output_router_logits", "router_aux_loss_coef"),
+    )
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The number of groups of experts, and of those that choose; None for one group."""
+        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
+
+
+TENSORS = {
+    **{name: row for name, row in llama.TENSORS.items() if name != "blk.*.attn_output.bias"},
+    **{name: replace(row, kind="dense") for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")},
+    **{name: replace(row, when="use_qk_norm") for name, row in qwen3.TENSORS.items() if row.shape == "E"},
+    "blk.*.attn_q.weight": replace(llama.TENSORS["blk.*.attn_q.weight"], rotated="H"),
+    "blk.*.attn_k.weight": replace(llama.TENSORS["blk.*.attn_k.weight"], rotated="G"),
+    "blk.*.attn_q.bias": replace(llama.TENSORS["blk.*.attn_q.bias"], rotated="H"),
+    "blk.*.attn_k.bias": replace(llama.TENSORS["blk.*.attn_k.bias"], rotated="G"),
+    "blk.*.ffn_norm.weight": replace(llama.TENSORS["blk.*.ffn_norm.weight"], gguf="blk.*.post_attention_norm.weight"),
+}
+NAMES = Names(bias="gate.e_score_correction_bias", shared="shared_experts")
+Model = standard.Model
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint."""
+    made = decoder_plan(checkpoint, Config, TENSORS)
+    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
+    return with_shared_expert(made, NAMES, made.config.n_shared * made.config.expert_size, has_weight=False)

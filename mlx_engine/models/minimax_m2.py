@@ -1,0 +1,58 @@
+"""MiniMax-M2.
+
+Reference: Hugging Face transformers, models/minimax_m2. Differences from Qwen3-MoE: experts are chosen by the sigmoids
+of the router's logits plus a bias; queries and keys are normed as whole rows; a part of each head is rotated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from mlx_engine.backends.experts import Scoring
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, declared, partly_rotated_heads, whole
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.models import llama, olmoe, standard
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import decoder_plan
+
+ARCHITECTURES = ("minimax_m2", "minimax-m2")
+GGUF_ARCHITECTURE = "minimax-m2"
+
+
+@dataclass(frozen=True)
+class Config(Routed, llama.Config):
+    """Llama's sizes and the numbers of experts; `intermediate_size` is that of one expert."""
+
+    scoring: ClassVar[Scoring] = "sigmoid"
+    normalize: ClassVar[bool] = True
+    intermediate_size: int = whole("expert_feed_forward_length", "intermediate_size", repeated=("feed_forward_length",))
+    head_dim: int = partly_rotated_heads(lambda known: 128)
+    rope: Rotation = rotation(theta=5e6, rules=("linear", "dynamic", "yarn"), partial=True)
+    n_experts: int = declared(Count("num_local_experts"))
+    n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 8), condition=of_all)
+
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_gating_func": 2},
+        hf={"hidden_act": "silu", **llama.NO_BIAS},
+        harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    )
+
+
+TENSORS = {
+    **olmoe.TENSORS,
+    "blk.*.attn_q.weight": replace(llama.TENSORS["blk.*.attn_q.weight"], rotated="H"),
+    "blk.*.attn_k.weight": replace(llama.TENSORS["blk.*.attn_k.weight"], rotated="G"),
+    "blk.*.attn_q_norm.weight": replace(olmoe.TENSORS["blk.*.attn_q_norm.weight"], rotated="H"),
+    "blk.*.attn_k_norm.weight": replace(olmoe.TENSORS["blk.*.attn_k_norm.weight"], rotated="G"),
+}
+NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"), bias="e_score_correction_bias")
+Model = standard.Model
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint."""
+    made = decoder_plan(checkpoint, Config, TENSORS)
+    return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)

@@ -1,0 +1,59 @@
+"""Nanochat.
+
+Reference: Hugging Face transformers, models/nanochat. Differences from Llama: norms without weights, of the embeddings
+and of heads of queries and keys, too; pairs are rotated in the other direction; the FFN has no gate, and the square of
+ReLU between its two layers; a soft cap of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array, Token
+from mlx_engine.config.declared import Expected, number
+from mlx_engine.models import llama, standard
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Layer, LayerTensors, Plain
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.table import Row
+
+ARCHITECTURES = ("nanochat",)
+GGUF_ARCHITECTURE = "nanochat"  # llama.cpp has no such architecture
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes and a soft cap of the logits."""
+
+    softcap: float = number("final_logit_softcapping", ("final_logit_softcapping", 15.0))
+
+    expected = Expected(hf={"hidden_act": "relu2", "mlp_bias": False})
+
+
+class Model(Decoder):
+    """A decoder whose norms have no weights. Such norms give the same heads before the rotation as after it."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
+        back = replace(rope, frequencies=tuple(-f for f in rope.frequencies))
+        self.norm = norm = parameters.plain_norm("norm", config.hidden_size, eps)
+        of_heads = (parameters.plain_norm("head_norm", config.head_dim, eps),) * 2
+        layers = [
+            Layer(
+                norm=norm, mix=replace(Attention.read(t, config, back), norms=of_heads), out=t.linear("attn_output"),
+                ffn=Plain(norm, t.linear("ffn_up"), t.linear("ffn_down"), "relu2"),
+            )
+            for t in LayerTensors.of(parameters, config.n_layers, eps)
+        ]  # fmt: skip
+        super().__init__(config, parameters, backend, layers=layers, output_norm=norm, logit_softcap=config.softcap)
+
+    def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
+        """Return the normed embeddings (T, D)."""
+        return self.backend.norm(super().embed(ids, positions), self.norm)
+
+
+MLP = {"ffn_up": Row("model.layers.*.mlp.fc1.weight", "F D"), "ffn_down": Row("model.layers.*.mlp.fc2.weight", "D F")}
+TENSORS = {name: row for name, row in llama.TENSORS.items() if "norm" not in name and "ffn" not in name}
+plan = standard.plan(Config, TENSORS | {f"blk.*.{name}.weight": row for name, row in MLP.items()})

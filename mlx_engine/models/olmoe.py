@@ -1,0 +1,49 @@
+"""OLMoE.
+
+Paper: "OLMoE: Open Mixture-of-Experts Language Models", arXiv 2409.02060. Reference: Hugging Face transformers,
+models/olmoe. Difference from Qwen3-MoE: queries and keys are normed as whole rows, and weights are not renormalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, declared, number, whole
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.models import llama, olmo2, standard
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all, with_experts
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import decoder_plan
+
+ARCHITECTURES = ("olmoe",)
+GGUF_ARCHITECTURE = "olmoe"
+
+
+@dataclass(frozen=True)
+class Config(Routed, llama.Config):
+    """Llama's sizes and the numbers of experts; `intermediate_size` is that of one expert."""
+
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 8), condition=of_all)
+    normalize: bool = declared(Normalize(in_gguf=False))
+
+    expected = Expected(
+        gguf={"attention.causal": True},
+        hf={"hidden_act": "silu", **llama.NO_BIAS, "clip_qkv": None},
+        harmless=("output_router_logits", "router_aux_loss_coef"),
+    )
+
+
+ROW_NORMS = {name: row for name, row in olmo2.TENSORS.items() if row.shape in ("HE", "GE") and "norm" in name}
+DENSE = ("F D", "D F")
+TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in DENSE} | ROW_NORMS
+Model = standard.Model
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint."""
+    made = decoder_plan(checkpoint, Config, TENSORS)
+    return with_experts(made, checkpoint, Names(), made.config.intermediate_size)

@@ -1,0 +1,117 @@
+"""The decoder that most architectures are: layers of attention and an FFN, as the config and the tensors say.
+
+A model file whose layers are of this kind has no code of its own, only settings and a tensor table:
+
+    Model = standard.Model
+    plan = standard.plan(Config, TENSORS)
+
+What the config may say, beside the sizes: `windows` and `has_rope` of each layer, `activation`, `routing`,
+`logit_scale`, and the class variables of `ConfigBase`. What the tensors say: which norms a layer has, norms of heads
+or of whole rows, biases, a gate in the FFN, experts in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Activation, Rope
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import SETTING, ConfigBase
+from mlx_engine.errors import ModelError
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors, Mixture, Plain
+from mlx_engine.weights.experts import experts
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
+from mlx_engine.weights.table import Table, decoder_plan
+
+
+class Model(Decoder):
+    """A decoder whose layers have attention and a dense FFN or a mixture of experts."""
+
+    def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
+        rope = rope_of(parameters, config)
+        of_layers = zip(
+            LayerTensors.of(parameters, config.n_layers, config.norm_eps, layer_norms=config.layer_norms),
+            has_rope(config), config.windows, strict=True,
+        )  # fmt: skip
+        layers = [
+            Layer(
+                norm=t.norm_or_none("attn_norm"),
+                mix=Attention.read(t, config, rope if is_rotated else None, window=window),
+                out=t.linear("attn_output"), post=t.norm_or_none("post_attention_norm"), ffn=feed_forward(t, config),
+                is_parallel=config.is_parallel,
+            )
+            for t, is_rotated, window in of_layers
+        ]  # fmt: skip
+        output_norm = parameters.norm(
+            "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms
+        )
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+
+def has_rope(config: Any) -> tuple[bool, ...]:
+    """Return whether each layer has rotary embedding."""
+    if config.only_local_rope and any(config.windows):
+        return tuple(window is not None for window in config.windows)
+    return tuple(getattr(config, "has_rope", (True,) * config.n_layers))
+
+
+def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
+    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm for both parts."""
+    activation: Activation = getattr(config, "activation", "silu")
+    name = "attn_norm" if config.is_parallel else "ffn_norm"
+    if t.has("ffn_gate_inp"):
+        return Mixture(t.norm(name), experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation))
+    norm = t.norm_or_none(name)
+    if t.has("ffn_gate"):
+        return replace(Gated.read(t, activation), norm=norm)
+    return Plain(norm, t.linear("ffn_up"), t.linear("ffn_down"), activation)
+
+
+def rope_of(p: Parameters, cfg: Any) -> Rope:
+    """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
+    rope: Rope = cfg.rope.for_heads(cfg.head_dim)
+    if f"{FREQUENCIES}.weight" not in p:
+        return rope
+    factors = p.values(FREQUENCIES).tolist()
+    if not all(0 < factor < math.inf for factor in factors):
+        raise ModelError("rope_freqs.weight has values that are not finite and positive; download the file again")
+    return replace(rope, frequencies=tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
+
+
+def plan(config_type: type[ConfigBase], table: Table, *, tied: bool = False) -> Callable[[Checkpoint], Plan]:
+    """Return the function `plan` of a model file.
+
+    Args:
+        config_type: the class of the config.
+        table: the tensors.
+        tied: whether the head is tied to the embedding table if config.json does not say so.
+    """
+
+    def planned(checkpoint: Checkpoint) -> Plan:
+        """Return the config and the expected tensors of a checkpoint."""
+        return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
+
+    return planned
+
+
+def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:
+    """Return a plan with the tensors that encode a rule of rotary embedding: Llama 3's divisors, and LongRoPE's."""
+    rules = next(f.metadata[SETTING].rules for f in fields(made.config) if f.name == "rope")
+    made = with_divisors(checkpoint, made) if "longrope" in rules else made
+    if "llama3" not in rules:
+        return made
+    config: Any = made.config
+    if checkpoint.naming == "gguf":
+        factors = Tensor(f"{FREQUENCIES}.weight", "", (config.head_dim // 2,), required=False)
+        return replace(made, tensors=[*made.tensors, factors])
+    if config.rope.rule != "llama3":
+        return made
+    divisors = {f"{FREQUENCIES}.weight": config.rope.divisors(config.head_dim)}
+    return replace(made, in_tensors=(*made.in_tensors, "rope"), gguf_only=divisors)

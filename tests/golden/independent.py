@@ -1,0 +1,189 @@
+"""Write GGUF files by gguf-py's own tensor map and llama.cpp's conventions. Shares no line with mlx_engine.
+
+`convert.py` has names of its own for the first architectures, and converts tensors that llama.cpp computes anew. Here
+the names are those of `gguf.get_tensor_name_map`, so that a name or an order of rows that our writer and our reader
+have wrong in the same way is seen.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.golden.convert import read_safetensors
+
+ARCH = gguf.MODEL_ARCH
+# model_type -> architecture.
+ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "glm4_moe": ARCH.GLM4_MOE, "minimax_m2": ARCH.MINIMAXM2, "olmoe": ARCH.OLMOE,
+    "arcee": ARCH.ARCEE,
+    "cohere2": ARCH.COHERE2, "ernie4_5": ARCH.ERNIE4_5, "exaone4": ARCH.EXAONE4, "gemma2": ARCH.GEMMA2,
+    "gemma3_text": ARCH.GEMMA3, "glm4": ARCH.GLM4, "granite": ARCH.GRANITE, "hunyuan_v1_dense": ARCH.HUNYUAN_DENSE,
+    "llama": ARCH.LLAMA, "ministral3": ARCH.MISTRAL3, "mistral": ARCH.LLAMA, "mixtral": ARCH.LLAMA,
+    "olmo2": ARCH.OLMO2, "olmo3": ARCH.OLMO2, "phi3": ARCH.PHI3, "qwen2": ARCH.QWEN2, "qwen2_moe": ARCH.QWEN2MOE,
+    "qwen3": ARCH.QWEN3, "qwen3_moe": ARCH.QWEN3MOE, "seed_oss": ARCH.SEED_OSS, "smollm3": ARCH.SMOLLM3,
+    "starcoder2": ARCH.STARCODER2,
+}  # fmt: skip
+# What their converters do beside renaming, which is more than half of them; `convert.py` or other tests have it.
+ELSEWHERE = {
+    "gpt2": "convert.py", "lfm2": "convert.py", "qwen3_5_text": "convert.py", "qwen3_5_moe_text": "convert.py",
+    "gemma4_text": "arrays of settings for each layer, and computed rope_freqs", "gpt_oss": "blocks of MXFP4",
+    "granitemoehybrid": "written as granite, whose gate and up are one matrix here",
+    "nanochat": "llama.cpp has no such architecture",
+}  # fmt: skip
+# Their converters permute rows of queries and keys.
+PERMUTED = ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+WINDOWED = ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")
+LAYER_NORMS = ("cohere2", "starcoder2")
+KEYS_OF_EXPERTS = {
+    "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}  # fmt: skip
+KEYS_OF_KIND = {
+    "glm4_moe": {
+        "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
+        "norm_topk_prob": "expert_weights_norm", "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+    },
+    "minimax_m2": {"intermediate_size": "expert_feed_forward_length"},
+    "cohere2": {"logit_scale": "logit_scale"},
+    "gemma2": {
+        "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    },
+    "granite": {
+        "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+    },
+}  # fmt: skip
+
+
+def write(folder: Path, path: Path) -> None:
+    """Write a folder's model as F32."""
+    c = json.loads((folder / "config.json").read_text())
+    c.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": c.get("rope_theta")})
+    kind, n = c["model_type"], c["num_hidden_layers"]
+    arch = ARCHITECTURES[kind]
+    writer, names = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch]), gguf.get_tensor_name_map(arch, n)
+    for key, value in settings(c).items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add.get(type(value), writer.add_array)(f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}", value)
+    for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert known, name
+        writer.add_tensor(known, np.ascontiguousarray(converted(c, name, values), dtype=np.float32))
+    for name, values in divisors(c).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def settings(c: dict[str, Any]) -> dict[str, Any]:
+    """Return GGUF keys, without the prefix, as llama.cpp's converters write them."""
+    kind, rope = c["model_type"], c["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    eps = "layer_norm_epsilon" if kind in LAYER_NORMS else "layer_norm_rms_epsilon"
+    made = {
+        "block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
+        "rope.freq_base": float(rope["rope_theta"]), "vocab_size": c["vocab_size"],
+        f"attention.{eps}": next(c[key] for key in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon") if key in c),
+    }  # fmt: skip
+    if c.get("head_dim"):
+        made |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    part = rope.get("partial_rotary_factor", 1)
+    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2"):
+        made["rope.dimension_count"] = int(head_dim * part)
+    if kind in WINDOWED:
+        made["attention.sliding_window"] = c["sliding_window"]
+    if "layer_types" in c and kind in ("cohere2", "exaone4", "gemma3_text", "olmo3"):
+        made["attention.sliding_window_pattern"] = [of == "sliding_attention" for of in c["layer_types"]]
+    if kind in ("gemma2", "gemma3_text"):
+        made["attention.scale"] = c["query_pre_attn_scalar"] ** -0.5
+    if kind == "phi3":
+        made |= {"attention.sliding_window": c["sliding_window"]}
+    if kind == "hunyuan_v1_dense":
+        made["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
+    if kind in ("cohere2", "hunyuan_v1_dense"):
+        made["rope.scaling.type"] = "none"
+    local = c["rope_parameters"].get("sliding_attention")
+    if local is not None:
+        made["rope.freq_base_swa"] = float(local["rope_theta"])
+    made |= scaling(c, rope)
+    for key, known in {**KEYS_OF_EXPERTS, **KEYS_OF_KIND.get(kind, {})}.items():
+        if c.get(key) is not None:
+            made[known] = c[key]
+    return made
+
+
+def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a rule of rotary embedding."""
+    made: dict[str, Any] = {}
+    if rope["rope_type"] == "yarn":
+        made |= {"type": "yarn", "factor": rope["factor"], "yarn_beta_fast": rope["beta_fast"]}
+        made |= {"yarn_beta_slow": rope["beta_slow"]}
+        made["original_context_length"] = rope["original_max_position_embeddings"]
+        if c["model_type"] == "ministral3":
+            made["yarn_log_multiplier"] = rope["mscale_all_dim"]
+    if rope["rope_type"] == "longrope":
+        original = c["original_max_position_embeddings"]
+        factor = float(np.sqrt(1 + np.log(c["max_position_embeddings"] / original) / np.log(original)))
+        made |= {"original_context_length": original, "attn_factor": factor}
+    found = {f"rope.scaling.{key}": value for key, value in made.items()}
+    if "llama_4_scaling_beta" in rope:
+        found["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+    return found
+
+
+def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    """Return a tensor as llama.cpp stores it."""
+    kind, parts = c["model_type"], name.split(".")
+    if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
+        return values + np.float32(1)
+    if kind in PERMUTED and parts[-2] in ("q_proj", "k_proj"):
+        heads = c["num_attention_heads" if parts[-2] == "q_proj" else "num_key_value_heads"]
+        return (
+            values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+            .swapaxes(1, 2)
+            .reshape(values.shape)
+        )
+    return values[0] if name.endswith("shared_expert_gate.weight") else values
+
+
+def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with those of all experts of a layer as one, under llama.cpp's merged names."""
+    found: dict[str, dict[int, np.ndarray]] = {}
+    rest = {}
+    for name, values in tensors.items():
+        before, is_expert, after = name.partition(".experts.")
+        number, _, part = after.partition(".")
+        if is_expert and number.isdigit():
+            found.setdefault(f"{before}.experts.{part}", {})[int(number)] = values
+        else:
+            rest[name] = values
+    return rest | {name: np.stack([of[e] for e in range(len(of))]) for name, of in found.items()}
+
+
+def divisors(c: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors of divisors of rotary frequencies."""
+    rope = c["rope_parameters"]
+    if rope.get("rope_type") == "longrope":
+        of = {"rope_factors_long": "long_factor", "rope_factors_short": "short_factor"}
+        return {f"{name}.weight": np.asarray(rope[key], np.float32) for name, key in of.items()}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    half = (c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]) // 2
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(half) / half) / (2 * np.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)}

@@ -1,0 +1,215 @@
+"""How many tokens are proposed, for which models, and what users and clients see of it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import mlx_engine
+from mlx_engine.commands import app
+from mlx_engine.errors import OptionError
+from mlx_engine.loop.lookup import Lookups
+from mlx_engine.loop.speculation import FEWEST_PARAMETERS, PassCosts, Speculation, use_of
+
+REPEATED = "One two three four five six. " * 6
+
+
+class Always:
+    """A drafter that proposes one token again and again, with strong evidence."""
+
+    name = "always"
+
+    def __init__(self, token):
+        self.token = token
+
+    def extend(self, ids):
+        pass
+
+    def propose(self, most):
+        return [self.token] * most, 32
+
+
+class Drafters:
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, sequence):
+        return Always(self.token)
+
+    def end(self, sequence):
+        pass
+
+
+def chunk_of(n_sequences=1):
+    request = SimpleNamespace(prompt_ids=[1], n_proposed=0, n_accepted=0)
+    output = SimpleNamespace(token_ids=[5], max_tokens=100_000)
+    sequence = SimpleNamespace(draft=None, output=output, request=request)
+    return SimpleNamespace(sequence=sequence, n=1, samplers=(1,), n_read=0, proposed=())
+
+
+def costs_of(by_rows):
+    costs = PassCosts()
+    for n, seconds in by_rows.items():
+        costs.add(n, seconds)
+    for _ in range(30):
+        for n, seconds in by_rows.items():
+            costs.add(n, seconds)
+    return costs
+
+
+# Seconds of a pass by rows, as a 0.6B model on one core has them.
+COSTS = {1: 0.025, 2: 0.0255, 4: 0.033, 8: 0.059, 16: 0.112, 32: 0.204}
+
+
+def simulated(token, n_tokens, n=1):
+    """Run answers in which token 5 always follows; return their tokens per second over those without proposals."""
+    made, chunks = Speculation(Drafters(token), 100), [chunk_of() for _ in range(n)]
+    made.costs = costs_of(COSTS)
+    seconds = 0.0
+    while len(chunks[0].sequence.output.token_ids) < n_tokens:
+        drafts = [made.look(chunk.sequence) for chunk in chunks]
+        numbers = made.plan(chunks, drafts, n)
+        seconds += made.costs(n + sum(numbers))
+        for chunk, draft, k in zip(chunks, drafts, numbers, strict=True):
+            n_right = k if token == 5 else 0
+            chunk.sequence.output.token_ids += [5] * (1 + n_right)
+            if k:
+                draft.under_way = n, n, sum(numbers)
+                chunk.proposed, chunk.n = [token] * k, 1 + n_right
+                made.learn(chunk)
+    n_made = sum(len(chunk.sequence.output.token_ids) for chunk in chunks) / n
+    return n_made * made.costs(n) / seconds, made
+
+
+def test_wrong_proposals_cost_less_than_a_hundredth():
+    for n in (1, 4, 8):
+        factor, made = simulated(9, 200, n)
+        assert made.n_proposed >= (n == 1)
+        assert factor > 0.99
+
+
+def test_right_proposals_give_nearly_what_passes_allow():
+    factor, made = simulated(5, 400)
+    assert made.n_accepted == made.n_proposed > 200
+    assert factor > 2.8  # 16 tokens in the time of 4.5
+
+
+def test_a_full_batch_drafts_less_than_a_single_request():
+    alone = simulated(5, 200)[1]
+    together = simulated(5, 200, 8)[1]
+    each = [made.n_proposed / max(1, made.n_drafts) for made in (alone, together)]
+    assert each[0] > 2 * each[1] > 0
+
+
+def test_a_disturbed_pass_changes_the_costs_little():
+    costs = costs_of(COSTS)
+    before = costs(4)
+    costs.add(4, 10.0)
+    for _ in range(20):
+        costs.add(1, COSTS[1])
+    assert before <= costs(4) < 1.15 * before
+    assert costs(2) <= costs(4) <= costs(8) <= costs(100)
+    assert costs.lines()[0].startswith("milliseconds of a pass by rows: 1: 25.00, 2: 25.50, ")
+
+
+def test_the_first_pass_with_a_number_of_rows_may_have_compiled_kernels():
+    costs = costs_of({1: 0.01})
+    costs.add(4, 30.0)
+    assert costs(4) < 0.03
+
+
+def test_where_tokens_are_proposed():
+    def model(name="parallel", *, fixes_bits=True, lazy=False, is_shared=False):
+        backend = SimpleNamespace(name=name, fixes_bits=fixes_bits, lazy=lazy)
+        return SimpleNamespace(backend=backend, is_shared=is_shared, kv_layers=[])
+
+    large = FEWEST_PARAMETERS
+    assert use_of(model(), "auto", large) == (True, "lookup")
+    assert use_of(model(), "auto", large - 1).why.startswith("off: passes of so small a model")
+    assert "on mlx the bits" in use_of(model("mlx", fixes_bits=False, lazy=True), "auto", large).why
+    assert "on metal has not been measured" in use_of(model("metal", lazy=True), "auto", large).why
+    assert "on ranks has not been measured" in use_of(model(is_shared=True), "auto", large).why
+    assert use_of(model("mlx", fixes_bits=False), "lookup", 1).is_on
+    assert not use_of(model(), "off", large).is_on
+    with pytest.raises(OptionError, match="speculate must be off, lookup or auto, not 'on'"):
+        mlx_engine.load("builtin", speculate="on")
+
+
+@pytest.fixture
+def usual_costs(monkeypatch):
+    """Plans that do not depend on the time that passes take here."""
+    monkeypatch.setattr(PassCosts, "add", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with mlx_engine.load("builtin", "parallel", threads=1, speculate="lookup") as loaded:
+        yield loaded
+
+
+def test_python_has_the_same_answer_in_fewer_passes(engine, usual_costs):
+    with mlx_engine.load("builtin", "parallel", threads=1) as plain:
+        expected = plain.generate(REPEATED, 60, logprobs=0, ignore_eos=True)
+        predicted = plain.generate("Tom had", 60, logprobs=0, ignore_eos=True)
+    found = engine.generate(REPEATED, 60, logprobs=0, ignore_eos=True)
+    assert found.digest == expected.digest
+    assert found.n_accepted > 0
+    assert len(found.metrics.passes) == 60 - found.n_accepted
+    assert (expected.n_proposed, expected.n_accepted) == (0, 0)
+    again = engine.generate("Tom had", 60, logprobs=0, ignore_eos=True, prediction=predicted.text)
+    assert again.digest == predicted.digest
+    assert again.n_accepted > 20
+
+
+def test_a_scheduler_looks_in_other_sequences_unless_it_keeps_them_apart(engine, usual_costs):
+    def accepted(**how):
+        scheduler, found = engine.scheduler(slots=1, kv_memory=1 << 22, **how), []
+        for _ in range(2):
+            request = engine.request("Tom had", mlx_engine.options.Options.of(60, ignore_eos=True))
+            scheduler.submit(request)
+            while scheduler.has_work:
+                scheduler.step()
+            found.append(request.n_accepted)
+        return found
+
+    first, second = accepted()
+    assert second > first + 20
+    first, second = accepted(whole_pages=True)
+    assert second <= first + 2
+
+
+def test_the_command_reports_what_was_proposed(usual_costs):
+    line = ["generate", REPEATED, "-n", "60", "-b", "parallel", "--ignore-eos", "--speculate", "lookup"]
+    found = CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False)
+    counts = json.loads(found.stdout)["speculation"]
+    assert counts["drafter"] == "lookup"
+    assert counts["proposed"] >= counts["accepted"] > 0
+    shown = CliRunner().invoke(app, [*line, "-v"], catch_exceptions=False).stderr
+    assert "Speculation: lookup" in shown
+    assert "tokens proposed in" in shown
+
+
+def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
+    from mlx_engine.bench.speculation import markdown, rows, texts_of
+
+    file = tmp_path / "texts.jsonl"
+    file.write_text(json.dumps({"prompt": "Tom", "max_tokens": 40, "right": 0.8}) + "\n\n")
+    (row,) = rows(engine, texts_of(file), 1)
+    assert row["accepted"] > 10
+    assert row["tokens_per_pass"] > 1.3
+    assert "recorded, 80% right" in markdown([row])
+    file.write_text('{"prompt": "Tom", "right": 1, "more": 2}')
+    with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt and none but copies, max_tokens"):
+        texts_of(file)
+
+
+def test_lookups_of_answers_to_one_request_share_the_prompt():
+    class Request(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    made, request = Lookups(), Request(prompt_ids=[1, 2, 3], predicted_ids=[], n_cached=0)
+    one, two = made(SimpleNamespace(request=request)), made(SimpleNamespace(request=request))
+    assert one._prompt is two._prompt
