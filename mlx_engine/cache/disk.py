@@ -45,7 +45,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.cache.pool import KVLayer, KVPool
 from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.errors import FormatError
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.drafts import draft, remove_dead
 from mlx_engine.observe import log
 from mlx_engine.quant.key_values import DTYPES, row_length
 
@@ -334,6 +334,7 @@ class PrefixFolder(SavedPrefixes):
         ours.mkdir(mode=0o700, exist_ok=True)
         check_private(ours)
         (ours / "drafts").mkdir(mode=0o700, exist_ok=True)
+        remove_dead(ours / "drafts")
         for file, content in ((self.path / README, TEXT), (ours / ABOUT, text)):
             if not file.exists():
                 file.write_text(content, encoding="utf-8")

@@ -40,7 +40,7 @@ SUMMARIES = {
     "plan": "Estimate the placement of layers on several machines",
     "tokenize": "Convert text to token ids and back, or show the vocabulary",
     "backends": "List the backends, slowest first, and say why this machine cannot run some of them",
-    "cache": "List and remove what is kept on disk: models and compiled kernels",
+    "cache": "List and remove what is kept on disk: models, compiled kernels and prefixes",
     "kernels": "List, check and measure the GPU kernels, or print their source",
 }
 

@@ -221,7 +221,15 @@ CUT = {
 }
 # The tensors of which every rank holds all, in addition to norms.
 WHOLE = {
-    *("ffn_gate_inp", "ffn_gate_inp_shexp", "ffn_down_exps_scale", "layer_output_scale", "inp_gate", "proj"),
+    *(
+        "exp_probs_b",
+        "ffn_gate_inp",
+        "ffn_gate_inp_shexp",
+        "ffn_down_exps_scale",
+        "layer_output_scale",
+        "inp_gate",
+        "proj",
+    ),
     *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
     *("per_layer_token_embd", "per_layer_model_proj"),
 }

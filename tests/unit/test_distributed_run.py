@@ -228,9 +228,11 @@ def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting()
         pair[1].join(port)
     joining.join(PATIENCE)
     assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
+    # Both first: a rank that is not ending drops the peer whose connection ends.
     for rank in pair:
         rank._is_ending = True
-        rank._peers[1 - rank.rank].shutdown(socket.SHUT_RDWR)
+    for peer in [peer for rank in pair for peer in rank._peers.values()]:
+        peer.shutdown(socket.SHUT_RDWR)
     closed(pair)
 
 

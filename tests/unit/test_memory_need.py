@@ -193,7 +193,7 @@ def test_memory_that_runs_out_while_loading_is_one_line(monkeypatch):
 
 
 def test_memory_that_runs_out_in_a_run_is_one_line(monkeypatch):
-    def run(self, requests):
+    def run(self, requests, scheduler=None):
         raise MemoryError
 
     monkeypatch.setattr(mlx_engine.Engine, "run_requests", run)
