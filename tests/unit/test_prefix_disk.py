@@ -359,7 +359,8 @@ def test_a_page_that_changes_while_it_is_read_is_dropped(tmp_path: Path, monkeyp
     scheduler.submit(request_of(PROMPT, max_tokens=1))
     scheduler.step()
     folder.flush()
-    assert (folder.stats.written, folder.stats.dropped) == (3, 1)
+    assert folder.stats.written == 3
+    assert folder.stats.dropped >= 1  # it is offered again at the end of the answer, if it has been dropped by then
     folder.close()
 
 
