@@ -20,7 +20,7 @@ TEXTS = {
 }
 MEDIA = ("image", "input_image", "image_url", "document", "input_file", "file", "input_audio", "video")
 
-# The efforts of the APIs by those that chat templates read.
+# By the effort of a request, the effort that chat templates read; any other becomes "high".
 EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium"}
 
 
@@ -48,14 +48,14 @@ class Chat:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def think(self, text: str) -> None:
-        """Add reasoning to the assistant's turn; if the turn has text, begin a new turn."""
+        """Add reasoning to the assistant's turn; if the turn has text and no calls, begin a new turn."""
         turn = self._turn()
         if turn["content"] and "tool_calls" not in turn:
             turn = self._turn(is_new=True)
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def answer(self, text: str, *, continues: bool = True) -> None:
-        """Add text to the assistant's turn. Without `continues`, begin a new turn if the turn has only text.
+        """Add text to the assistant's turn. Without `continues`, begin a new turn if the turn has text and no calls.
 
         Text after calls stays in the turn of the calls, because the results of the calls must follow this turn.
         """
@@ -182,6 +182,6 @@ def thinking_variables(template: str | None, is_on: bool | None, effort: str | N
 
 
 def ignored_effort(param: str, effort: str | None, variables: Json) -> list[str]:
-    """Return the name of the parameter of an effort if these variables of the template do not follow it."""
+    """Return [param] if a template with these variables ignores the effort, else []. "medium" is never ignored."""
     is_followed = "reasoning_effort" in variables or (effort == "none" and bool(variables))
     return [] if effort in (None, "medium") or is_followed else [param]

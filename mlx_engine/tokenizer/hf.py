@@ -1,13 +1,13 @@
 """Build a tokenizer from Hugging Face's `tokenizer.json` and the configuration files in the same folder.
 
-The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
-GGUF files and `tokenizer.json` stream alike; the decoder in the file only distinguishes byte-level BPE from SPM.
+The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is our own, so that GGUF files
+and `tokenizer.json` stream alike; of the file's decoder only the algorithm and the prefix space are read.
 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this process. A damaged file
 may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
 for minutes, and nothing can interrupt them. Each encoding in the sandbox process has limits of time and memory, so
-files need not be checked for such expressions. With 151,643 tokens the sandbox takes 65 of the
-300 ms to start, and 0.1 ms per encoding. Tokenizers of GGUF files are built from known parts and run in this process.
+files need not be checked for such expressions. A tokenizer of 151,643 tokens is ready after 300 ms, of which the start
+of the sandbox takes 65; an encoding takes 0.1 ms more there. Tokenizers of GGUF files are built from known parts and run in this process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published voca
 MAX_BYTES = 1 << 27
 """The largest tokenizer.json; that of Gemma 3, with 262,144 tokens, has 33 MB."""
 
-# Several times what sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
+# Far more than sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
 # to 1.5 s and 80 to 210 MB.
 LOAD_LIMITS = Limits(seconds=1, nbytes=192 << 20, characters=None, seconds_per_byte=1e-5, nbytes_per_byte=64)
 ENCODE_LIMITS = Limits(seconds=0.5, nbytes=128 << 20, characters=None, seconds_per_byte=2e-5, nbytes_per_byte=1000)
@@ -141,7 +141,7 @@ class FileTokenizer:
         return self.loaded.ids.get(token)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text; with `special`, of special tokens that it spells, too.
+        """Return the ids of a text; with `special`, special tokens that are spelled in it are encoded as such.
 
         Raises:
             TokenizerError: the library refuses the text, or encoding it exceeds the limits.
@@ -211,7 +211,7 @@ class Loaded:
         return steps
 
     def kind(self, where: str) -> Kind:
-        """Return the algorithm; raise TokenizerError if it is another one."""
+        """Return the algorithm; raise TokenizerError if it is neither byte-level BPE nor SPM."""
         steps = self.steps(2)
         if any(step["type"] == "ByteLevel" for step in steps):
             return "byte-level BPE"
@@ -335,7 +335,7 @@ class _FolderConfig:
         return template if isinstance(template, str) else None
 
 
-# Other forms of tokenizers, which transformers reads, and the older form of Mistral, which it does not.
+# Other forms of tokenizers, by the name of their file.
 _OTHER_FORMS = {
     "tokenizer.model": "a SentencePiece model",
     "vocab.json": "an older form of byte-level BPE",

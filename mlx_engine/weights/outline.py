@@ -93,7 +93,7 @@ class OutlineBackend:
         nbytes: bytes of all weights that have been prepared.
         n_mapped: bytes of the weights that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
-        saved: bytes that all matrices take more than as Q8_0.
+        saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
         expanded: the matrices that take more memory than in the file, by their type.
         types: bytes of the matrices before they are prepared, by their type.
     """
@@ -202,7 +202,7 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     return Outlined(planned.make(planned.config, parameters, made), sizes)
 
 
-# Activations of a token in a pass that are held at the same time, in multiples of the widest matrix.
+# Activations of a token in a pass that are held at the same time, in multiples of N + K of the widest matrix.
 ACTIVATIONS = 3
 # Expansion is reported if it takes this many bytes more than the file.
 WORTH_A_LINE = 1 << 26
@@ -218,7 +218,7 @@ class Need:
         mapped: the weights that stay in the mapped file, which the system may drop and read again.
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
-        saved: bytes less if all matrices were Q8_0.
+        saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
     """
 
     weights: int
@@ -261,7 +261,7 @@ class Need:
 def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> Need:
     """Return the memory that a model needs with `n_tokens` tokens in the cache, or with `kv` bytes of cache."""
     sizes, model = outlined.sizes, outlined.model
-    vocab_size = int(model.config.vocab_size)  # of the head's outputs a pass computes a few rows
+    vocab_size = int(model.config.vocab_size)  # the head does not count: a pass computes few rows of its outputs
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
     return Need(
         weights=sizes.nbytes,
@@ -273,7 +273,7 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
 
 
 def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
-    """Yield a line for each type of weights that this backend expands to several times the bytes of the file."""
+    """Yield a line for each type of weights that this backend expands by many bytes, and that another type avoids."""
     for name, of in outlined.sizes.expanded.items():
         if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
             yield (

@@ -73,7 +73,7 @@ def ints(address: int) -> Any:
 def hidden(typing: Any, value: Any) -> Any:
     """Return the same number, hidden from LLVM.
 
-    So values stored at such an address are really loaded, and a loop of so many steps is not unrolled.
+    LLVM can assume nothing about what is stored at a hidden address, and cannot unroll a loop with a hidden count.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -108,7 +108,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically; values that another thread wrote before it are visible afterwards."""
+    """Load an int64 atomically. What a thread wrote before the `write` whose value is read is visible afterwards."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)

@@ -38,7 +38,7 @@ def gelu_erf(x: Any) -> Any:
     p = fma(t, fma(t, p, splat(0.09678418)), splat(0.37409196))
     p = fma(t, fma(t, p, splat(1.00002368)), splat(-1.26551223))
     half = mul(mul(splat(0.5), t), exp(sub(p, mul(z, z))))
-    # From 0 on the result is x minus that of -x.
+    # From 0 on the result is x plus that of -x.
     return sub(larger(x, zeros()), mul(larger(x, sub(zeros(), x)), half))
 
 

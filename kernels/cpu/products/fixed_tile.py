@@ -1,15 +1,15 @@
 """Register tiles for activations in fixed point: int16 quants of 32 columns with one scale, in integers.
 
 `fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns, or of 16 where a format has a scale for 16,
-is an exact int32: it may be added up in any order. Blocks follow each other in the order of columns, one multiply-add
-each. So a tile may have any shape, and all processors give the same bits.
+is an exact int32: it may be added up in any order. Blocks follow each other in the order of columns; each sum adds one
+multiply-add to the output, and one more where a format has a minimum or a bias. So a tile may have any shape, and all processors give the same bits.
 
 A lane is a row of the matrix. Rows are expanded into panels (`formats/panels.py`), tokens are packed into panels of at
 most TOKENS (`pack`), and a tile multiplies one panel of rows with one of tokens. Words of 4 bytes are the unit of both:
 
     a block of a panel of rows has 16 words of each of ROWS rows, then their scales and offsets, twice
     a block of a panel of n tokens has 16 words of each, then their scales, their totals, the totals of 16 columns, and
-    the totals as integers: a total is the sum of the quants times the scale
+    the sums as integers: a total is the scale times the sum of the quants
 
 With pairs a word is two int16, and one instruction multiplies two columns of every row. With quads, on arm64, the first
 8 words of a row are four int8 each, and a quant of a token is two int8, 256 high + low: the first 8 words have the high
@@ -38,7 +38,7 @@ from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, UNSIGNED
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WIDTH = register_lanes()
 # The most tokens of a tile: AVX-512 has 32 registers for 24 sums of 16 rows, AVX2 16 for 12 sums of 8 rows, NEON 32 for
-# 24 sums of 4 rows, which are two for each row and token.
+# 24 sums of 4 rows. NEON needs two sums per row and token, of the high and of the low digits.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
 # Words of a block of one token: quants, scale, total, totals of 16 columns, total as an integer.
 TOKEN_WORDS = 21
@@ -249,7 +249,7 @@ def choice(n: int, step: Step) -> Any:
 
     @jit
     def multiply(n_tokens: int, rows: int, tokens: int, n_blocks: int, y: int, y_row: int, kind: int) -> None:
-        """`y[t y_row + r]` becomes what the blocks add to it, for row r and token t.
+        """Add the products of the blocks to `y[t y_row + r]`, for row r and token t.
 
         Args:
             n_tokens: tokens of the panel.
@@ -278,7 +278,8 @@ multiply_panels = choice(TOKENS, STEP)
 def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
     """Write 32 int16 at address `quants` as 16 words, n words apart, from address `to` on.
 
-    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, as bytes of four columns become pairs by shifts.
+    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, because the pairs of the rows are made by shifting words of
+    four bytes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -10,10 +10,11 @@ from ..build.memory import floats
 from ..build.vectors import get, load, put, store
 from .activations import activate, gated
 
-# Words of a job: the block's words, then X, the address of the input, STRIDE, the distance of its rows in elements, T,
-# their number, Y and RESIDUAL, the addresses of the output and of the residual, HEIGHT, rows of a matrix per chunk, and
-# WAYS, the number of ranges of a matrix from which a chunk takes its rows. There are PIECES chunks for each SPAN of
-# input rows.
+# Words of a job, after the block's words:
+#   X, STRIDE, T       the address of the input, the distance of its rows in elements, and their number
+#   Y, RESIDUAL        the addresses of the output and of the residual
+#   HEIGHT, WAYS       rows of a matrix per chunk, and the number of ranges of a matrix from which a chunk takes rows
+#   PIECES, SPAN       there are PIECES chunks for each SPAN of input rows
 X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 
@@ -77,7 +78,10 @@ def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart
 
 @jit
 def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, size: int) -> None:
-    """Write n rows of each range, from its row `first` on, of all tokens. `products` are (T, 4, size)."""
+    """Write n rows of each range, from its row `first` on, of all tokens. `products` are (T, 4, size).
+
+    Range `way` of the matrix begins at its row `way * apart`.
+    """
     for t in range(job[T]):
         for way in range(job[WAYS]):
             at, row = (4 * t + way) * size, way * apart + first

@@ -1,6 +1,6 @@
 """Register tiles, generated for registers of any width: dot products, and sums of weighted rows.
 
-This is the order of summation of every dot product, to the last bit (`order_numpy.py` defines it in NumPy):
+This is the order of summation of every float32 dot product, to the last bit (`order_numpy.py` defines it in NumPy):
 
     Columns are cut into stretches of STRETCH columns; the last one may be shorter. A stretch has 16 sums. Sum l adds
     columns l, l + 16, l + 32, ... of the stretch in this order, from zero, by `sum = fma(weight, x, sum)`. Halves of
@@ -13,9 +13,9 @@ quarter of the sums. So the order does not constrain the tile's shape, which fol
 independent sums to hide the latency of multiply-adds, and few enough to stay in registers.
 
 Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep has its own
-part and reads it from end to end. With rows in their own order products took 3 to 10 % longer, because the first sweep
-read whole cache lines and so waited for the second-level cache alone. The sweeps are separate calls there: the first
-one keeps its sums in memory. So one sweep of several tiles shares rows in the first-level cache (`gemm.py`).
+part and reads it from end to end. With rows in their own order products took 3 to 10 % longer: the first sweep loaded
+whole cache lines, used half of each, and waited for the second-level cache. With AVX2 the sweeps are separate calls, and
+the first one keeps its sums in memory. So one sweep of several tiles shares rows in the first-level cache (`gemm.py`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[A
 
 
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
-    """Add halves of the sums to halves, as far as the halves are in different sweeps."""
+    """Add halves of the sums to halves while the halves are in different sweeps; `_fours` adds the rest."""
     while len(sweeps) > 1:
         half = len(sweeps) // 2
         pairs = zip(sweeps[:half], sweeps[half:], strict=True)
@@ -185,7 +185,7 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
 
 
 def _sweeps(builder: Any, rows: list[Any], vectors: list[Any], n: Any, w_row: Any, expanded: bool) -> list[list[Any]]:
-    """Return the sums of each sweep over rows and vectors in their own order; `expanded` rows are not followed."""
+    """Return the sums of each sweep over rows and vectors in their own order; if `expanded`, prefetch nothing."""
     width = register_lanes()
     # The last of several sweeps finds the rows in the first-level cache, so it prefetches the rows of the next tile. A
     # single sweep would become a tenth slower by this.

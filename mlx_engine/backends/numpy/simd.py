@@ -1,4 +1,4 @@
-"""`simd` in plain NumPy: one thread, BLAS for every product, and all weights dequantised when they are loaded.
+"""`simd` in plain NumPy: one thread, BLAS for every product, and all matrices dequantised when they are loaded.
 
 This backend runs with `--no-jit` and on machines without Numba. It is also the reference for tests of `cpu/backend.py`.
 """
@@ -37,7 +37,7 @@ from mlx_engine.quant.weight import Weight
 
 _ERFC = np.vectorize(math.erfc, otypes=[np.float64])
 
-# Allowed tokens among which the largest logit is found by their ids: up to 4 times as fast as among 152,000 logits.
+# With fewer allowed tokens than this, only their logits are searched: up to 4 times as fast as all 152,000.
 FEW = 4096
 
 # The limit of BLAS to one thread is process-wide: how many sessions hold it, and what restores the old one.
@@ -154,7 +154,7 @@ class SimdBackend(Backend):
             return x / (np.float32(1) + np.exp(-x))
 
     def gelu(self, x: Native) -> Native:
-        """If the cube overflows, tanh is still 1, which is correct."""
+        """If the cube overflows, tanh is still 1 or -1, which is correct."""
         with np.errstate(over="ignore"):
             inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
@@ -198,7 +198,7 @@ class SimdBackend(Backend):
         return np.concatenate((a, b), axis=1)
 
     def take(self, x: Native, rows: Sequence[int]) -> Native:
-        """One row is a view: a copy of 152,000 logits takes 30 us, more than their largest is found in."""
+        """Return one row as a view: copying 152,000 logits takes 30 us, longer than finding the largest."""
         return x[rows[0] : rows[0] + 1] if len(rows) == 1 else x[list(rows)]
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
