@@ -7,7 +7,8 @@ The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), 
 may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
 for minutes, and nothing can interrupt them. Each encoding in the sandbox process has limits of time and memory, so
 files need not be checked for such expressions. A tokenizer of 151,643 tokens is ready after 300 ms, of which the start
-of the sandbox takes 65; an encoding takes 0.1 ms more there. Tokenizers of GGUF files are built from known parts and run in this process.
+of the sandbox takes 65; an encoding takes 0.1 ms more there. Tokenizers of GGUF files are built from known parts and
+run in this process.
 """
 
 from __future__ import annotations

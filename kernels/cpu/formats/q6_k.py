@@ -2,8 +2,8 @@
 
 A block is 128 bytes with the low four bits of 256 quants, 64 with their high two, 16 signed 8-bit scales and a float16
 factor of these; quants are counted from -32. Each half of a block has 64 bytes of low bits, whose low halves belong to
-its first 64 weights, and 32 bytes of high bits, each with two bits for each of four runs of 32 weights. A weight is `(d * scale) * (q - 32)`, which
-float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+its first 64 weights, and 32 bytes of high bits, each with two bits for each of four runs of 32 weights. A weight is `(d
+* scale) * (q - 32)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns, or of 16 where a format has a scale for 16,
 is an exact int32: it may be added up in any order. Blocks follow each other in the order of columns; each sum adds one
-multiply-add to the output, and one more where a format has a minimum or a bias. So a tile may have any shape, and all processors give the same bits.
+multiply-add to the output, and one more where a format has a minimum or a bias. So a tile may have any shape, and all
+processors give the same bits.
 
 A lane is a row of the matrix. Rows are expanded into panels (`formats/panels.py`), tokens are packed into panels of at
 most TOKENS (`pack`), and a tile multiplies one panel of rows with one of tokens. Words of 4 bytes are the unit of both:
@@ -278,8 +279,8 @@ multiply_panels = choice(TOKENS, STEP)
 def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
     """Write 32 int16 at address `quants` as 16 words, n words apart, from address `to` on.
 
-    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, because the pairs of the rows are made by shifting words of
-    four bytes.
+    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, because the pairs of the rows are made by shifting words
+    of four bytes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -14,8 +14,9 @@ independent sums to hide the latency of multiply-adds, and few enough to stay in
 
 Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep has its own
 part and reads it from end to end. With rows in their own order products took 3 to 10 % longer: the first sweep loaded
-whole cache lines, used half of each, and waited for the second-level cache. With AVX2 the sweeps are separate calls, and
-the first one keeps its sums in memory. So one sweep of several tiles shares rows in the first-level cache (`gemm.py`).
+whole cache lines, used half of each, and waited for the second-level cache. With AVX2 the sweeps are separate calls,
+and the first one keeps its sums in memory. So one sweep of several tiles shares rows in the first-level cache
+(`gemm.py`).
 """
 
 from __future__ import annotations
