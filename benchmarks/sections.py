@@ -291,7 +291,7 @@ def activations(rows: Sequence[Row]) -> str:
         factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs), built_for(theirs)]
         lines.append([file, test, processor, rate(exact), rate(rounded), *factors])
     head = ["file", "test", "code for", "f32", "i16", "factor", f"{LLAMA}, fastest", "factor", "its code"]
-    return f"{source(rows[0])}\n\n{ACTIVATIONS_INTRO}\n\n{table(head, lines, n_words=3)}\n"
+    return f"{source(rows[-1])}\n\n{ACTIVATIONS_INTRO}\n\n{table(head, lines, n_words=3)}\n"
 
 
 def built_for(row: Row | None) -> str:
@@ -317,7 +317,7 @@ def kv_types(rows: Sequence[Row]) -> str:
             what = row["setting"] if row["engine"] == OURS else f"{LLAMA}, {row['setting']}"
             lines.append([what, test, processor, rate(row), factor(row, exact)])
     head = ["type", "test", "code for", "tokens/s", "factor"]
-    return f"{source(rows[0])}\n\n{KV_TYPES_INTRO}\n\n{table(head, lines, n_words=3)}\n"
+    return f"{source(rows[-1])}\n\n{KV_TYPES_INTRO}\n\n{table(head, lines, n_words=3)}\n"
 
 
 def llama_quants(rows: Sequence[Row]) -> str:
