@@ -71,6 +71,21 @@ def test_answers_depend_on_neither_batch_nor_threads_nor_pieces_of_the_prompt(ty
     assert together == alone
 
 
+def test_types_proposals_and_prefixes_on_disk_change_no_bit_together(tmp_path):
+    """Cold, with proposed tokens, and with a prefix that an earlier engine wrote."""
+    text = "The cat sat on the mat. The dog sat on the log. " * 12 + "The cat"
+    how: dict[str, Any] = {"kv_type": "q8_0", "activations": "i16"}
+    found, cached = [], []
+    for more in ({}, {"speculate": "lookup", "prefix_dir": tmp_path}, {"speculate": "lookup", "prefix_dir": tmp_path}):
+        with mlx_engine.load("builtin", "parallel", **how, **more) as engine:
+            run = engine.generate(text, max_tokens=24, logprobs=0)
+            sampled = engine.generate_batch([text, text[:200]], max_tokens=12, temperature=0.8, seed=5, logprobs=0)
+            found.append([each.digest for each in (run, *sampled)])
+            cached.append(run.n_cached)
+    assert found[1:] == found[:1] * 2
+    assert cached == [0, 0, 128]
+
+
 @pytest.mark.parametrize(("backend", "jit"), [("simd", True), ("simd", False), ("mlx", True), ("scalar", True)])
 @pytest.mark.parametrize("type_", ROUNDED)
 def test_logits_are_as_far_from_float32_as_the_type_rounds(backend, jit, type_):
