@@ -197,6 +197,7 @@ class RotationSetting:
     grows: bool = False
     truncates: bool = True
     part: float = 1.0
+    alpha: bool = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
         """Return the rotary embedding settings."""
@@ -355,8 +356,8 @@ class RotationSetting:
         return _READ[rule](self, s, replace(r, rule=rule, context=context), known)
 
     def _dynamic(self, s: Settings, r: Rotation, known: Any) -> Rotation:
-        alpha = s.number_or_zero("alpha")
-        if alpha:  # Hunyuan's: a larger base for sequences of any length
+        alpha = s.number_or_zero("alpha") if self.alpha else 0.0
+        if alpha:  # a larger base for sequences of any length
             for unused in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
                 s.number_or_zero(unused)
             return Rotation(r.theta * alpha ** (known.head_dim / (known.head_dim - 2)))
@@ -437,7 +438,7 @@ def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
 def rotation(
     *, gguf: str = "rope.freq_base", hf: str = "rope_theta", theta: float | Callable[[Any], float] = 10_000.0,
     rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
-    grows: bool = False, truncates: bool = True, part: float = 1.0,
+    grows: bool = False, truncates: bool = True, part: float = 1.0, alpha: bool = False,
 ) -> Any:  # fmt: skip
     """Declare a field that is a `Rotation`. It follows the fields `head_dim` and `context_length`.
 
@@ -452,8 +453,9 @@ def rotation(
         grows: whether files may have Llama 4's attention scaling.
         part: the part of each head that is rotated if config.json does not say so, for `partial`.
         truncates: whether YaRN's limits in GGUF files, which have no key for it, are rounded to whole pairs.
+        alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which other models ignore.
     """
-    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates, part))
+    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates, part, alpha))
 
 
 DUAL_CHUNK = "dual_chunk_attention_config"

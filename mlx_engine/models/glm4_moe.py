@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from mlx_engine.backends.experts import Scoring
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, declared, number, partly_rotated_heads, said, whole
+from mlx_engine.config.declared import Expected, Key, declared, divides, number, partly_rotated_heads, said, whole
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen3, standard
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups, with_experts, with_shared_expert
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
 
@@ -41,8 +41,8 @@ class Config(Routed, llama.Config):
     n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("first_k_dense_replace", 1)))
     routed_scale: float = number(("expert_weights_scale", 1.0), ("routed_scaling_factor", 1.0))
     normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", True), ("norm_topk_prob", True)))
-    n_groups: int = whole(("expert_group_count", 1), ("n_group", 1))
-    n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1))
+    n_groups: int = whole(("expert_group_count", 1), ("n_group", 1), condition=divides("n_experts"))
+    n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1), condition=of_groups)
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2},

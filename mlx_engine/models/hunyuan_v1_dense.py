@@ -25,7 +25,7 @@ class Config(llama.Config):
     norms_after_rope: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
-    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"), alpha=True)
 
     expected = Expected(
         gguf={"attention.causal": True},

@@ -7,12 +7,13 @@ of the router's logits plus a bias; queries and keys are normed as whole rows; a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mlx_engine.backends.experts import Scoring
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, partly_rotated_heads, whole
 from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, olmoe, standard
 from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
 from mlx_engine.weights.plan import Plan
@@ -20,6 +21,13 @@ from mlx_engine.weights.table import decoder_plan
 
 ARCHITECTURES = ("minimax_m2", "minimax-m2")
 GGUF_ARCHITECTURE = "minimax-m2"
+
+
+def softmax_alone(s: Settings, key: str, config: Any) -> None:
+    """Check that the list, if it is present, has no layer of linear attention, whose flag is 0."""
+    kinds = s.flags(key, config.n_layers)
+    if kinds is not None and not all(kinds):
+        raise s.error(key, "1 for every layer", list(map(int, kinds)))
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,19 @@ class Config(Routed, llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2},
-        hf={"hidden_act": "silu", **llama.NO_BIAS},
-        harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-    )
+        # transformers reads none of the keys after the biases. Kinds of attention: 1 is softmax attention.
+        hf={
+            "hidden_act": "silu", **llama.NO_BIAS, "attn_type_list": softmax_alone, "use_qk_norm": True,
+            "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True,
+            "shared_intermediate_size": 0, "layernorm_full_attention_beta": 1, "layernorm_linear_attention_beta": 1,
+            "layernorm_mlp_beta": 1,
+        },
+        # The last two are of dense layers and of shared experts, of which no layer has any.
+        harmless=(
+            "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "mlp_intermediate_size",
+            "shared_moe_mode",
+        ),
+    )  # fmt: skip
 
 
 TENSORS = {

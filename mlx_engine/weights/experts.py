@@ -153,6 +153,12 @@ def of_all(n_used: int, known: Any) -> str | None:
     return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"
 
 
+def of_groups(n_used: int, known: Any) -> str | None:
+    """Check the number of groups of which experts are chosen: they have as many experts as a token uses, or more."""
+    least = -(-known.n_experts_used * known.n_groups // known.n_experts)
+    return None if least <= n_used <= known.n_groups else f"from {least} to {known.n_groups} groups"
+
+
 def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
     """Return the plan with the tensors of each layer's router and experts.
 

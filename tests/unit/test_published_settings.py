@@ -183,3 +183,21 @@ def test_a_whole_number_fits_in_32_bits(found):
     assert Settings({"n": 2**31 - 1}, where="here").whole("n") == 2**31 - 1
     with pytest.raises(UnsupportedConfigError, match="a whole number from 1 to 2,147,483,647"):
         Settings({"n": found}, where="here").whole("n")
+
+
+GROUPS = {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 3, "attention_bias": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "refused"),
+    [
+        ("zai-org/GLM-4-9B-0414", {**GROUPS, "n_group": 3}, "n_group"),
+        ("zai-org/GLM-4-9B-0414", {**GROUPS, "n_group": 4, "topk_group": 1}, "topk_group"),
+        ("MiniMaxAI/MiniMax-M2", {"attn_type_list": [1] * 61 + [0]}, "attn_type_list"),
+        ("meta-llama/Llama-3.2-1B", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 9.0}}, "alpha"),
+    ],
+)
+def test_groups_linear_attention_and_hunyuan_s_alpha_are_refused(name: str, settings: dict[str, Any], refused: str):
+    """Groups of experts must be equal, and those that choose must have enough experts."""
+    with pytest.raises(UnsupportedConfigError, match=f"expected (rope_scaling.)?{refused} to be"):
+        plan({**PUBLISHED[name]["config"], **settings})
