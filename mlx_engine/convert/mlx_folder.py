@@ -444,6 +444,9 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
         config.setdefault("n_ctx", config["n_positions"])
     if config.get("model_type") in GEMMA4 and "vocab_size" in config:
         config.setdefault("vocab_size_per_layer_input", config["vocab_size"])
+    if config.get("model_type") == "minimax_m2" and "head_dim" in config:
+        part = {**config, **(config.get("rope_parameters") or {})}.get("partial_rotary_factor", 1)
+        config.setdefault("rotary_dim", int(config["head_dim"] * part))
     return config
 
 

@@ -229,6 +229,8 @@ def test_settings_have_the_names_that_mlx_lm_reads():
     granite = config_for_mlx({"model_type": "granitemoehybrid", "layer_types": ["full_attention"]}, has_head=True)
     assert granite["layer_types"] == ["attention"]
     rope = {"rope_parameters": {"rope_theta": 1e7}}
+    halves = {"model_type": "minimax_m2", "head_dim": 128, "rope_parameters": {"partial_rotary_factor": 0.5}}
+    assert config_for_mlx(halves, has_head=True)["rotary_dim"] == 64
     qwen = {"model_type": "qwen3_5_moe_text", "layer_types": ["linear_attention", "full_attention"], **rope}
     assert config_for_mlx(qwen, has_head=True) == {
         **qwen, "model_type": "qwen3_5_moe", "full_attention_interval": 2, "tie_word_embeddings": False,
