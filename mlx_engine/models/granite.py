@@ -14,10 +14,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, each_layer, number, stated, whole
-from mlx_engine.models import llama
+from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
-from mlx_engine.models.standard import rope_of
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
@@ -88,7 +87,7 @@ class Model(Decoder):
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
+        rope, eps = standard.rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
         scores = Scores(config.attention_multiplier)
         layers = [
             Layer(
@@ -113,7 +112,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     if checkpoint.naming == "gguf" or checkpoint.architecture == "granite":
-        return llama.plan(checkpoint, Config)
+        return standard.plan(Config, llama.TENSORS | llama.PERMUTED)(checkpoint)
     # mlx-community folders have gate and up apart, under Llama's names.
     is_split = GATE_OF_MLX in checkpoint.shapes
-    return llama.plan(checkpoint, HybridConfig, llama.TENSORS | llama.PERMUTED if is_split else HYBRID_TENSORS)
+    return standard.plan(HybridConfig, llama.TENSORS | llama.PERMUTED if is_split else HYBRID_TENSORS)(checkpoint)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
@@ -26,8 +25,7 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.models import standard
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, Table, decoder_plan
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("llama",)
 GGUF_ARCHITECTURE = "llama"
@@ -110,18 +108,5 @@ INTERLEAVED = {
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
 
-
 Model = standard.Model
-
-
-def plan(
-    checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table | None = None, *, tied: bool = False
-) -> Plan:
-    """Return the config and the expected tensors of a checkpoint; `table` defaults to the table of GGUF's "llama".
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return standard.with_rotation(
-        checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **PERMUTED}, tied=tied)
-    )
+plan = standard.plan(Config, TENSORS | PERMUTED)

@@ -62,7 +62,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     """
     settings, table = Settings(checkpoint.settings, where=checkpoint.where), {**llama.TENSORS, **llama.PERMUTED}
     if checkpoint.naming == "gguf":
-        return llama.plan(checkpoint, Config)
+        return standard.plan(Config, llama.TENSORS | llama.PERMUTED)(checkpoint)
     text, unused = settings.mapping("text_config"), list[str]()
     if text is not None:
         settings.refuse_rest(AROUND_TEXT)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, whole_or_none
 from mlx_engine.models import llama, standard
-from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("mistral",)
 GGUF_ARCHITECTURE = "llama"
@@ -31,12 +29,4 @@ class Config(llama.Config):
 
 
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return llama.plan(checkpoint, Config)
+plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)

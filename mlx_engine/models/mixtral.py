@@ -49,5 +49,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = llama.plan(checkpoint, Config, {**TENSORS, **llama.PERMUTED})
+    made = standard.plan(Config, TENSORS | llama.PERMUTED)(checkpoint)
     return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)

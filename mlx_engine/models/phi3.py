@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, Key, declared, partly_rotated_heads
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
-from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("phi3",)
@@ -56,12 +54,4 @@ TENSORS = {
 
 
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return llama.plan(checkpoint, Config, TENSORS)
+plan = standard.plan(Config, TENSORS)

@@ -56,9 +56,5 @@ TENSORS = {
     "blk.*.attn_k.bias": Row("model.layers.*.self_attn.k_proj.bias", "GE"),
     "blk.*.attn_v.bias": Row("model.layers.*.self_attn.v_proj.bias", "GE"),
 }
-
-
 Model = standard.Model
-
-
 plan = standard.plan(Config, TENSORS)

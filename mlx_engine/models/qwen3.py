@@ -51,9 +51,5 @@ TENSORS = {
     "blk.*.attn_q_norm.weight": Row("model.layers.*.self_attn.q_norm.weight", "E"),
     "blk.*.attn_k_norm.weight": Row("model.layers.*.self_attn.k_norm.weight", "E"),
 }
-
-
 Model = standard.Model
-
-
 plan = standard.plan(Config, TENSORS)

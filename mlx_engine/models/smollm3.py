@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, each_layer
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.models import llama, standard
-from mlx_engine.weights.plan import Plan
 
 ARCHITECTURES = ("smollm3",)
 GGUF_ARCHITECTURE = "smollm3"
@@ -40,12 +38,4 @@ class Config(llama.Config):
 
 
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return llama.plan(checkpoint, Config, tied=True)
+plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED, tied=True)
