@@ -10,14 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mlx_engine.backends.experts import Scoring
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, partly_rotated_heads, whole
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, olmoe, standard
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import decoder_plan
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
 
 ARCHITECTURES = ("minimax_m2", "minimax-m2")
 GGUF_ARCHITECTURE = "minimax-m2"
@@ -68,9 +65,4 @@ TENSORS = {
 }
 NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"), bias="e_score_correction_bias")
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
-    made = decoder_plan(checkpoint, Config, TENSORS)
-    return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)
+plan = standard.plan(Config, TENSORS, experts_of=NAMES)

@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole, whole_or_none
 from mlx_engine.models import llama, mistral, standard
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
-from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
 
 ARCHITECTURES = ("mixtral",)
 GGUF_ARCHITECTURE = "llama"
@@ -38,16 +36,5 @@ class Config(Routed, mistral.Config):
 
 TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in ("F D", "D F")}
 NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"))
-
-
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    made = standard.plan(Config, TENSORS | llama.PERMUTED)(checkpoint)
-    return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)
+plan = standard.plan(Config, TENSORS | llama.PERMUTED, experts_of=NAMES)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, number, whole
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.models import llama, olmo2, standard
-from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all, with_experts
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import decoder_plan
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all
 
 ARCHITECTURES = ("olmoe",)
 GGUF_ARCHITECTURE = "olmoe"
@@ -41,9 +38,4 @@ ROW_NORMS = {name: row for name, row in olmo2.TENSORS.items() if row.shape in ("
 DENSE = ("F D", "D F")
 TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in DENSE} | ROW_NORMS
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
-    made = decoder_plan(checkpoint, Config, TENSORS)
-    return with_experts(made, checkpoint, Names(), made.config.intermediate_size)
+plan = standard.plan(Config, TENSORS, experts_of=Names())

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
 from mlx_engine.models import qwen3, standard
-from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all, with_experts
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import decoder_plan
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all
 
 ARCHITECTURES = ("qwen3_moe", "qwen3moe")
 GGUF_ARCHITECTURE = "qwen3moe"
@@ -45,16 +42,5 @@ class Config(Routed, qwen3.Config):
 
 
 TENSORS = {name: row for name, row in qwen3.TENSORS.items() if row.shape not in ("F D", "D F")}
-
-
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    made = decoder_plan(checkpoint, Config, TENSORS)
-    return with_experts(made, checkpoint, Names(), made.config.expert_size)
+plan = standard.plan(Config, TENSORS, experts_of=Names())

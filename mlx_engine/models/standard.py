@@ -24,7 +24,7 @@ from mlx_engine.config.declared import SETTING, ConfigBase
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors, Mixture, Plain
-from mlx_engine.weights.experts import experts
+from mlx_engine.weights.experts import Names, experts, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
@@ -85,18 +85,25 @@ def rope_of(p: Parameters, cfg: Any) -> Rope:
     return replace(rope, frequencies=tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
 
 
-def plan(config_type: type[ConfigBase], table: Table, *, tied: bool = False) -> Callable[[Checkpoint], Plan]:
+def plan(
+    config_type: type[ConfigBase], table: Table, *, tied: bool = False, experts_of: Names | None = None
+) -> Callable[[Checkpoint], Plan]:
     """Return the function `plan` of a model file.
 
     Args:
         config_type: the class of the config.
         table: the tensors.
         tied: whether the head is tied to the embedding table if config.json does not say so.
+        experts_of: the names of router and experts in folders, whose FFN size is `expert_size` or `intermediate_size`.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
         """Return the config and the expected tensors of a checkpoint."""
-        return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
+        made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
+        if experts_of is None:
+            return made
+        size = getattr(made.config, "expert_size", made.config.intermediate_size)
+        return with_experts(made, checkpoint, experts_of, size)
 
     return planned
 
