@@ -159,6 +159,19 @@ def test_a_processor_has_the_instructions_that_llvm_sees():
         assert (name in found) == bool(host.get(names.get(name, name))), name
 
 
+ADD = "define i64 @f(i64* %p) {\n  %x = atomicrmw add i64* %p, i64 1 seq_cst\n  ret i64 %x\n}"
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.machine == "aarch64"])
+def test_an_arm64_target_needs_the_atomic_instructions_that_llvm_emits(name: str):
+    target = TARGETS[name]
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    machine = binding.Target.from_triple(target.triple).create_target_machine(target.processor, target.features)
+    text = machine.emit_assembly(binding.parse_assembly(ADD))
+    assert ("ldadd" in text) == ("atomics" in target.needs)
+
+
 def test_the_target_of_a_wheel_is_what_the_kernels_are_compiled_for_there():
     assert {target.machine for target in TARGETS.values()} == {"x86_64", "aarch64"}
     assert set(wheel.all_parts()) > {*library.MODULES, *library.FORMATS, "affine4_g64_bf16", PART}
