@@ -81,13 +81,7 @@ def use_of(model: Model, asked: str, n_parameters: int) -> Use:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for one sequence.
-
-    Attributes:
-        name: such as "lookup".
-    """
-
-    name: str
+    """Proposes tokens for one sequence."""
 
     def extend(self, ids: abc.Sequence[int]) -> None:
         """Read the ids that have followed in the sequence."""

@@ -20,8 +20,6 @@ REPEATED = "One two three four five six. " * 6
 class Always:
     """A drafter that proposes one token again and again, with strong evidence."""
 
-    name = "always"
-
     def __init__(self, token):
         self.token = token
 
