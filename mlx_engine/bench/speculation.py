@@ -22,7 +22,7 @@ from mlx_engine.loop.lookup import LONGEST, Lookups
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.loop.request import Sequence as AnswerSequence
 from mlx_engine.loop.scheduler import Scheduler
-from mlx_engine.loop.speculation import MOST_STATES, Drafters, Speculation
+from mlx_engine.loop.speculation import MOST_STATES, Drafters, Speculation, fixes_rows
 from mlx_engine.options import Options
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row
             right = text.get("right")
             on = _answered(engine, text, Lookups() if right is None else Recordings(off["ids"], right))
             if on["ids"] != off["ids"]:
-                be = engine.backend
-                why = "report this as a bug" if be.fixes_bits else f"on {be.name} bits depend on the number of rows"
+                depends = f"on {engine.backend.name} the bits of this model's rows depend on their number"
+                why = "report this as a bug" if fixes_rows(engine.model) else depends
                 raise EngineError(f"{text['name']}: the answer with proposals differs; {why}")
             if repetition:  # the first one compiles kernels
                 plain.append(off)
