@@ -186,6 +186,7 @@ def resume(conversation: Conversation, file: Path) -> None:
         EngineError: its messages cannot be read or rendered.
     """
     from mlx_engine.checkpoint.hf_folder import parse_json
+    from mlx_engine.tokenizer.chat_prompt import joined_parts
 
     state: Any = parse_json(read_text(None, file, "--session"), str(file), "remove the file")
     if not isinstance(state, dict) or not isinstance(state.get("messages"), list):
@@ -197,7 +198,8 @@ def resume(conversation: Conversation, file: Path) -> None:
     conversation.restore(state)
     for message in conversation.messages:
         begin = {"user": "> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
-        notice(f"{begin}{message['content']}")
+        if message["content"]:  # None beside calls
+            notice(f"{begin}{joined_parts(message['content'])}")
 
 
 def keep(conversation: Conversation, file: Path) -> None:

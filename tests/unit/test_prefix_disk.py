@@ -26,6 +26,7 @@ from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, chains, files
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint import identity
 from mlx_engine.commands import app
+from mlx_engine.commands.chat import resume
 from mlx_engine.conversation import Conversation
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.loop.logprobs import digest
@@ -399,6 +400,20 @@ def test_a_session_keeps_its_text_if_the_disk_is_too_small(tmp_path: Path, monke
     answer, said = cli(*how, stdin="Tell me a story about a fox.\n")
     assert "the keys and values of the session are not kept (No space left on device)" in said
     assert f"> Tell me a story about a fox.\n{answer}" in cli(*how, stdin="")[1]
+
+
+def test_a_session_with_calls_and_parts_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "What time is it?"}]},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "noon"},
+    ]
+    file = tmp_path / "fox.json"
+    file.write_text(json.dumps({"messages": messages}))
+    with mlx_engine.load("builtin", "simd") as engine:
+        resume(Conversation(engine), file)
+    assert capsys.readouterr().err.endswith("> What time is it?\ntool: noon\n")
 
 
 def test_generate_reads_and_writes_a_prompt_cache(tmp_path: Path):
