@@ -269,7 +269,7 @@ class Engine:
         Raises:
             OptionError: keys and values of this model cannot be saved.
         """
-        self._check_kept("prefix")
+        self._check_kept("a saved prefix")
         about = {**self._identified, **backend_identity(self.backend)}
         return identity_of(_identified(self.path, about, cache_folder("prefixes")))[1]
 
