@@ -157,7 +157,7 @@ def load(
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
             activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
         speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
-            see docs/speculation.md; "auto" does so where it cannot be slower; "off" does not.
+            see docs/speculation.md; "auto" does so where bits are fixed and passes are long; "off" does not.
         allow_too_large: load a model that needs more memory than is free.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
             computing them again; see docs/prefixes.md. None keeps none on disk.
@@ -252,7 +252,7 @@ class Engine:
             OptionError: several processes share the model, or its backend is `scalar`; or `max_nbytes` is negative.
         """
         be = self.model.backend
-        self._check_kept("prefix_dir")
+        self.check_kept("prefix_dir")
         if not is_whole(max_nbytes) or max_nbytes < 0:
             message = f"prefix_disk must be a number of bytes, not {shown(max_nbytes)}"
             raise OptionError(message, option="prefix_disk", expected="at least 0", found=max_nbytes)
@@ -263,13 +263,13 @@ class Engine:
             self._prefixes.close()
         self._prefixes = made
 
-    def _identity(self) -> bytes:
-        """Return the digest of what keys and values depend on besides token ids.
+    def prefix_identity(self) -> bytes:
+        """Return the digest of what keys and values depend on besides token ids: model, types, order of sums.
 
         Raises:
             OptionError: keys and values of this model cannot be saved.
         """
-        self._check_kept("a saved prefix")
+        self.check_kept("a file of keys and values")
         about = {**self._identified, **backend_identity(self.backend)}
         return identity_of(_identified(self.path, about, cache_folder("prefixes")))[1]
 
@@ -289,7 +289,7 @@ class Engine:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
             OSError: the file cannot be written.
         """
-        identity, ids = self._identity(), np.array(self.prompts.ids(prompt), dtype=np.int64)
+        identity, ids = self.prefix_identity(), np.array(self.prompts.ids(prompt), dtype=np.int64)
         if scheduler is None:
             request = self.request(ids.tolist(), Options(0))
             scheduler = self.scheduler_for([request], keeps=True)
@@ -317,12 +317,12 @@ class Engine:
             OptionError: keys and values of this model cannot be saved.
             OSError: the file cannot be read.
         """
-        identity = self._identity()
+        identity = self.prefix_identity()
         self._prefixes = self._prefixes or SavedPrefixes(identity)
         return self._prefixes.add(Path(path), identity)
 
-    def _check_kept(self, option: str) -> None:
-        """Raise OptionError if the keys and values of this model cannot be kept on disk."""
+    def check_kept(self, option: str) -> None:
+        """Raise OptionError, which names the option, if keys and values of this model cannot be kept on disk."""
         if self.model.is_shared or self.backend.name == "scalar":
             whose = "a model that this process has alone" if self.model.is_shared else "another backend than scalar"
             raise OptionError(f"{option} needs {whose}", option=option, expected=whose)

@@ -2,7 +2,7 @@
 
     python -m tools.wheel                       for this machine's processors
     python -m tools.wheel --machine aarch64     Linux on arm64, compiled here
-    python -m tools.wheel --only q8_0 --target x86-64-v3     some parts for some targets: the others are compiled
+    python -m tools.wheel --only q8_0 --target x86-64-v3     some parts for some targets: other models run without
 
 All parts of the kernels are compiled for each target (`kernels/cpu/build/prebuilt.py`), which takes minutes, and linked
 to a shared library. Object files are kept in build/prebuilt, so that an interrupted build goes on. The linker for Linux
@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -70,7 +71,8 @@ def link(target: Target, files: Sequence[Path], out: Path) -> None:
 
 def prebuilt(names: Sequence[str], parts: Sequence[str], folder: Path, kept: Path) -> None:
     """Make a folder with the libraries of these targets and their manifest; keep object files in another."""
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # the wheel takes all files of the folder
+    folder.mkdir(parents=True)
     targets = {}
     for name in names:
         file = folder / f"{name}{'.dylib' if sys.platform == 'darwin' else '.so'}"
@@ -91,6 +93,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a part besides those of every model; may be repeated")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the wheel is written")
     given = parser.parse_args()
+    if sys.platform == "darwin" and given.machine != "aarch64":
+        parser.error("--machine: on macOS a wheel is for aarch64")
     names = [name for name, target in TARGETS.items() if target.machine == given.machine]
     names = [name for name in names if given.target is None or name in given.target]
     if not names:

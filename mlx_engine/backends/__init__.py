@@ -12,13 +12,13 @@ from typing import Literal
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.errors import BackendUnavailableError, OptionError, listed, shown
-from mlx_engine.quant.key_values import default_type
+from mlx_engine.quant.key_values import DTYPES, default_type
 
 # The types of activations (docs/precision.md). Float32 is exact: every backend has it, and it is the default.
 ACTIVATIONS = ("f32", "i16", "f16", "bf16")
 EXACT = ACTIVATIONS[0]
 # The types of keys and values in the cache; all backends have all of them (`quant/key_values.py` is the definition).
-KV_TYPES = ("f32", "f16", "bf16", "q8_0")
+KV_TYPES = tuple(DTYPES)
 _ON_CPU, _ON_MLX = (EXACT, "i16"), (EXACT, "f16", "bf16")
 
 

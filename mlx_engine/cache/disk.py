@@ -339,7 +339,7 @@ class PrefixFolder(SavedPrefixes):
             if not file.exists():
                 file.write_text(content, encoding="utf-8")
         self._known |= {entry.name: 0.0 for entry in os.scandir(ours) if entry.name.endswith(ENDING)}
-        self.stats.nbytes = sum(size for _, size, _ in self.files())
+        self.stats.nbytes = sum(size for _, size, _ in files_in(self.path))
         self.ours = ours
 
     def has(self, key: Key) -> bool:
@@ -419,7 +419,7 @@ class PrefixFolder(SavedPrefixes):
 
     def bound(self) -> None:
         """If all files take more than the bound, remove the least recently used until they take 15/16 of it."""
-        found = sorted(self.files())
+        found = sorted(files_in(self.path))
         self.stats.nbytes, self._n_new = sum(size for _, size, _ in found), 0
         most = self.max_nbytes - self.max_nbytes // 16 if self.stats.nbytes > self.max_nbytes else self.max_nbytes
         for _, size, path in found:
@@ -431,10 +431,6 @@ class PrefixFolder(SavedPrefixes):
             self.stats.nbytes -= size
             if path.parent == self.ours:
                 self._known.pop(path.name, None)
-
-    def files(self) -> list[tuple[int, int, Path]]:
-        """Return the time of the last use in ns, the bytes and the path of each file of every identity."""
-        return files_in(self.path)
 
     def use(self, chain: Sequence[bytes], parts: Sequence[str]) -> None:
         """Mark the files of a prefix as used, its end as used longest ago."""
@@ -750,7 +746,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
     """
     where, again = str(path), "remove it, or name another file"
     with path.open("rb") as file:
-        size, head = file.seek(0, 2), b""
+        size = file.seek(0, 2)
         file.seek(0)
         head = file.read(_FILE.size)
         fields = _FILE.unpack(head) if len(head) == _FILE.size else (b"", 0, b"", 0)
@@ -833,7 +829,3 @@ def _ended(
         jobs.put(None, timeout=PATIENCE)
     if thread is not threading.current_thread() and is_open.is_set():
         thread.join(PATIENCE)
-
-
-def _always() -> bool:
-    return True

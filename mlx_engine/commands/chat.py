@@ -32,12 +32,12 @@ from mlx_engine.commands.options.model import (
     Backend,
     ComputeOptions,
     Model,
+    PrefixOptions,
     Speculate,
     Strict,
     Think,
     choose_backend,
 )
-from mlx_engine.commands.options.prefixes import PrefixOptions
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
 from mlx_engine.kernels.drafts import draft
@@ -129,9 +129,10 @@ def chat(
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
     how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    prefixes.check()
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
-    used, _ = choose_backend(backend, strict=strict), prefixes.nbytes
+    used = choose_backend(backend, strict=strict)
 
     def begin(name: str, messages: Sequence[Any]) -> Conversation:
         with progress_bar("opening", quiet=quiet) as progress:
@@ -192,34 +193,36 @@ def resume(conversation: Conversation, file: Path) -> None:
         EngineError: its messages cannot be read or rendered.
     """
     from mlx_engine.checkpoint.hf_folder import parse_json
+    from mlx_engine.tokenizer.chat_prompt import joined_parts
 
     state: Any = parse_json(read_text(None, file, "--session"), str(file), "remove the file")
     if not isinstance(state, dict) or not isinstance(state.get("messages"), list):
         raise OptionError(f"{file} has no session; remove it", option="--session", found=str(file))
     try:
         conversation.engine.load_prefix(file.with_suffix(".kv"))
-        same_model = True
     except (EngineError, OSError) as error:
-        same_model = False
         notice(f"the conversation is read again: {getattr(error, 'strerror', None) or error}")
-    conversation.restore(state, same_model=same_model)
+    conversation.restore(state)
     for message in conversation.messages:
         begin = {"user": "> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
-        notice(f"{begin}{message['content']}")
+        if message["content"]:  # None beside calls
+            notice(f"{begin}{joined_parts(message['content'])}")
 
 
 def keep(conversation: Conversation, file: Path) -> None:
     """Write a session: its messages, and its keys and values. Only this user can read them."""
     if not conversation.messages:
         return
+    what = "the session is"
     try:
-        conversation.save_prefix(file.with_suffix(".kv"))
         with draft(file) as new:
             new.chmod(0o600)
             new.write_text(json.dumps(conversation.state(), ensure_ascii=False) + "\n", encoding="utf-8")
             new.replace(file)
+        what = "the keys and values of the session are"  # much larger: the disk may have room for the text alone
+        conversation.save_prefix(file.with_suffix(".kv"))
     except (EngineError, OSError) as error:
-        notice(f"warning: {file}: the session is not kept ({getattr(error, 'strerror', None) or error})")
+        notice(f"warning: {file}: {what} not kept ({getattr(error, 'strerror', None) or error})")
 
 
 def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool) -> None:

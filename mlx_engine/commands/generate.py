@@ -135,6 +135,7 @@ class PromptOptions:
             return None
         if not requests[0].options.kv:
             raise OptionError("--prompt-cache cannot be combined with --no-kv", option="--prompt-cache")
+        engine.check_kept("--prompt-cache")
         try:
             if self.prompt_cache.exists():
                 engine.load_prefix(self.prompt_cache)

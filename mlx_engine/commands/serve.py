@@ -17,8 +17,15 @@ import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.options.groups import RARE, takes_groups
-from mlx_engine.commands.options.model import SUGGESTED, Backend, ComputeOptions, Model, Speculate, choose_backend
-from mlx_engine.commands.options.prefixes import PrefixOptions
+from mlx_engine.commands.options.model import (
+    SUGGESTED,
+    Backend,
+    ComputeOptions,
+    Model,
+    PrefixOptions,
+    Speculate,
+    choose_backend,
+)
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.commands.values import bytes_of
 from mlx_engine.errors import EngineError, OptionError, size
@@ -34,8 +41,8 @@ if TYPE_CHECKING:
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
-# Addresses that mean all networks of this machine, and where a client on it finds the server.
 NO_PREFIXES = PrefixOptions()
+# Addresses that mean all networks of this machine, and where a client on it finds the server.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -226,7 +233,9 @@ def serve(
     """Serve the HTTP APIs of OpenAI and Anthropic, many requests at the same time. Ctrl-C stops the server."""
     address.check()
     capacity.check()
-    _ = prefixes.nbytes
+    prefixes.check()
+    if capacity.no_prefix_cache and prefixes.prefix_dir is not None:
+        raise OptionError("--prefix-dir cannot be combined with --no-prefix-cache", option="--prefix-dir")
     options = compute.changes(capacity.context_len)
     used = choose_backend(backend, strict=False)
     how = {**compute.machine(), **options, "speculate": speculate}
@@ -326,8 +335,7 @@ def load_engine(
     opened.check_memory(kv=capacity.kv_bytes)
     with progress_bar("loading") as progress:
         engine = Engine(opened, progress)
-    if not capacity.no_prefix_cache:
-        prefixes.use(engine)
+    prefixes.use(engine)
     scheduler = engine.scheduler(
         slots=capacity.slots,
         kv_memory=kv_memory(engine, capacity),

@@ -217,7 +217,10 @@ class Conversation:
         self.messages = list(messages)
 
     def state(self) -> dict[str, Any]:
-        """Return the messages, and the token ids of the answers that were generated here, as plain data."""
+        """Return the messages, and the token ids of the answers that were generated here, as plain data.
+
+        `model` says which model has these ids; it is None if keys and values of the model cannot be saved.
+        """
         turns = [
             {
                 "n_messages": turn.n_messages, "prompt_ids": of.prompt_ids, "token_ids": of.token_ids, "text": of.text,
@@ -226,9 +229,9 @@ class Conversation:
             for turn in self.turns
             for of in (turn.generation,)
         ]  # fmt: skip
-        return {"messages": self.messages, "turns": turns}
+        return {"messages": self.messages, "turns": turns, "model": self._model()}
 
-    def restore(self, state: Mapping[str, Any], *, same_model: bool) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Replace the conversation with what `state` has returned; the token ids are used by the same model alone.
 
         Raises:
@@ -238,11 +241,18 @@ class Conversation:
         from mlx_engine.loop.stream import Generation
 
         self.load(state["messages"])
-        for turn in state["turns"] if same_model else ():
+        is_same = state.get("model") is not None and state["model"] == self._model()
+        for turn in state["turns"] if is_same else ():
             text, reason = turn["text"], turn["finish_reason"]
             run = Generation(text, turn["token_ids"], Metrics(), reason, turn["prompt_ids"])
             self.turns.append(Turn(run, turn["n_messages"]))
         self._history = self._remembered(self.messages)
+
+    def _model(self) -> str | None:
+        try:
+            return self.engine.prefix_identity().hex()
+        except OptionError:
+            return None
 
     def save_prefix(self, path: Path) -> int:
         """Write the keys and values of the conversation to a file, and return the number of tokens that it has.

@@ -116,8 +116,6 @@ class Lookup:
     The ids of the answer are a text that grows; the prompt and the other texts do not change, and may be shared.
     """
 
-    name = "lookup"
-
     def __init__(self, prompt: Text, others: Sequence[Text] = ()) -> None:
         self._answer, self._prompt = Text(), prompt
         # In this order, the first of several longest matches is taken.

@@ -62,15 +62,20 @@ class Use(NamedTuple):
     why: str
 
 
+def fixes_rows(model: Model) -> bool:
+    """Return whether the bits of a row depend on no other row of its pass: proposals then change no answer."""
+    return model.backend.fixes_bits and not any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers))
+
+
 def use_of(model: Model, asked: str, n_parameters: int) -> Use:
     """Return whether tokens are proposed, for the option `speculate`."""
     be = model.backend
     if asked == OFF:
         return Use(False, "off; --speculate lookup turns it on")
     if asked == LOOKUP:
-        differs = "" if be.fixes_bits else f"; on {be.name} a token may differ where two are almost equally likely"
+        differs = "" if fixes_rows(model) else f"; on {be.name} a token may differ where two are almost equally likely"
         return Use(True, f"lookup{differs}")
-    if not be.fixes_bits or any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers)):
+    if not fixes_rows(model):
         return Use(False, f"off: on {be.name} the bits of this model's rows depend on their number")
     if be.lazy or model.is_shared:
         where = "on ranks" if model.is_shared else f"on {be.name}"
@@ -81,13 +86,7 @@ def use_of(model: Model, asked: str, n_parameters: int) -> Use:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for one sequence.
-
-    Attributes:
-        name: such as "lookup".
-    """
-
-    name: str
+    """Proposes tokens for one sequence."""
 
     def extend(self, ids: abc.Sequence[int]) -> None:
         """Read the ids that have followed in the sequence."""

@@ -32,7 +32,7 @@ PAUSE, HEARTBEAT = 0.2, 15.0
 
 
 class Source(Protocol):
-    """The clients that read the statuses of the engine."""
+    """Yields the statuses of the engine."""
 
     def snapshots(self) -> AsyncIterator[Status]:
         """Yield the latest status, and then each newer one; those that came meanwhile are skipped."""

@@ -115,8 +115,6 @@ def run(scheduler: Scheduler, requests: Ids[Request], apart: int = 0) -> None:
 class Scripted:
     """Proposes what follows in the answer that is known, or something else."""
 
-    name = "scripted"
-
     def __init__(self, kind: str, answer: Ids[int], seed: int) -> None:
         self.kind, self.answer, self.n, self.random = kind, answer, 0, np.random.default_rng(seed)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +128,7 @@ def test_what_numbas_variables_choose_is_used_if_it_is_there(folder: Path, monke
 
 
 def test_parts_that_came_with_the_package_are_not_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library, "codes", lambda parts: pytest.fail("compiled") if list(parts) else {})
+    monkeypatch.setattr(library, "codes", lambda parts: pytest.fail("compiled"))
     monkeypatch.setattr(library, "_prebuilt", loaded)
     found = library.Library()
     found.need([PART])
@@ -137,10 +136,19 @@ def test_parts_that_came_with_the_package_are_not_compiled(folder: Path, monkeyp
     assert library.lacking() is None
 
 
-def test_what_did_not_come_with_the_package_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "llvmlite", None)
-    with pytest.raises(ImportError, match=r"^no machine code of q8_0, q9_0, and Numba, which .* pip install numba$"):
-        library.codes(["q8_0", "q9_0"])
+def test_what_did_not_come_with_the_package_is_not_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kernels that are compiled for this processor would lay out memory in another way than those of a package."""
+    monkeypatch.setattr(library, "codes", lambda parts: pytest.fail("compiled"))
+    monkeypatch.setattr(library, "_prebuilt", loaded)
+    found = library.Library()
+    with pytest.raises(LookupError, match=r"^the machine code that came with this package has no q4_0, q9_0$"):
+        found.need(["q4_0", PART, "q9_0"])
+
+
+def test_a_wheel_has_no_files_of_an_earlier_one(folder: Path):
+    (folder / "old.so").touch()
+    wheel.prebuilt([OWN[-1]], [PART], folder, library.folder() / "prebuilt")
+    assert {file.name for file in folder.iterdir()} == {prebuilt.MANIFEST, str(manifest(folder)[OWN[-1]]["file"])}
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="LLVM has other names elsewhere")
@@ -149,6 +157,19 @@ def test_a_processor_has_the_instructions_that_llvm_sees():
     names = {"abm": "lzcnt", "bmi1": "bmi", "avx512_vnni": "avx512vnni"}
     for name in set.union(*(set(target.needs) for target in TARGETS.values() if target.machine == "x86_64")):
         assert (name in found) == bool(host.get(names.get(name, name))), name
+
+
+ADD = "define i64 @f(i64* %p) {\n  %x = atomicrmw add i64* %p, i64 1 seq_cst\n  ret i64 %x\n}"
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.machine == "aarch64"])
+def test_an_arm64_target_needs_the_atomic_instructions_that_llvm_emits(name: str):
+    target = TARGETS[name]
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    machine = binding.Target.from_triple(target.triple).create_target_machine(target.processor, target.features)
+    text = machine.emit_assembly(binding.parse_assembly(ADD))
+    assert ("ldadd" in text) == ("atomics" in target.needs)
 
 
 def test_the_target_of_a_wheel_is_what_the_kernels_are_compiled_for_there():

@@ -26,6 +26,7 @@ from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, chains, files
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint import identity
 from mlx_engine.commands import app
+from mlx_engine.commands.chat import resume
 from mlx_engine.conversation import Conversation
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.loop.logprobs import digest
@@ -308,7 +309,7 @@ def test_a_conversation_goes_on_after_a_restart(tmp_path: Path):
     with mlx_engine.load("builtin", "simd") as engine:
         engine.load_prefix(tmp_path / "a.kv")
         second = Conversation(engine, options, kv_memory=64 << 20)
-        second.restore(state, same_model=True)
+        second.restore(state)
         "".join(second.ask(texts[3]))
         assert second.messages == whole.messages
         assert second.generation is not None
@@ -317,6 +318,9 @@ def test_a_conversation_goes_on_after_a_restart(tmp_path: Path):
         assert second.generation.n_cached >= 128
         second.undo()
         assert second.messages == state["messages"]
+        second.restore({**state, "model": "another"})
+        assert second.messages == state["messages"]
+        assert not second.turns  # their token ids are those of another model
 
 
 def test_a_long_prefix_is_read_in_pieces_while_others_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -390,6 +394,32 @@ def test_a_session_goes_on_with_its_text_on_the_screen(tmp_path: Path, monkeypat
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_a_session_keeps_its_text_if_the_disk_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def is_full(self: Conversation, path: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(Conversation, "save_prefix", is_full)
+    how = ("chat", "-b", "simd", "-n", "5", "--session", "fox")
+    answer, said = cli(*how, stdin="Tell me a story about a fox.\n")
+    assert "the keys and values of the session are not kept (No space left on device)" in said
+    assert f"> Tell me a story about a fox.\n{answer}" in cli(*how, stdin="")[1]
+
+
+def test_a_session_with_calls_and_parts_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "What time is it?"}]},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "noon"},
+    ]
+    file = tmp_path / "fox.json"
+    file.write_text(json.dumps({"messages": messages}))
+    with mlx_engine.load("builtin", "simd") as engine:
+        resume(Conversation(engine), file)
+    assert capsys.readouterr().err.endswith("> What time is it?\ntool: noon\n")
+
+
 def test_generate_reads_and_writes_a_prompt_cache(tmp_path: Path):
     how = ("generate", "Once upon a time there was a fox. " * 10, "-b", "simd", "-n", "5", "--json")
     cold = json.loads(cli(*how)[0])
@@ -401,8 +431,9 @@ def test_generate_reads_and_writes_a_prompt_cache(tmp_path: Path):
             assert engine.generate(cold["prompt_ids"], 1).n_cached == 64
     refused = CliRunner().invoke(app, [*how, "--no-kv", "--prompt-cache", str(tmp_path / "a.kv")])
     assert "cannot be combined with --no-kv" in refused.stderr
-    refused = CliRunner().invoke(app, ["generate", "a", "-b", "scalar", "--prompt-cache", str(tmp_path / "b.kv")])
-    assert refused.stderr == "error: a saved prefix needs another backend than scalar\n"
+    refused = CliRunner().invoke(app, ["generate", "a", "-b", "scalar", "-n", "1", "--prompt-cache", "a.kv"])
+    assert refused.stderr == "error: --prompt-cache needs another backend than scalar\n"
+    assert not refused.stdout  # nothing was generated before
 
 
 def test_prefixes_are_listed_and_removed(tmp_path: Path):
@@ -417,6 +448,11 @@ def test_prefixes_are_listed_and_removed(tmp_path: Path):
     for command in (["cache", "list"], ["chat"], ["serve"]):
         refused = CliRunner().invoke(app, [*command, "--prefix-dir", str(tmp_path / "other.txt")])
         assert (refused.exit_code, "is a file" in refused.stderr) == (2, True)
+
+
+def test_a_server_without_a_prefix_cache_refuses_a_folder(tmp_path: Path):
+    refused = CliRunner().invoke(app, ["serve", "--no-prefix-cache", "--prefix-dir", str(tmp_path)])
+    assert "--prefix-dir cannot be combined with --no-prefix-cache" in refused.stderr
 
 
 def test_metrics_count_files_and_tokens():

@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import mlx_engine
+from mlx_engine.bench import speculation as bench
+from mlx_engine.cache.pool import KVLayer
 from mlx_engine.commands import app
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import EngineError, OptionError
 from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.speculation import FEWEST_PARAMETERS, PassCosts, Speculation, use_of
 
@@ -19,8 +21,6 @@ REPEATED = "One two three four five six. " * 6
 
 class Always:
     """A drafter that proposes one token again and again, with strong evidence."""
-
-    name = "always"
 
     def __init__(self, token):
         self.token = token
@@ -122,9 +122,9 @@ def test_the_first_pass_with_a_number_of_rows_may_have_compiled_kernels():
 
 
 def test_where_tokens_are_proposed():
-    def model(name="parallel", *, fixes_bits=True, lazy=False, is_shared=False):
+    def model(name="parallel", *, fixes_bits=True, lazy=False, is_shared=False, head_dim=64):
         backend = SimpleNamespace(name=name, fixes_bits=fixes_bits, lazy=lazy)
-        return SimpleNamespace(backend=backend, is_shared=is_shared, kv_layers=[])
+        return SimpleNamespace(backend=backend, is_shared=is_shared, kv_layers=[KVLayer(1, head_dim)])
 
     large = FEWEST_PARAMETERS
     assert use_of(model(), "auto", large) == (True, "lookup")
@@ -132,7 +132,9 @@ def test_where_tokens_are_proposed():
     assert "on mlx the bits" in use_of(model("mlx", fixes_bits=False, lazy=True), "auto", large).why
     assert "on metal has not been measured" in use_of(model("metal", lazy=True), "auto", large).why
     assert "on ranks has not been measured" in use_of(model(is_shared=True), "auto", large).why
-    assert use_of(model("mlx", fixes_bits=False), "lookup", 1).is_on
+    assert "a token may differ" in use_of(model("mlx", fixes_bits=False), "lookup", 1).why
+    assert "a token may differ" in use_of(model(head_dim=24), "lookup", 1).why
+    assert use_of(model(), "lookup", 1) == (True, "lookup")
     assert not use_of(model(), "off", large).is_on
     with pytest.raises(OptionError, match="speculate must be off, lookup or auto, not 'on'"):
         mlx_engine.load("builtin", speculate="on")
@@ -204,6 +206,16 @@ def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
     file.write_text('{"prompt": "Tom", "right": 1, "more": 2}')
     with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt and none but copies, max_tokens"):
         texts_of(file)
+
+
+def test_a_benchmark_calls_another_answer_a_bug_only_where_bits_are_fixed(engine, monkeypatch):
+    monkeypatch.setattr(bench, "_answered", lambda engine, text, drafters: {"ids": [drafters is None]})
+    text = {"name": "line 1", "prompt": "Tom"}
+    with pytest.raises(EngineError, match="differs; report this as a bug"):
+        list(bench.rows(engine, [text], 1))
+    monkeypatch.setattr(bench, "fixes_rows", lambda model: False)
+    with pytest.raises(EngineError, match="differs; on parallel the bits of this model's rows depend"):
+        list(bench.rows(engine, [text], 1))
 
 
 def test_lookups_of_answers_to_one_request_share_the_prompt():

@@ -301,11 +301,21 @@ class Library:
         return all(part in self._parts for part in parts)
 
     def need(self, parts: Iterable[str]) -> None:
-        """Load these parts; what has not been compiled yet is compiled now, all at the same time."""
+        """Load these parts; what has not been compiled yet is compiled now, all at the same time.
+
+        Raises:
+            ImportError: the compiler is not installed.
+            LookupError: the machine code that came with the package is used and lacks a part.
+            RuntimeError: the parts cannot be compiled.
+        """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            self._parts |= {part: found for part in missing if part in found.parts}
-            missing = [part for part in missing if part not in found.parts]
+            # Parts for different processors have different layouts of memory: what is absent is not compiled here.
+            absent = [part for part in missing if part not in found.parts]
+            if absent:
+                raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
+            self._parts |= dict.fromkeys(missing, found)
+            return
         for part, code in codes(missing).items():
             # Another thread may have loaded it in the meantime, and its kernels may be running.
             self._parts.setdefault(part, Code(code))
@@ -382,9 +392,6 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
         ImportError: the compiler is not installed.
         RuntimeError: the parts cannot be compiled.
     """
-    parts = tuple(parts)
-    if parts and importlib.util.find_spec("llvmlite") is None:
-        raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
     if missing:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from mlx_engine.commands.console import notice
 from mlx_engine.commands.options.groups import RARE
+from mlx_engine.commands.values import bytes_of
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
 
 if TYPE_CHECKING:
+    from mlx_engine.engine import Engine
     from mlx_engine.weights.conversion import Conversion
 
 # The title of the panel: the first sentence of the groups below.
@@ -248,3 +251,40 @@ def layers_of(given: Sequence[str] | None) -> dict[str, str]:
             raise OptionError(message, option="quant_layer", found=text)
         found[layer] = quant
     return found
+
+
+@dataclass(frozen=True)
+class PrefixOptions:
+    """Prefixes on disk. Keys and values of prompts, which later runs of the same model read instead of computing."""
+
+    prefix_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--prefix-dir",
+            metavar="DIR",
+            file_okay=False,
+            help="Keep the keys and values of prompts in this folder, from which prompts can be recovered.",
+        ),
+    ] = None
+    prefix_disk: Annotated[
+        str,
+        typer.Option(
+            "--prefix-disk",
+            metavar="SIZE",
+            help="Let the files in --prefix-dir take at most this; the least recently used are removed.",
+        ),
+        RARE,
+    ] = "20GiB"
+
+    def check(self) -> None:
+        """Check the size; raise OptionError if it is none."""
+        bytes_of("--prefix-disk", self.prefix_disk)
+
+    def use(self, engine: Engine) -> None:
+        """Have an engine keep prefixes.
+
+        Raises:
+            OptionError: the engine cannot.
+        """
+        if self.prefix_dir is not None:
+            engine.keep_prefixes(self.prefix_dir, bytes_of("--prefix-disk", self.prefix_disk))
