@@ -744,7 +744,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
         FormatError: it is no such file, or is of another model, version or type of keys and values.
         OSError: it cannot be read.
     """
-    where, again = str(path), "write it again"
+    where, again = str(path), "remove it, or name another file"
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)

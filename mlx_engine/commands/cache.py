@@ -28,7 +28,7 @@ cache = typer.Typer(
 
 PrefixDir: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--prefix-dir", metavar="DIR", help="A folder of prefixes, as serve and chat have got it."),
+    typer.Option("--prefix-dir", metavar="DIR", file_okay=False, help="The folder of --prefix-dir of serve or chat."),
 ]
 
 
@@ -87,6 +87,8 @@ def everything_kept(prefix_dir: Path | None) -> list[Kept]:
     parts = [] if prefix_dir is None else parts_of(prefix_dir.expanduser())
     if prefix_dir is not None and parts:
         items.append(Kept("prefixes", "made", prefix_dir, tuple(parts), sum(map(size_of, parts))))
+    elif prefix_dir is not None:
+        notice(f"{prefix_dir}: no prefixes are kept there")
     return items
 
 

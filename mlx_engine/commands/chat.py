@@ -172,11 +172,18 @@ def session_file(name: str) -> Path:
 
     Raises:
         OptionError: the name is none of a file.
+        SourceError: sessions cannot be kept.
     """
     if not re.fullmatch(r"[\w-][\w.-]{0,99}", name):
-        message = f"--session must be letters, digits, -, _ and ., not {name!r}"
+        message = f"--session must be letters, digits, -, _ and ., at most 100, the first no ., not {shown(name)}"
         raise OptionError(message, option="--session", found=name)
-    return history_file().parent / "sessions" / f"{name}.json"
+    file = history_file().parent / "sessions" / f"{name}.json"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.exists()  # raises if the name is too long, or the folder cannot be searched
+    except OSError as error:
+        raise SourceError(f"{file}: a session cannot be kept there: {error.strerror}; set XDG_STATE_HOME") from error
+    return file
 
 
 def resume(conversation: Conversation, file: Path) -> None:
@@ -208,7 +215,6 @@ def keep(conversation: Conversation, file: Path) -> None:
         return
     what = "the session is"
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with draft(file) as new:
             new.chmod(0o600)
             new.write_text(json.dumps(conversation.state(), ensure_ascii=False) + "\n", encoding="utf-8")

@@ -99,7 +99,7 @@ class Worker:
             make: loads the model and returns it with its scheduler; called in the thread.
             queue: the largest number of answers that wait for a slot.
             on_update: called in the event loop after each step.
-            on_ready: called in the event loop when the model has been loaded.
+            on_ready: called in the event loop when the model has been loaded, unless `close` has been called.
             measure: called once in the thread, after `on_ready`; requests that arrive meanwhile wait for it.
             snapshot: called in the thread after each step; a result that is not None goes to the readers of
                 `snapshots`.
@@ -283,7 +283,8 @@ class Worker:
 
     def _become_ready(self, engine: Engine, slots: int, capacity: int) -> None:
         self.engine, self.slots, self.capacity = engine, slots, capacity
-        self.on_ready()
+        if not self.is_closing:  # Ctrl-C may come while the model is loaded
+            self.on_ready()
 
     def _die(self, fault: BaseException) -> None:
         """Record the error that ended the thread, and end all calls."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_engine.loop.sampler import Sampler
-from mlx_engine.serve.worker import Rates
+from mlx_engine.serve.worker import Rates, Worker
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, chat_body, events, micro, served, wait_for
 
@@ -238,3 +238,25 @@ def test_a_worker_that_is_stopped_leaves_no_client_waiting():
         reply = job.result(PATIENCE)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "closing")
         server.gate.allow()
+
+
+def test_a_model_that_is_loaded_after_the_server_closes_is_not_announced():
+    loaded, announced = threading.Event(), []
+
+    def make() -> Any:
+        assert loaded.wait(PATIENCE)
+        engine = micro()
+        return engine, engine.scheduler(slots=1)
+
+    async def run() -> Worker:
+        worker = Worker(make, on_ready=lambda: announced.append(True))
+        worker.start()
+        worker.close()
+        loaded.set()
+        await worker.stop(PATIENCE)
+        return worker
+
+    worker = asyncio.run(run())
+    assert worker.engine is not None
+    assert worker.state == "closing"
+    assert not announced

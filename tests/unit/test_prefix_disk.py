@@ -386,6 +386,10 @@ def test_a_session_goes_on_with_its_text_on_the_screen(tmp_path: Path, monkeypat
     _, said = cli("chat", *how, "--session", "fox", "--kv-type", "f16", stdin="And then?\n")
     assert "the conversation is read again" in said
     assert "--session must be letters" in CliRunner().invoke(app, ["chat", "--session", "../x"]).stderr
+    monkeypatch.setenv("XDG_STATE_HOME", str(ROOT / "cli.py"))
+    refused = CliRunner().invoke(app, ["chat", "--session", "fox"], input="And then?\n")
+    assert (refused.exit_code, "a session cannot be kept there: Not a directory" in refused.stderr) == (1, True)
+    assert not refused.stdout
     for file in (tmp_path / "mlx_engine" / "sessions").iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -440,6 +444,10 @@ def test_prefixes_are_listed_and_removed(tmp_path: Path):
     assert re.search(rf"prefixes .*{tmp_path}", cli("cache", "list", "--prefix-dir", str(tmp_path))[0])
     cli("cache", "remove", "prefixes", "--yes", "--prefix-dir", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
+    assert f"{tmp_path}: no prefixes are kept there" in cli("cache", "list", "--prefix-dir", str(tmp_path))[1]
+    for command in (["cache", "list"], ["chat"], ["serve"]):
+        refused = CliRunner().invoke(app, [*command, "--prefix-dir", str(tmp_path / "other.txt")])
+        assert (refused.exit_code, "is a file" in refused.stderr) == (2, True)
 
 
 def test_a_server_without_a_prefix_cache_refuses_a_folder(tmp_path: Path):

@@ -262,6 +262,7 @@ class PrefixOptions:
         typer.Option(
             "--prefix-dir",
             metavar="DIR",
+            file_okay=False,
             help="Keep the keys and values of prompts in this folder, from which prompts can be recovered.",
         ),
     ] = None
