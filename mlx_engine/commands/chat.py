@@ -196,13 +196,17 @@ def resume(conversation: Conversation, file: Path) -> None:
     from mlx_engine.tokenizer.chat_prompt import joined_parts
 
     state: Any = parse_json(read_text(None, file, "--session"), str(file), "remove the file")
+    damaged = OptionError(f"{file} has no session; remove it", option="--session", found=str(file))
     if not isinstance(state, dict) or not isinstance(state.get("messages"), list):
-        raise OptionError(f"{file} has no session; remove it", option="--session", found=str(file))
+        raise damaged
     try:
         conversation.engine.load_prefix(file.with_suffix(".kv"))
     except (EngineError, OSError) as error:
         notice(f"the conversation is read again: {getattr(error, 'strerror', None) or error}")
-    conversation.restore(state)
+    try:
+        conversation.restore(state)
+    except (LookupError, TypeError) as error:
+        raise damaged from error
     for message in conversation.messages:
         begin = {"user": "> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
         if message["content"]:  # None beside calls

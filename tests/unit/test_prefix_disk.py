@@ -392,6 +392,11 @@ def test_a_session_goes_on_with_its_text_on_the_screen(tmp_path: Path, monkeypat
     assert not refused.stdout
     for file in (tmp_path / "mlx_engine" / "sessions").iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "mlx_engine" / "sessions" / "fox.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "turns": None}))
+    refused = CliRunner().invoke(app, ["chat", *how, "--session", "fox", "--kv-type", "f16"], input="And then?\n")
+    assert (refused.exit_code, f"{file} has no session; remove it" in refused.stderr) == (2, True)
 
 
 def test_a_session_keeps_its_text_if_the_disk_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
