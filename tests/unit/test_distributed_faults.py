@@ -18,12 +18,14 @@ pytestmark = pytest.mark.slow
 
 # Seconds from the start of a process until it has joined the others, on a busy machine.
 STARTING = 5.0
-# `cli.py`, with ranks that must join within the limit of this test.
+# `cli.py`, with ranks that must join within the limit of this test, and that do not connect before it is over: while MLX
+# connects them, no rank is named.
 JOIN_SOON = f"""
-import sys
+import sys, time
 from mlx_engine.commands import main
 from mlx_engine.distributed.heartbeat import Heartbeat
 Heartbeat.joining = {LIMIT}
+Heartbeat.connected = lambda self, ring: time.sleep({LIMIT + SLACK})
 sys.argv[0] = "cli.py"
 main()
 """
