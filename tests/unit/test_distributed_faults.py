@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 # Seconds from the start of a process until it has joined the others, on a busy machine.
 STARTING = 5.0
-# `cli.py`, with ranks that must join within the limit of this test, and that do not connect before it is over: while MLX
+# `cli.py`, with ranks that must join within the limit of this test, and do not connect before it is over: while MLX
 # connects them, no rank is named.
 JOIN_SOON = f"""
 import sys, time
