@@ -273,7 +273,7 @@ def runtime_library() -> Path:
 
 # Descriptors of products are arguments of templates, and tensors have indices of several numbers: C++23. Clang 22 fails
 # where it packs loads of bools, as masks of attention have them.
-_TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|dextents|cooperative_tensor)\b")
+_TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|cooperative_tensor|d?extents\s*<)")
 
 
 def uses_tensors(text: str) -> bool:

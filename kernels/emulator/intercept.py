@@ -256,7 +256,8 @@ def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple
     a, b = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in (one, other))
     differs = (a != b) & ~((a != a) & (b != b))
     if nearly and np.issubdtype(a.dtype, np.floating):
-        differs &= ~(np.abs(a - b) <= _NEARLY * np.max(np.abs(a), initial=0, where=np.isfinite(a)))
+        with np.errstate(invalid="ignore"):  # the difference of two infinities
+            differs &= ~(np.abs(a - b) <= _NEARLY * np.max(np.abs(a), initial=0, where=np.isfinite(a)))
     if not differs.any():
         return None
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))

@@ -126,6 +126,7 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
+_QUALIFIERS = ("const", "constant", "device", "thread", "threadgroup")
 _SIZED = r"(?:(?:metal\s*::\s*)?vec\s*<[^<>]*>)"
 _PARAMETER = re.compile(r"\b(?:typename|class)\s+(?!\.)(\w+)\b(?=\s*[,>=])")
 _ALIAS = re.compile(r"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
@@ -139,8 +140,9 @@ def type_names(text: str) -> list[str]:
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
 
-# `f({x, y, z}, n)`: three elements of a vector.
-_LIST = re.compile(r"(?<=[\w>]\()(\s*)\{([^{};,]*,[^{};,]*,[^{};,]*)\}(?=\s*,)")
+# `f({x, y, z}, n)`: three elements of a vector. An element may be a call, whose arguments are no elements.
+_ITEM = r"(?:[^(){};,]|\((?:[^(){};]|\([^(){};]*\))*\))*"
+_LIST = re.compile(rf"(?<=[\w>]\()(\s*)\{{({_ITEM},{_ITEM},{_ITEM})\}}(?=\s*,)")
 
 
 class Rewriter:
@@ -161,7 +163,10 @@ class Rewriter:
         self._declaration = re.compile(
             rf"(?P<type>\b(?:{_VECTOR}|{_SIZED}))(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])"
         )
-        self._call = re.compile(rf"(?<![\w:.~>])(?<!typename )(?P<type>{kind})\s*\((?!\s*(?:\)|[*&]+\s*\w*\s*\)))")
+        # `T(*p)` is a call; `T (*)`, `T (&a)`, `device T (*a)[4]` and `T (*f)(int)` declare.
+        before = "".join(f"(?<!{word} )" for word in ("typename", *_QUALIFIERS))
+        declares = r"\)|[*&]+\s*\)|&\s*\w+\s*\)|\*+\s*\w+\s*\)\s*\("
+        self._call = re.compile(rf"(?<![\w:.~>]){before}(?P<type>{kind})\s*\((?!\s*(?:{declares}))")
 
     def rewritten(self, body: str) -> str:
         """Return the body of a function, with the same lines."""
@@ -489,13 +494,13 @@ _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on paramet
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
-# `half2 (&pairs)[4]` is no construction, which the macro `half2(...)` would take it for.
-_REFERENCE = re.compile(rf"\b({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
+# `thread half2 (&pairs)[4]` is no construction, which the macro `half2(...)` would take it for; `half2(*pair)` is one.
+_REFERENCE = re.compile(rf"\b((?:{'|'.join(_QUALIFIERS)})\s+)({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
 
 
 def _legal(text: str) -> str:
     """Return the text as clang takes it: literals are floats, attributes are gone, halves become bfloats."""
-    text = _REFERENCE.sub(r"__typeof__(\1)", text)
+    text = _REFERENCE.sub(r"\1__typeof__(\2)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
 

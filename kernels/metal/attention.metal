@@ -1,7 +1,8 @@
 // Softmax attention over pages of keys and values: a threadgroup has a row and HEADS query heads that share a KV head.
-// H query heads, G KV heads of E elements, which take ROW elements of the store; PAGE positions per page; WINDOW: the number of latest positions that a row
-// attends to, 0 for all. SOFTCAP: scores are scale[0] tanh(scale[1] score). SINKS: one more score for each query head,
-// without a value. attention.py defines the order of summation: a chain of blocks of 32 keys per SIMD-group.
+// H query heads, G KV heads of E elements, which take ROW elements of the store; PAGE positions per page; WINDOW: the
+// number of latest positions that a row attends to, 0 for all. SOFTCAP: scores are scale[0] tanh(scale[1] score).
+// SINKS: one more score for each query head, without a value. attention.py defines the order of summation: a chain of
+// blocks of 32 keys per SIMD-group.
   threadgroup float totals[CHAINS * HEADS * E];
   threadgroup float weights[CHAINS * HEADS * 2];
   const int lane = int(thread_index_in_simdgroup);

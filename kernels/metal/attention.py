@@ -86,8 +86,8 @@ def attention(
     """
     R, H, G, E = _sizes(q, store, page, window)
     arguments.array("attention", "q", q, (R, H, E), mx.float32)
-    row = E // 32 * 34 if store.dtype == mx.uint8 and E % 32 == 0 else E
-    types = (mx.float32, mx.float16, mx.bfloat16, mx.uint8)
+    types = [mx.float32, mx.float16, mx.bfloat16] + [mx.uint8] * (E % 32 == 0)
+    row = E // 32 * 34 if E % 32 == 0 and store.dtype == mx.uint8 else E
     arguments.array("attention", "store", store, (2, G, store.shape[2], row), *types)
     if pages.ndim != 2 or not pages.size or pages.dtype != mx.int32:
         raise ValueError(f"attention: expected pages (B, P) of int32, found {arguments.described(pages)}")

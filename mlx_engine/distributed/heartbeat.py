@@ -139,7 +139,9 @@ class Heartbeat:
                 if self.rank == 0:
                     # A shell prints the line when it can read nothing more: this process has ended.
                     command = ["/bin/sh", "-c", 'read line || echo "error: $1" >&2', "sh", NOT_CONNECTED]
-                    self._notice = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+                    with self._sending:
+                        if not self._is_ending:  # otherwise another thread prints why
+                            self._notice = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
                 if self.rank == len(self._hosts) - 1:
                     time.sleep(HEAD_START)
                 made = ring()

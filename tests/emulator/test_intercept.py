@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kernels.emulator import LaunchError, MemoryFaultError, OrderError, RaceError, emulate, metal_kernel, unavailable
+from kernels.emulator.intercept import difference
 from kernels.launch import unavailable as executor_unavailable
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
@@ -216,3 +217,11 @@ def test_the_plugin_of_pytest(tmp_path: Path):
     assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert "checked in the Metal emulator: 1 kernels, 1 calls, 1 mistakes\nkernel 'early': read" in done.stdout
     assert "kernel 'early': read input 'x' (48 bytes), at byte 48: just past its end" in done.stdout
+
+
+@pytest.mark.filterwarnings("error")
+def test_nearly_equal_results_may_have_infinities() -> None:
+    one, other = mx.array([-float("inf"), 64.0, float("nan")]), mx.array([-float("inf"), 64.5, float("nan")])
+    assert difference(one, other, nearly=True) is None
+    assert difference(one, other) == (1,)
+    assert difference(one, -other, nearly=True) == (0,)

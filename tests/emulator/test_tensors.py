@@ -67,6 +67,21 @@ kernel void elements(device int* x [[buffer(0)]], device int* y [[buffer(1)]], d
   y[8] = is_tensor_inline_v<decltype(part)> + 10 * has_tensor_offset_v<decltype(part)>;
 }
 
+// Operands whose elements are all equal lie well in every layout.
+kernel void ones(device half* b, device float* y) {
+  constexpr auto descriptor = matmul2d_descriptor(16, 16, 16);
+  matmul2d<descriptor, execution_simdgroup> op;
+  auto Y = tensor(y, dextents<int, 2>(16, 16));
+  auto left = op.get_left_input_cooperative_tensor<half, half, float>();
+  auto right = op.get_right_input_cooperative_tensor<half, half, float>();
+  right.load(tensor(b, dextents<int, 2>(16, 16)));
+  for (ushort i = 0; i < left.get_capacity(); i++)
+    if (left.is_valid_element(i)) left[i] = 1;
+  auto result = op.get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
+  op.run(left, right, result);
+  result.store(Y);
+}
+
 // Two products, of which the second takes what the first has left in registers, if it lies well.
 kernel void chained(device half* a, device half* b, device half* c, device float* y) {
   constexpr auto descriptor = matmul2d_descriptor(16, 16, 16, false, false, true);
@@ -217,6 +232,42 @@ def test_elements_extents_and_traits() -> None:
     )
     assert found[1].tolist() == [6 + 100 * 12, 3 + 20 + 100, 47, 12, 12, -8, 0, -5, 1]
     assert found[0][2, 1] == 7
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 95])  # with 95 the first element of the first thread stands for nothing
+def test_operands_of_equal_elements_rely_on_no_layout(seed: int) -> None:
+    b = np.random.default_rng(0).uniform(-1, 1, (16, 16)).astype(np.float16)
+    how = {"grid": (32, 1, 1), "threadgroup": (32, 1, 1), "seed": seed}
+    found = compiled("spaces")["ones"]([b, out(16, 16)], **how)[1]
+    np.testing.assert_allclose(found, np.tile(b.astype(np.float64).sum(axis=0), (16, 1)), atol=1e-2)
+
+
+def test_a_result_of_two_simdgroups_is_no_operand_of_one() -> None:
+    made = "auto first = op."
+    wrong = MORE.replace(made, f"matmul2d<descriptor, execution_simdgroups<2>> both; {made.replace('op', 'both')}", 1)
+    with pytest.raises(CompileError, match="expected the destination of a product of one SIMD-group"):
+        library(HEAD + wrong).function("chained")(
+            [None, None, None, out(16, 16)], grid=(1, 1, 1), threadgroup=(1, 1, 1)
+        )
+
+
+def test_static_extents_alone_make_a_tensor() -> None:
+    text = "#include <metal_tensor>\nusing namespace metal;\n"
+    text += "kernel void last(tensor<device int, extents<int, 4>> x, device int* y) { y[0] = x[3]; }"
+    how: dict[str, Any] = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
+    found = library(text).function("last")([np.arange(4, dtype=np.int32), Unwritten((1,), np.int32)], **how)
+    assert found[1] == [3]
+
+
+def test_too_many_layouts_are_an_error() -> None:
+    one = """{ constexpr auto d = matmul2d_descriptor(%d, 16, 16); matmul2d<d, execution_simdgroup> op;
+    auto c = op.get_destination_cooperative_tensor<decltype(a), decltype(a), float>(); sum += c.get_capacity(); }"""
+    many = "".join(one % (8 * i) for i in range(1, 66))
+    text = f"{HEAD}kernel void many(device half* x, device int* y) {{ int sum = 0;"
+    text += f"auto a = tensor(x, dextents<int, 2>(16, 16)); {many} y[0] = sum; }}"
+    how: dict[str, Any] = {"grid": (32, 1, 1), "threadgroup": (32, 1, 1)}
+    with pytest.raises(TensorError, match="more than 64 sizes of cooperative tensors"):
+        library(text).function("many")([np.zeros((16, 16), np.float16), Unwritten((1,), np.int32)], **how)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 5])

@@ -101,6 +101,11 @@ def test_what_published_kernels_write(build: str) -> None:
     assert found.tolist() == [21.0, 8.0, 7.0, 4328.0]
 
 
+def test_conversions_of_what_a_pointer_points_to_and_lists_that_are_no_vectors() -> None:
+    found = run("converted", [np.array([1, 2, 4, 8], np.int32), out(4)], 1, 1)[1]
+    assert found.tolist() == [7.0, 8.0, 652.0, 4321.0]
+
+
 def test_the_library_beyond_the_basics() -> None:
     found = run("functions", [out(8)], 1, 1)[0]
     assert found == pytest.approx([8.0, 3.0, 1.0, np.pi / 4, 1.0, 1.0, 2.0, np.nextafter(np.float32(1), np.float32(2))])

@@ -100,6 +100,27 @@ struct Byte {
 static half2 last(thread const half2 (&pairs)[2]) { return pairs[1]; }
 static int sum(uint3 at, int more) { return at.x + 10 * at.y + 100 * at.z + 1000 * more; }
 static int sum(int at, int more) { return at + more; }
+struct Two {
+  int x, y;
+};
+struct Three {
+  float x;
+  short y, z;
+};
+static int of_two(Two at, int more) { return at.x + 10 * at.y + 100 * more; }
+static float of_three(Three at, int more) { return at.x + 10 * at.y + 100 * at.z + 1000 * more; }
+// A vector of another type, and an array of vectors, by a pointer: the first is converted, the second is none.
+template <typename T>
+static T widened(device const int4* p) {
+  thread T (*last)[1] = nullptr;
+  return last ? (*last)[0] : T(*p);
+}
+kernel void converted(device const int4* x, device float* y) {
+  y[0] = float4(*x).x + widened<float4>(x).y + vec<float, 4>(*x).z;
+  y[1] = float4(*x)[3];
+  y[2] = of_two({max(x->x, x->y), 5}, 6);
+  y[3] = of_three({1, 2, 3}, 4);
+}
 template <typename T, typename U = T>
 kernel void unusual(device const T* x, const device uint8_t*, device U* y, constant int&) {
   threadgroup typename Stage<T>::type held[2];

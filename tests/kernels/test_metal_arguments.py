@@ -56,6 +56,7 @@ ROW, TURNS = mx.zeros((1, 16)), mx.zeros((1, 4, 2))
         (dense.dense, (X.astype(mx.float16), mx.zeros((3, 64))), r"expected x \(1, 64\) of float32"),
         (dense.dense, (X[:, :7], mx.zeros((3, 7))), "expected K from 8 on, found 7"),
         (paged_attention, (Q, STORE[:, :, :, :4], PAGES, ROWS, ROWS), r"store \(2, 1, 16, 8\) of float32 or float16"),
+        (paged_attention, (Q, STORE.astype(mx.uint8), PAGES, ROWS, ROWS), "float16 or bfloat16, found .* of uint8"),
         (paged_attention, (Q[:, :, :4], STORE, PAGES, ROWS, ROWS), "E a multiple of 8 from 8 to 256, found"),
         (paged_attention, (Q, mx.zeros((2, 3, 16, 8)), PAGES, ROWS, ROWS), "whose G divides 2 query heads, found"),
         (paged_attention, (Q, STORE, PAGES.astype(mx.uint32), ROWS, ROWS), r"pages \(B, P\) of int32, found"),

@@ -18,12 +18,14 @@ pytestmark = pytest.mark.slow
 
 # Seconds from the start of a process until it has joined the others, on a busy machine.
 STARTING = 5.0
-# `cli.py`, with ranks that must join within the limit of this test.
+# `cli.py`, with ranks that must join within the limit of this test, and do not connect before it is over: while MLX
+# connects them, no rank is named.
 JOIN_SOON = f"""
-import sys
+import sys, time
 from mlx_engine.commands import main
 from mlx_engine.distributed.heartbeat import Heartbeat
 Heartbeat.joining = {LIMIT}
+Heartbeat.connected = lambda self, ring: time.sleep({LIMIT + SLACK})
 sys.argv[0] = "cli.py"
 main()
 """
@@ -98,7 +100,9 @@ def test_ranks_that_are_terminated_while_they_connect_print_one_line(tmp_path):
         for process in watched.processes[:2]:
             process.terminate()  # as mlx.launch does
         assert 0 not in watched.wait(STARTING + LIMIT, but=2)
-        assert len(watched.error_lines(but=2)) == 1, watched.err
+        # On a busy machine MLX may not block the ranks yet: then each says itself what has ended it.
+        said = ["ended by SIGTERM" in "".join(err) for err in watched.err[:2]]
+        assert len(watched.error_lines(but=2)) == (0 if all(said) else 1), watched.err
     finally:
         watched.close()
 

@@ -312,6 +312,14 @@ def test_a_rank_that_keeps_the_gil_while_it_connects_ends_in_time():
     assert (found.returncode, found.stdout, found.stderr) == (1, "", f"error: {heartbeat.NOT_CONNECTED}\n")
 
 
+def test_a_run_that_ends_starts_no_notice():
+    rank, found = heartbeat_of(0, ["127.0.0.1"], lambda code, line: None), []
+    rank.connected(lambda: found.append(rank._notice is not None))
+    rank._is_ending = True  # another thread prints why
+    rank.connected(lambda: found.append(rank._notice is not None))
+    assert found == [True, False]
+
+
 def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
     ends.ranks[1]._say(error="memory: expected enough memory, found none")
     found = ends.wait(0, 2)

@@ -179,7 +179,8 @@ const msl_layout* msl_layout_of(int operand, int rows, int columns, unsigned sim
       return &layouts[i];
   }
   if (operand >= MSL_ROW_RESULTS) msl_layout_of(MSL_DESTINATION, rows, columns, simdgroups);  // before this one
-  if (layout_count == MAX_LAYOUTS) abort();
+  if (layout_count == MAX_LAYOUTS)
+    msl_tensor_wrong(NULL, 0, "more than %d sizes of cooperative tensors in one kernel\ndivide the kernel", MAX_LAYOUTS);
   msl_layout* layout = &layouts[layout_count];
   *layout = (msl_layout){.tile = {operand, rows, columns, simdgroups}, .asked = &layouts_asked[layout_count]};
   layouts_asked[layout_count] = 0;

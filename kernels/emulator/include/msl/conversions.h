@@ -25,7 +25,10 @@ struct msl_to {
   }
 };
 
-// A list of three in braces, as the argument of a vector, for which clang finds no function; or of a structure.
+// A list of three in braces, as the argument of a vector, for which clang finds no function; or of a structure. Its
+// constants are none here: `{1, 2, 3}` may be three floats all the same.
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wc++11-narrowing"
 template <class A, class B, class C>
 struct msl_three {
   A a;
@@ -41,5 +44,6 @@ template <class A, class B, class C>
 MSL_FUNC constexpr msl_three<A, B, C> msl_list(A a, B b, C c) {
   return {a, b, c};
 }
+#pragma clang diagnostic pop
 
 }  // namespace metal

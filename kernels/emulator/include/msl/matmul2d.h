@@ -125,6 +125,7 @@ MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matr
                                        bool is_input) {
   const msl_layout* lies = get(met.brought[0])->lies;
   bool is_placed = *lies->asked, differ = false;
+  const void* first = nullptr;
   for (unsigned t = 0; t < met.threads; t++) {
     auto* share = get(met.brought[t]);
     is_placed = is_placed || share->is_placed;
@@ -138,7 +139,8 @@ MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matr
                          "set all elements to 0 first, or multiply without accumulation",
                          at.column, at.row);
       to.of(at.row, at.column) = msl_number<N>(value, matrix.rounds);
-      differ = differ || __builtin_memcmp(&value, &get(met.brought[0])->elements[0], sizeof value) != 0;
+      if (!first) first = &share->elements[i];
+      differ = differ || __builtin_memcmp(&value, first, sizeof value) != 0;
     }
   }
   if (is_input && differ && !is_placed) msl_tensor_unplaced(matrix.file, matrix.line, matrix.name);
@@ -276,6 +278,7 @@ class matmul2d {
     static_assert(!Descriptor.transpose_left, "matmul2d: the left cooperative tensor cannot be transposed");
     static_assert(is_same_v<S, L> && Y::operand == MSL_DESTINATION && Y::rows == m && Y::columns == k,
                   "matmul2d: expected the destination of another product, m x k elements of the left operand's type");
+    static_assert(Y::simdgroups == simdgroups, "matmul2d: expected the destination of a product of one SIMD-group");
     cooperative_tensor_left_input_t<L, R, E, I> result;
     copy(source, result, "is_compatible_as_left_input", file, line);
     return result;
@@ -287,6 +290,7 @@ class matmul2d {
     static_assert(!Descriptor.transpose_right, "matmul2d: the right cooperative tensor cannot be transposed");
     static_assert(is_same_v<S, R> && Y::operand == MSL_DESTINATION && Y::rows == k && Y::columns == n,
                   "matmul2d: expected the destination of another product, k x n elements of the right operand's type");
+    static_assert(Y::simdgroups == simdgroups, "matmul2d: expected the destination of a product of one SIMD-group");
     cooperative_tensor_right_input_t<L, R, E, I> result;
     copy(source, result, "is_compatible_as_right_input", file, line);
     return result;
