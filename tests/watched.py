@@ -74,8 +74,8 @@ class Watched:
         return "".join(piece for rank, pieces in enumerate(self.err) if rank != but for piece in pieces)
 
     def error_lines(self, *, but: int | None = None) -> list[str]:
-        """Return the lines of errors among them."""
-        return re.findall(r"^error: .*$", self.errors(but=but), flags=re.MULTILINE)
+        """Return the lines of errors among them. A thread of MLX may have begun the same line with one of its own."""
+        return re.findall(r"^(?:\[ring\].*?)?(error: .*)$", self.errors(but=but), flags=re.MULTILINE)
 
     def answer(self, seconds: float) -> str:
         """Wait for the server's answer, and return its text."""

@@ -147,9 +147,10 @@ class Heartbeat:
                 made = ring()
                 self._drop_notice()
                 self._meet()
-            except DistributedError as error:
+            except BaseException as error:  # SIGTERM, too: mlx.launch sends it to all ranks when one has died
                 time.sleep(COURTESY)  # if the ring failed because another rank has died, that rank is named first
-                self._stop(FAILED, f"error: {self._names([self.rank])}: {error}; {START_AGAIN}")
+                if isinstance(error, DistributedError):
+                    self._stop(FAILED, f"error: {self._names([self.rank])}: {error}; {START_AGAIN}")
                 raise
             finally:
                 faulthandler.cancel_dump_traceback_later()
