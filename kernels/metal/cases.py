@@ -75,7 +75,7 @@ PROMPTS = [
     (129, 64, 65, "bfloat16"), (193, 32, 33, "float16"),
 ]  # fmt: skip
 # Bits and groups of MLX's own arrays.
-GROUPED = [(4, 64), (8, 32), (4, 32), (8, 128)]
+GROUPED = [(4, 64), (8, 32)]
 # For the stored types but Q8_0, and types of three matrices in one launch: rows of whole blocks of each type.
 Q8_0 = "Q8_0"
 TYPED = [(5, 512, 1, "float32"), (9, 2304, 6, "float16"), (7, 256, 2, "float32")]
