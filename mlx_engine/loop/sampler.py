@@ -134,6 +134,17 @@ class Sampler:
             self._mask = self._matcher.mask()
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
 
+    def guess(self, ids: Sequence[Token]) -> Draw:
+        """Return the inputs with which a drafter should choose the token after further proposed ids.
+
+        They are those of the choice itself, with the same random number, but without mask and processors: so two
+        models with nearly the same probabilities choose the same token.
+        """
+        sampling, n = self._sampling, len(self._recent) + len(ids)
+        needs_ids = sampling.repetition_penalty != 1 or sampling.has_penalties
+        u = 0.0 if sampling.is_greedy else random_number(self._seed, n, self.choice)
+        return Draw(sampling, [*self._recent, *ids] if needs_ids else (), u, self._n_prompt)
+
     def redraw(self, token: Token) -> Draw | None:
         """Return the inputs of another choice, with the mask, if the constraint does not allow a checked one; or None.
 
