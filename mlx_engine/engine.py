@@ -76,6 +76,7 @@ from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,
     DRAFT,
     LOOKUP,
+    MTP,
     OFF,
     UNTIL_FULL,
     BatchOptionValues,
@@ -88,7 +89,7 @@ from mlx_engine.options import (
 )
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion, check_load_options
-from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
+from mlx_engine.weights.model import ExtraLayer, Loaded, Model, ModelConfig, Planned, plan_model
 from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:
@@ -164,8 +165,9 @@ def load(
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
             activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
         speculate: proposed tokens are checked several in one pass, which changes no answer, see docs/speculation.md.
-            "lookup" proposes tokens of earlier text, "draft" those of the draft model; "auto" does both, looking in
-            earlier text where bits are fixed and passes are long; "off" proposes none.
+            "lookup" proposes tokens of earlier text, "draft" those of the draft model, "mtp" those of the model's layer
+            of multi-token prediction; "auto" does all that it can, looking in earlier text where bits are fixed and
+            passes are long; "off" proposes none.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model that needs more memory than is free.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
@@ -225,7 +227,8 @@ class Engine:
         self._identified = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in how.items()}
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self._draft = opened.draft
-        own = [] if opened.draft is None else [DRAFT]
+        self._extra_share = (planned.n_extra + self.config.vocab_size * self.config.hidden_size) / self.n_parameters
+        own = [*([] if model.extra is None else [MTP]), *([] if opened.draft is None else [DRAFT])]
         self.speculation = use_of(model, opened.speculate, self.n_parameters, own)
         self.proposals: Speculation | None = None
         shared = () if opened.shard is None else opened.shard.notes
@@ -718,7 +721,7 @@ class Engine:
             OptionError: the memory is too small for a single page.
         """
         n_proposed = MOST_STATES if self.speculation.is_on else 0
-        kv_memory, of_draft = self._shares(slots, kv_memory)
+        kv_memory, of_drafters = self._shares(slots, kv_memory)
         pool = pool_for(self.model, slots, kv_memory, n_proposed)
         prefix = PrefixCache(pool, whole_pages=whole_pages, disk=self._disk(pool)) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
@@ -728,20 +731,26 @@ class Engine:
             how: dict[str, Any] = {
                 "slots": slots,
                 "n_tokens": pool.n_tokens,
-                "kv_memory": of_draft,
+                "kv_memory": of_drafters,
+                "whole_pages": whole_pages,
                 "keeps_others": keeps_others,
             }
             options["speculation"] = self._speculation(self.speculation.names, **how)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
-    def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, int | None]:
-        """Return the bytes for keys and values of the model, and of the draft model if there is one."""
-        if self._draft is None or DRAFT not in self.speculation.names:
-            return kv_memory, None
+    def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
+        """Return the bytes for keys and values of the model, and of each drafter that has some."""
+        own = {
+            name: pool_nbytes(of.kv_layers, COMPARED, slots)
+            for name, of in ((DRAFT, None if self._draft is None else self._draft.model), (MTP, self.model.extra))
+            if of is not None and name in self.speculation.names
+        }
+        if not own:
+            return kv_memory, {}
         nbytes = spare_bytes(self.model) if kv_memory is None else kv_memory
-        sizes = [pool_nbytes(model.kv_layers, COMPARED, slots) for model in (self.model, self._draft.model)]
-        of_draft = nbytes * sizes[1] // sum(sizes)
-        return nbytes - of_draft, of_draft
+        whole = pool_nbytes(self.model.kv_layers, COMPARED, slots) + sum(own.values())
+        shares = {name: nbytes * size // whole for name, size in own.items()}
+        return nbytes - sum(shares.values()), shares
 
     def _speculation(
         self,
@@ -749,21 +758,28 @@ class Engine:
         *,
         slots: int,
         n_tokens: int,
-        kv_memory: int | None = None,
+        kv_memory: Mapping[str, int] | None = None,
         keeps_others: bool = False,
+        whole_pages: bool = False,
     ) -> Speculation:
         """Return what proposes tokens for a scheduler with so many slots and tokens."""
-        from mlx_engine.loop.draft import MOST as MOST_DRAFTED
-        from mlx_engine.loop.draft import DraftModel
+        from mlx_engine.loop.draft import MOST, DraftModel
         from mlx_engine.loop.lookup import Lookups
+        from mlx_engine.loop.mtp import NextTokens
+
+        def pool_of(name: str, of: Model | ExtraLayer) -> KVPool:
+            n = n_tokens + slots * MOST
+            if kv_memory is not None:
+                n = min(n, max(1, tokens_that_fit(of.kv_layers, kv_memory[name], slots, most=n)))
+            return of.new_pool(n, n_sequences=slots, n_proposed=slots * MOST)
 
         passes: list[PassDrafter] = []
+        if MTP in names and self.model.extra is not None:
+            pool = pool_of(MTP, self.model.extra)
+            passes.append(NextTokens(self.model, self.model.extra, pool, self._extra_share))
         if DRAFT in names and self._draft is not None:
-            model, n = self._draft.model, n_tokens + slots * MOST_DRAFTED
-            if kv_memory is not None:
-                n = min(n, max(1, tokens_that_fit(model.kv_layers, kv_memory, slots, most=n)))
-            pool = model.new_pool(n, n_sequences=slots, n_proposed=slots * MOST_DRAFTED)
-            passes.append(DraftModel(model, pool, self._draft.n_parameters / self.n_parameters))
+            share, pool = self._draft.n_parameters / self.n_parameters, pool_of(DRAFT, self._draft.model)
+            passes.append(DraftModel(self._draft.model, pool, share, whole_pages=whole_pages))
         lookups = Lookups(keeps_others=keeps_others) if LOOKUP in names else None
         usual = self.speculation.names
         self.proposals = Speculation(lookups, int(self.config.vocab_size), passes=passes, usual=usual)
@@ -779,6 +795,9 @@ class Engine:
         if DRAFT in asked and self._draft is None:
             message = "speculate is 'draft', but the model was loaded without a draft model; load it with draft=MODEL"
             raise OptionError(message, option="speculate", expected="a draft model", found=DRAFT)
+        if MTP in asked and self.model.extra is None:
+            message = "speculate is 'mtp', but the model has no layer of multi-token prediction; use 'auto' or 'lookup'"
+            raise OptionError(message, option="speculate", expected="another value", found=MTP)
         own = {*asked} - {AUTO_SPECULATION, OFF}
         return [*own, *(self.speculation.names if AUTO_SPECULATION in asked else ())]
 
@@ -1182,7 +1201,14 @@ def open_source(
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
-    planned = plan_model(checkpoint, conversion, context)
+    with_extra = speculate in (MTP, AUTO_SPECULATION) and shard is None
+    planned = plan_model(checkpoint, conversion, context, with_extra=with_extra)
+    if speculate == MTP and not planned.n_extra:
+        message = (
+            f"speculate is 'mtp', but {checkpoint.where} has no layer of multi-token prediction that this version runs "
+            "(Qwen3.5 and 3.6, dense, on one rank); use 'auto' or 'lookup'"
+        )
+        raise OptionError(message, option="speculate", expected="another value", found=MTP)
     seconds = time.perf_counter() - start
     how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
     opened = CheckedCheckpoint(path, planned, backend, *how)

@@ -69,10 +69,16 @@ class DraftModel:
         prefix: keeps those of earlier sequences.
     """
 
-    name, most = DRAFT, MOST
+    name, most, n_hidden = DRAFT, MOST, 0
 
     def __init__(
-        self, model: Model, pool: KVPool, share: float, clock: Callable[[], float] = time.perf_counter
+        self,
+        model: Model,
+        pool: KVPool,
+        share: float,
+        *,
+        whole_pages: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a drafter.
 
@@ -80,10 +86,11 @@ class DraftModel:
             model: the draft model.
             pool: keys and values for as many sequences as the scheduler has slots, and a state for each proposed token.
             share: its parameters over those of the large model.
+            whole_pages: reuse only whole pages of earlier sequences, as `PrefixCache` does.
             clock: read for the times of passes.
         """
         self.model, self.pool, self.share, self._clock = model, pool, share, clock
-        self.prefix, self.costs = PrefixCache(pool), PassCosts()
+        self.prefix, self.costs = PrefixCache(pool, whole_pages=whole_pages), PassCosts()
         self._held: dict[Sequence, _Held] = {}
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import abc
+from collections import abc, deque
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import TYPE_CHECKING
@@ -134,6 +134,8 @@ class Sequence:
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
         draft: its drafter and how often that was right; None until it has proposed.
+        hidden: hidden states of the last tokens that passes have run, if a drafter reads them: the position of the
+            first, and rows (n, D). They include the last `ModelRunner.n_hidden` tokens.
     """
 
     request: Request
@@ -146,6 +148,7 @@ class Sequence:
     seconds: float = 0.0
     share: float = 0.0
     draft: Draft | None = None
+    hidden: deque[tuple[int, np.ndarray]] = field(default_factory=deque)
 
     @classmethod
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
@@ -221,6 +224,7 @@ class ScheduledChunk:
         proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is that
             of the unread token.
         drafter: the name of the drafter.
+        hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
         logits: the logits of the pass, if tokens are proposed: the choices after the first are made when the pass is
             settled.
     """
@@ -236,4 +240,5 @@ class ScheduledChunk:
     error: EngineError | None = None
     proposed: abc.Sequence[int] = ()
     drafter: str = ""
+    hidden: Array | None = None
     logits: Array | None = None

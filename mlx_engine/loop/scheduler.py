@@ -126,6 +126,8 @@ class Scheduler:
             self._read_budget = self._shared_read_budget = self._budget
         self._was_hidden = False
         self.speculation = speculation if self._keeps_kv else None
+        if self.speculation is not None:
+            self._runner.n_hidden = self.speculation.n_hidden
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._failed: list[Request] = []

@@ -140,12 +140,14 @@ class PassDrafter(Protocol):
         most: the most tokens that it proposes for a sequence at once.
         costs: the time of one of its passes by the number of sequences.
         share: the time of a pass over that of the model, before one has been measured.
+        n_hidden: it reads the model's hidden states of so many last tokens of a sequence.
     """
 
     name: str
     most: int
     costs: PassCosts
     share: float
+    n_hidden: int
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
         """Return the ids that may follow the settled ids of sequences, at most as many as are wanted for each.
@@ -272,6 +274,7 @@ class Speculation:
     Attributes:
         drafters: makes the drafters that look in earlier text; None for none.
         passes: the drafters with passes of their own, the best first.
+        n_hidden: the model's hidden states that they read of each sequence.
         costs: the time of passes.
         n_drafts: passes of a sequence with proposed tokens.
         n_proposed: proposed tokens that passes have run.
@@ -304,6 +307,7 @@ class Speculation:
         self._usual = frozenset(names if usual is None else usual)
         self.costs, self._acceptance = PassCosts(), Acceptance()
         self.n_drafts = self.n_proposed = self.n_accepted = 0
+        self.n_hidden = max((drafter.n_hidden for drafter in self.passes), default=0)
         # The time that drafters have taken since a pass was measured.
         self._drafting = 0.0
 
@@ -464,7 +468,7 @@ class Speculation:
             seconds = min(seconds, 2 * max(wanted.values()) * drafter.costs(len(wanted)))
         cost = len(chunks) * seconds / self.costs(n_rows) / max(1, len(found))
         for sequence, draft in asking:
-            ids = self._known(found.get(sequence, ()))
+            ids = self._known(found.get(sequence, ()))[: self._most_of(sequence)]
             if ids:
                 draft.ids, draft.kind = ids, kind
                 draft.account -= cost

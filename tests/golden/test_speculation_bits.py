@@ -193,14 +193,16 @@ ASKED = st.tuples(
 )  # fmt: skip
 
 
-def compare(of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, memory: int, seed: int) -> Speculation:
-    """Compare answers with and without proposals; pages and slots of states are free afterwards."""
+def compare(
+    of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, memory: int, seed: int, passes=None
+) -> Speculation:
+    """Compare answers with and without proposals, of `passes` if given; pages and slots are free afterwards."""
     asked = [Asked(of, (*STEM[:cut], *tail), *rest) for cut, tail, *rest in cases]
     requests = [one.request() for one in asked]
     longest = max(request.longest * len(request.outputs) for request in requests)
     slots = max(3, len(cases) - seed % 3)
-    if drafter == "draft":
-        made = drafts(of, seed, slots)
+    if drafter in ("draft", "mtp"):
+        made = (passes or drafts)(of, seed, slots)
     else:
         made = speculation(drafter, asked, requests, seed, of.config.vocab_size)
     pool = of.new_pool(longest + memory, n_sequences=slots, page=page, n_proposed=seed % 20)
@@ -213,7 +215,8 @@ def compare(of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, 
     assert [pool.free_pages(group) for group in range(len(pool.windows))] == list(pool.n_pages)
     assert pool.states.n_free == max(0, pool.states.n_slots - 1)
     for one in made.passes:
-        one.prefix.clear()
+        if drafter == "draft":
+            one.prefix.clear()
         assert [one.pool.free_pages(group) for group in range(len(one.pool.windows))] == list(one.pool.n_pages)
         assert one.pool.states.n_free == max(0, one.pool.states.n_slots - 1)
     return made

@@ -95,7 +95,7 @@ def test_ids_that_the_draft_model_lacks_end_its_proposals(qwen3):
 
 
 def test_the_number_of_tokens_follows_acceptance_and_the_time_of_passes(qwen3):
-    made = SimpleNamespace(name=DRAFT, most=MOST, share=0.1, costs=PassCosts())
+    made = SimpleNamespace(name=DRAFT, most=MOST, n_hidden=0, share=0.1, costs=PassCosts())
     speculation = Speculation(None, 300, passes=[made])
     for n, seconds in {1: 0.025, 2: 0.0255, 4: 0.033, 8: 0.059, 16: 0.112, 32: 0.204}.items():
         speculation.costs.add(n, seconds)
