@@ -210,6 +210,7 @@ class Engine:
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
         speculation: whether and how tokens are proposed, and why.
+        drafters: the names of the drafters with passes of their own that are loaded.
         proposals: what was proposed in the last scheduler that proposes tokens; None before there is one.
     """
 
@@ -227,9 +228,10 @@ class Engine:
         self._identified = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in how.items()}
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self._draft = opened.draft
+        # The time of the layer and the head over that of a pass, about.
         self._extra_share = (planned.n_extra + self.config.vocab_size * self.config.hidden_size) / self.n_parameters
-        own = [*([] if model.extra is None else [MTP]), *([] if opened.draft is None else [DRAFT])]
-        self.speculation = use_of(model, opened.speculate, self.n_parameters, own)
+        self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
+        self.speculation = use_of(model, opened.speculate, self.n_parameters, self.drafters)
         self.proposals: Speculation | None = None
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
@@ -735,7 +737,7 @@ class Engine:
                 "whole_pages": whole_pages,
                 "keeps_others": keeps_others,
             }
-            options["speculation"] = self._speculation(self.speculation.names, **how)
+            options["speculation"] = self.new_speculation(self.speculation.names, **how)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
@@ -752,7 +754,7 @@ class Engine:
         shares = {name: nbytes * size // whole for name, size in own.items()}
         return nbytes - sum(shares.values()), shares
 
-    def _speculation(
+    def new_speculation(
         self,
         names: Collection[str],
         *,
@@ -762,7 +764,16 @@ class Engine:
         keeps_others: bool = False,
         whole_pages: bool = False,
     ) -> Speculation:
-        """Return what proposes tokens for a scheduler with so many slots and tokens."""
+        """Return what proposes tokens for a scheduler with so many slots and tokens.
+
+        Args:
+            names: the names of the drafters.
+            slots: the slots of the scheduler.
+            n_tokens: the tokens of its pool.
+            kv_memory: bytes for keys and values of each drafter that has some; None for as many tokens as the pool has.
+            keeps_others: also look in sequences that have ended.
+            whole_pages: reuse only whole pages of earlier sequences.
+        """
         from mlx_engine.loop.draft import MOST, DraftModel
         from mlx_engine.loop.lookup import Lookups
         from mlx_engine.loop.mtp import NextTokens
@@ -818,7 +829,7 @@ class Engine:
             pool, proposals = self.model.new_pool(n_tokens, n_sequences=slots), None
         else:
             pool = self.model.new_pool(n_tokens, n_sequences=slots, n_proposed=MOST_STATES)
-            proposals = self._speculation(names, slots=slots, n_tokens=n_tokens)
+            proposals = self.new_speculation(names, slots=slots, n_tokens=n_tokens)
         prefix = None
         if self._prefixes is not None:
             self._prefixes.flush()  # writes that wait hold the memory of earlier pools

@@ -208,12 +208,12 @@ def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
     assert row["tokens_per_pass"] > 1.3
     assert "recorded, 80% right" in markdown([row])
     file.write_text('{"prompt": "Tom", "right": 1, "more": 2}')
-    with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt and none but copies, max_tokens"):
+    with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt and none but copies, drafter"):
         texts_of(file)
 
 
 def test_a_benchmark_calls_another_answer_a_bug_only_where_bits_are_fixed(engine, monkeypatch):
-    monkeypatch.setattr(bench, "_answered", lambda engine, text, drafters: {"ids": [drafters is None]})
+    monkeypatch.setattr(bench, "_answered", lambda engine, text, way, answer: {"ids": [way is None]})
     text = {"name": "line 1", "prompt": "Tom"}
     with pytest.raises(EngineError, match="differs; report this as a bug"):
         list(bench.rows(engine, [text], 1))
