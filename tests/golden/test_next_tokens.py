@@ -7,6 +7,7 @@ first, then the normed hidden state, which is that after the model's last norm (
 from __future__ import annotations
 
 import json
+from collections import deque
 from functools import partial
 from types import SimpleNamespace
 
@@ -217,6 +218,21 @@ def test_it_reads_the_end_of_a_prompt_and_all_that_follows(monkeypatch):
         assert start == len(calls[0][0]) - 1 - READ
         assert proposed[0] == first_of(of, ids, start)
     assert drafter.pool.used_pages(0) == 0
+
+
+def test_it_begins_after_a_gap_in_the_hidden_states():
+    of = model_with_mtp()
+    (drafter,) = drafting(of, 3, 1).passes
+    rows = np.arange(10.0)[:, None]
+    sequence = Named(ids=list(range(9)), hidden=deque([(0, rows[:3]), (5, rows[5:6]), (6, rows[6:8])]))
+    part, hidden = drafter._next(sequence)
+    assert (list(part.ids), hidden[:, 0].tolist(), drafter._held[sequence].start) == ([6, 7, 8], [5, 6, 7], 5)
+    sequence.hidden.append((9, rows[9:]))
+    assert drafter._next(sequence) is None
+
+
+class Named(SimpleNamespace):
+    __hash__ = object.__hash__
 
 
 def first_of(of, ids, start):

@@ -58,12 +58,14 @@ def test_it_proposes_what_it_would_generate(qwen3, options):
     sequence = sequence_of(qwen3, answer=answer[:3], **options)
     assert made.propose({sequence: 5}, 512) == {sequence: answer[3:8]}
     sequence.output.token_ids += answer[3:5]  # two were right, and another token follows
-    sequence.output.token_ids.append(answer[5] + 1)
+    sequence.output.token_ids += [answer[5] + 1, 7]
     sequence.sampler.ids.extend(sequence.output.token_ids[3:])
     held = made._held[sequence]
     assert (held.kv.length, held.kv.pending) == (len(PROMPT) + 3, 4)
+    made._settle(held, sequence.ids)
+    assert (held.kv.length, held.kv.pending) == (len(PROMPT) + 5, 0)
     made.propose({sequence: 1}, 512)
-    assert (held.kv.length, held.kv.pending) == (len(PROMPT) + 6, 0)
+    assert (held.kv.length, held.kv.pending) == (len(PROMPT) + 7, 0)
     made.release(sequence)
     made.prefix.clear()
     assert made.pool.used_pages(0) == 0
