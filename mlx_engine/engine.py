@@ -229,7 +229,8 @@ class Engine:
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self._draft = opened.draft
         # The time of the layer and the head over that of a pass, about.
-        self._extra_share = (planned.n_extra + self.config.vocab_size * self.config.hidden_size) / self.n_parameters
+        n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
+        self._extra_share = (planned.n_extra + n_head) / self.n_parameters
         self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
         self.speculation = use_of(model, opened.speculate, self.n_parameters, self.drafters)
         self.proposals: Speculation | None = None

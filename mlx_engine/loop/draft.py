@@ -190,7 +190,7 @@ class DraftModel:
 
     def _choose(self, asking: abc.Sequence[Sequence], logits: Array, found: dict[Sequence, list[Token]]) -> None:
         """Append the chosen token of each sequence to its list; remove sequences whose logits are not finite."""
-        be = self.model.backend
+        be, n_vocabulary = self.model.backend, int(self.model.config.vocab_size)
         bad = be.bad_rows(logits, be.row_sums(logits))
         for row in bad:
             del found[asking[row]]
@@ -198,6 +198,6 @@ class DraftModel:
         if bad and rows:
             logits = be.take(logits, tuple(rows))
         asking = [asking[row] for row in rows]
-        tokens = be.choose(logits, [one.sampler.guess(found[one]) for one in asking]) if asking else []
+        tokens = be.choose(logits, [one.sampler.guess(found[one], n_vocabulary) for one in asking]) if asking else []
         for one, token in zip(asking, tokens, strict=True):
             found[one].append(token)

@@ -135,7 +135,8 @@ class NextTokens:
             logits, states = self._layer.forward(batch, be.array(np.concatenate([hidden[one] for one in asking])))
             bad = be.bad_rows(logits, be.row_sums(logits))
             rows = [row for row in range(len(asking)) if row not in bad]
-            draws = [asking[row].sampler.guess(found[asking[row]]) for row in rows]
+            n = self._layer.n_vocabulary
+            draws = [asking[row].sampler.guess(found[asking[row]], n) for row in rows]
             chosen = be.choose(be.take(logits, tuple(rows)) if bad else logits, draws) if rows else []
             of_rows = be.host(states)
         except BaseException:

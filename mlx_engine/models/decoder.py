@@ -141,12 +141,17 @@ class NextToken(ExtraLayer):
     """A layer of multi-token prediction that shares embeddings and head with its model.
 
     A projection joins the normed embedding of a token and the normed hidden state of the token before. Then come a
-    layer of attention and a norm. Reference: vLLM, models/qwen3_next_mtp.py.
+    layer of attention and a norm. Reference: vLLM, models/qwen3_next_mtp.py. The head has the first rows of the
+    model's: the vocabularies of byte-level BPE are sorted by frequency, and the whole head of a small model takes
+    longer than the layer (FR-Spec, arXiv 2502.14856, does the same).
     """
 
-    def __init__(self, model: Decoder, layer: Layer, fc: Linear, norms: tuple[Norm, Norm, Norm]) -> None:
+    def __init__(
+        self, model: Decoder, layer: Layer, fc: Linear, norms: tuple[Norm, Norm, Norm], head: Linear, n_vocabulary: int
+    ) -> None:
         """Make the layer; the norms are those of embeddings, of hidden states, and of the result."""
         self._model, self._layer, self._fc, self._norms = model, layer, fc, norms
+        self._head, self.n_vocabulary = head, n_vocabulary
         definition = partial(decoder_layers, layers=(layer,))
         self._program = model.backend.compile(definition, int(model.config.hidden_size))
 
@@ -160,12 +165,12 @@ class NextToken(ExtraLayer):
         return KVPool(self._model.backend, self.kv_layers, n_tokens, **options)
 
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
-        """Run tokens, and return logits (R, V) of the wanted ones and their hidden states (R, D)."""
+        """Run tokens, and return logits (R, `n_vocabulary`) of the wanted ones and their hidden states (R, D)."""
         be, (of_token, of_hidden, after) = self._model.backend, self._norms
         tokens = be.norm(self._model.embed(batch.ids, batch.positions), of_token)
         x = be.linear(be.concat(tokens, be.norm(hidden, of_hidden)), self._fc)
         x = be.norm(self._program.run(x, batch), after)
-        return be.linear(x, self._model.output), x
+        return be.linear(x, self._head), x
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:

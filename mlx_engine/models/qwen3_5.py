@@ -172,6 +172,8 @@ DENSE = {
 }
 
 
+# The layer of multi-token prediction predicts only so many tokens, which are the most frequent ones.
+FIRST_TOKENS = 1 << 16
 # The layer of multi-token prediction: its projection, by the GGUF name and in a folder, and its norms.
 JOINED, FC = "nextn.eh_proj", "mtp.fc.weight"
 NEXT_NORMS = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
@@ -358,7 +360,9 @@ class Model(Decoder):
         mix, out = Attention.read(t, config, config.rope), t.linear("attn_output")
         layer = Layer(norm=t.norm("attn_norm"), mix=mix, out=out, ffn=self.ffn(config, t))
         norms = t.norm("nextn.enorm"), t.norm("nextn.hnorm"), t.norm("nextn.shared_head_norm")
-        return NextToken(self, layer, t.linear(JOINED), norms)
+        n = min(FIRST_TOKENS, config.vocab_size)
+        head = t.p.first_rows(self.output.name, n) if n < config.vocab_size else self.output
+        return NextToken(self, layer, t.linear(JOINED), norms, head, n)
 
     @staticmethod
     def ffn(config: Any, t: LayerTensors) -> FeedForward:

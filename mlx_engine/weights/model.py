@@ -77,7 +77,13 @@ class ModelConfig(Protocol):
 
 
 class ExtraLayer(Protocol):
-    """A layer of multi-token prediction: from a token and the hidden state before it, it predicts the next token."""
+    """A layer of multi-token prediction: from a token and the hidden state before it, it predicts the next token.
+
+    Attributes:
+        n_vocabulary: the number of logits: it predicts the first tokens of the vocabulary only.
+    """
+
+    n_vocabulary: int
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
@@ -87,7 +93,7 @@ class ExtraLayer(Protocol):
         """Return a KV pool for `n_tokens` tokens of this layer."""
 
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
-        """Run tokens, and return logits (R, V) of the wanted ones and their hidden states (R, D).
+        """Run tokens, and return logits (R, `n_vocabulary`) of the wanted ones and their hidden states (R, D).
 
         Args:
             batch: the tokens; position t of a sequence has the token after the one whose hidden state is in row t.

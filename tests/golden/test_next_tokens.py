@@ -25,6 +25,7 @@ from mlx_engine.errors import OptionError
 from mlx_engine.loop.mtp import MOST, READ, NextTokens
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.speculation import Speculation
+from mlx_engine.models import qwen3_5
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from tests.golden.convert import read_safetensors, write_safetensors
@@ -189,6 +190,17 @@ def test_answers_have_the_same_bits(backend):
     for seed, memory in ((3, 200), (8, 0)):
         made = compare(of, CASES, "mtp", 16, 40, memory, seed, partial(drafting, n_tokens=90 + 2 * memory))
         assert made.n_proposed > 5
+
+
+def test_it_predicts_the_first_tokens_of_a_large_vocabulary(folder, monkeypatch):
+    """Penalties and biases of other ids are left out; answers are the same."""
+    whole = plan_model(open_checkpoint(folder), Conversion(), with_extra=True).build(create_backend("simd")).model
+    monkeypatch.setattr(qwen3_5, "FIRST_TOKENS", 16)
+    first = plan_model(open_checkpoint(folder), Conversion(), with_extra=True).build(create_backend("simd")).model
+    assert (whole.extra.n_vocabulary, first.extra.n_vocabulary) == (128, 16)
+    np.testing.assert_array_equal(found(first, IDS)[1], found(whole, IDS)[1][:, :16])
+    of = model_with_mtp()
+    compare(of, [*CASES, (20, [3], 3, 12, 1, 0)], "mtp", 16, 40, 200, 5, partial(drafting, n_tokens=400))
 
 
 def test_it_reads_the_end_of_a_prompt_and_all_that_follows(monkeypatch):
