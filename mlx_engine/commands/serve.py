@@ -21,6 +21,7 @@ from mlx_engine.commands.options.model import (
     SUGGESTED,
     Backend,
     ComputeOptions,
+    Draft,
     Model,
     PrefixOptions,
     Speculate,
@@ -29,7 +30,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.commands.values import bytes_of
 from mlx_engine.errors import EngineError, OptionError, size
-from mlx_engine.options import OFF
+from mlx_engine.options import AUTO_SPECULATION
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -215,7 +216,8 @@ def serve(
     capacity: CapacityOptions,
     prefixes: PrefixOptions,
     compute: ComputeOptions,
-    speculate: Speculate = OFF,
+    speculate: Speculate = AUTO_SPECULATION,
+    draft: Draft = None,
     sharing: Annotated[ShardOptions, RARE],
     suggested: Annotated[
         bool,
@@ -238,7 +240,7 @@ def serve(
         raise OptionError("--prefix-dir cannot be combined with --no-prefix-cache", option="--prefix-dir")
     options = compute.changes(capacity.context_len)
     used = choose_backend(backend, strict=False)
-    how = {**compute.machine(), **options, "speculate": speculate}
+    how = {**compute.machine(), **options, "speculate": speculate, "draft": draft}
     with sharing.joined() as shard:
         if shard is not None and not shard.is_leader:
             follow(model, used, shard, how)
