@@ -286,6 +286,7 @@ class Model(Reply):
 
     Attributes:
         state: what it is doing.
+        alias_of: the name of the model that this is another name of.
         reason: why it could not be loaded.
         max_model_len: the context in tokens, by vLLM's name.
         size: bytes of its files.
@@ -303,6 +304,7 @@ class Model(Reply):
     created_at: str
     lifecycle: Literal["active"]
     state: Literal["loaded", "loading", "unloading", "on disk", "failed", "closing", "dead"]
+    alias_of: str | msgspec.UnsetType = msgspec.UNSET
     reason: str | msgspec.UnsetType = msgspec.UNSET
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
     activations: str | msgspec.UnsetType = msgspec.UNSET

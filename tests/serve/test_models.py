@@ -127,7 +127,8 @@ def test_any_model_and_aliases():
         assert answer(server.complete("claude")) == answer(server.complete("whatever")) == alone("qwen")
 
 
-def test_32_clients_alternate_between_models_in_the_memory_of_one():
+@pytest.mark.parametrize("turns", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_32_clients_alternate_between_models_in_the_memory_of_one(turns: int):
     """Each answer has the bits that it has alone. A switch serves all who wait: there are fewer loads than requests."""
     with several() as server:
         digests = {
@@ -141,7 +142,7 @@ def test_32_clients_alternate_between_models_in_the_memory_of_one():
 
         def run(client: int) -> list[tuple[tuple[str, str], str]]:
             found = []
-            for turn in range(4):
+            for turn in range(turns):
                 name, prompt = names[(client + turn) % 2], PROMPTS[(client // 2 + turn) % len(PROMPTS)]
                 reply = server.complete(name, prompt, logprobs=1)
                 assert reply.status_code == 200, reply.text
@@ -150,9 +151,9 @@ def test_32_clients_alternate_between_models_in_the_memory_of_one():
 
         found = [pair for pairs in clients.map(run, range(32)) for pair in pairs]
         n_loads = sum(loads.n for loads in server.loads.values())
-    assert len(found) == 128
+    assert len(found) == 32 * turns
     assert all(digest == digests[key] for key, digest in found)
-    assert n_loads <= 64
+    assert n_loads <= 16 * turns
     assert all(engine._model is None for loads in server.loads.values() for engine in loads.engines[:-1])
 
 
@@ -355,6 +356,15 @@ def test_an_unloaded_model_leaves_nothing_behind():
         gc.collect()
         assert (engine(), pool()) == (None, None)
         assert not engines[-1].is_alive()
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_200_loads():
+    from tests.load.loads import run
+
+    grown, n_threads = run(200)
+    assert grown < 4
+    assert n_threads < 16
 
 
 def test_metrics_have_the_name_of_the_model(both: Several):
