@@ -59,7 +59,7 @@ class AddressOptions:
         typer.Option(
             "--api-key",
             envvar="MLX_ENGINE_API_KEY",
-            help="Key that requests must send; /, /health and /openapi.json need none.",
+            help="Key that requests must send; /, /health, /ready and /openapi.json need none.",
             show_default="no key",
             show_envvar=True,
         ),
@@ -320,10 +320,10 @@ def specs_of(given: Sequence[str], address: AddressOptions, found: Sequence[Mode
     specs = []
     for i, text in enumerate(given):
         name, equals, source = text.partition("=")
-        if not (name and equals) or "/" in name or Path(text).exists():
+        if not (name and equals) or Path(text).expanduser().exists():
             name, source = served_name(text), text
         specs.append(ModelSpec(address.name if i == 0 and address.name is not None else name, source))
-    known = {Path(spec.source).resolve() for spec in specs}
+    known = {Path(spec.source).expanduser().resolve() for spec in specs}
     specs += [spec for spec in found if Path(spec.source).resolve() not in known]
     names = [spec.name for spec in specs]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -614,7 +614,9 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
     how: dict[str, Any] = {"memory": models.memory, "idle_seconds": models.idle_seconds, "notice": notice}
     if models.models_dir is not None:
         known = {spec.source for spec in specs}
-        how["more"] = lambda: [served(spec) for spec in models.found() if spec.source not in known]
+        how["more"] = lambda names: [
+            served(spec) for spec in models.found() if spec.name not in names and spec.source not in known
+        ]
     return Models([served(spec) for spec in specs], is_loaded_at_start=bool(given), **how)
 
 

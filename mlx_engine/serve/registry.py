@@ -14,7 +14,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,8 @@ State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
 # Seconds that a model may wait until models in use have given it their memory. Then its clients are refused.
 MOST_SECONDS = 60.0
+# Seconds that a list of models waits for descriptions of files; those that take longer are in a later list.
+DESCRIBE_SECONDS = 2.0
 # Seconds after which a model that could not be loaded is tried again.
 RETRY_SECONDS = 10.0
 
@@ -76,6 +78,7 @@ class ServedModel:
         waiting: requests that wait until it is loaded, or until it is no longer held.
         n_loads: how often it has been loaded.
         changed: set, and replaced, when its state changes.
+        about: what /v1/models shows of its files; None as long as they have not been read.
     """
 
     service: Service
@@ -93,7 +96,7 @@ class ServedModel:
     waiting: list[Use] = field(default_factory=list)
     n_loads: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _about: Mapping[str, object] | None = None
+    about: Mapping[str, object] | None = None
 
     @property
     def name(self) -> str:
@@ -111,14 +114,12 @@ class ServedModel:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def about(self) -> Mapping[str, object]:
-        """Return what /v1/models shows of its files, which are read once; called in a thread."""
-        if self._about is None:
-            try:
-                self._about = self.describe()
-            except EngineError as error:
-                return {"state": "failed", "reason": api_error(error, "").message}
-        return self._about
+    def read_about(self) -> None:
+        """Read `about` from the files of the model; called in a thread."""
+        try:
+            self.about = self.describe()
+        except Exception as error:
+            self.about = {"state": "failed", "reason": api_error(error, "").message}
 
 
 class Use:
@@ -179,7 +180,7 @@ class Models:
         *,
         memory: int | None = None,
         idle_seconds: float | None = None,
-        more: Callable[[], Iterable[ServedModel]] = tuple,
+        more: Callable[[Collection[str]], Iterable[ServedModel]] | None = None,
         is_loaded_at_start: bool = True,
         most_seconds: float = MOST_SECONDS,
         notice: Callable[[str], None] = LOGGER.info,
@@ -191,7 +192,8 @@ class Models:
             models: the models; the first is the default.
             memory: bytes for all loaded models; None takes what is free now.
             idle_seconds: seconds without a request after which a model is unloaded; None for never.
-            more: returns models that have appeared, such as new files of a folder; called for lists and unknown names.
+            more: returns models that have appeared, such as new files of a folder, except those of the given names;
+                called for lists and unknown names. None if no others can appear.
             is_loaded_at_start: whether the default model is loaded before a request asks for it.
             most_seconds: how long a model may wait for the memory of models in use.
             notice: called with a line for the user when a model is unloaded, or cannot be loaded.
@@ -212,6 +214,7 @@ class Models:
         self._notice = notice
         self._queue, self._has_started = list[ServedModel](), not is_loaded_at_start
         self._loader: asyncio.Task[None] | None = None
+        self._describer: asyncio.Future[None] | None = None
         self._released = asyncio.Event()
 
     @classmethod
@@ -231,7 +234,7 @@ class Models:
     @property
     def is_single(self) -> bool:
         """Whether there is one model, which may be unloaded."""
-        return len(self._models) == 1 and self._more is tuple
+        return len(self._models) == 1 and self._more is None
 
     # ---- the server: its start, its end, and its state ----
 
@@ -357,7 +360,7 @@ class Models:
 
     def _look(self) -> None:
         """Add models that have appeared, and forget those whose files are gone."""
-        for model in self._more():
+        for model in self._more(set(self._models)) if self._more is not None else ():
             self._models.setdefault(model.name, model)
         for model in self:
             if model.state in ("on disk", "failed") and model is not self.default and not model.exists():
@@ -477,7 +480,7 @@ class Models:
                 return
             model.nbytes += worker.kv_nbytes - opened.need.kv
             model.n_loads += 1
-            model._about = None
+            model.about = None
             model.used_at = self._clock()
             model.become("loaded")
         self._grant_all(model)
@@ -582,7 +585,8 @@ class Models:
     async def cards(self) -> list[dict[str, object]]:
         """Return the entries of /v1/models: each name of each model."""
         await asyncio.to_thread(self._look)
-        return [card for model in self for card in await self._cards_of(model)]
+        await self._described()
+        return [self._card(model, name) for model in self for name in model.service.models]
 
     async def card(self, name: str) -> dict[str, object]:
         """Return the entry of a name.
@@ -592,16 +596,23 @@ class Models:
         """
         model = self.find(name)
         model.service.check_model(name)
-        return (await self._cards_of(model, name))[0]
+        await self._described()
+        return self._card(model, name)
 
-    async def _cards_of(self, model: ServedModel, *names: str) -> list[dict[str, object]]:
-        about: Mapping[str, object] = await asyncio.to_thread(model.about)
-        state: dict[str, object] = {"state": self.state_of(model)}
+    async def _described(self) -> None:
+        """Read the files of all models whose descriptions are not known; wait for them for a limited time."""
+        if self._describer is None or self._describer.done():
+            unknown = [model for model in self if model.about is None or "reason" in model.about]
+            self._describer = asyncio.ensure_future(asyncio.to_thread(_read_abouts, unknown))
+        await asyncio.wait({self._describer}, timeout=DESCRIBE_SECONDS)
+
+    def _card(self, model: ServedModel, name: str) -> dict[str, object]:
+        about, state = model.about or {}, {"state": self.state_of(model)}
         if model.reason is not None:
             state["reason"] = model.reason
-        elif model.state == "failed" or "reason" in about:
+        elif "reason" in about and model.state == "on disk":
             state = {}
-        return [{**about, **state, **model.service.model_card(name)} for name in names or model.service.models]
+        return {**about, **state, **model.service.model_card(name)}
 
     def state_of(self, model: ServedModel) -> str:
         """Return the state of a model for people."""
@@ -657,6 +668,11 @@ async def _in_daemon(work: Callable[[], T]) -> T:
     return await done
 
 
+def _read_abouts(models: Sequence[ServedModel]) -> None:
+    for model in models:
+        model.read_about()
+
+
 def _not_loaded() -> tuple[Engine, Scheduler]:
     raise AssertionError("the worker of a model that is not loaded is never started")
 
@@ -671,7 +687,9 @@ def _close(engines: list[Engine | None]) -> None:
     if engine is not None:
         engine.close()
     del engine
+    was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.collect()
-    gc.freeze()
+    if was_frozen:
+        gc.freeze()
     give_back_freed()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +18,18 @@ import httpx
 import pytest
 
 import mlx_engine
+from mlx_engine.commands import serve
+from mlx_engine.commands.serve import (
+    AddressOptions,
+    CapacityOptions,
+    Loading,
+    ModelsOptions,
+    served_models,
+    specs_of,
+)
+from mlx_engine.errors import OptionError
 from mlx_engine.loop.scheduler import StepOutput
+from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.registry import RETRY_SECONDS
 from mlx_engine.serve.worker import Cores
 from tests.patience import PATIENCE, wait_for
@@ -42,7 +55,7 @@ def alone(name: str, prompt: str = "hello") -> str:
 @pytest.fixture(scope="module")
 def both() -> Iterator[Several]:
     """A server with memory for both models."""
-    with several(service={"aliases": ()}) as server:
+    with several() as server:
         yield server
 
 
@@ -128,14 +141,13 @@ def test_any_model_and_aliases():
 
 
 @pytest.mark.parametrize("turns", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_32_clients_alternate_between_models_in_the_memory_of_one(turns: int):
+def test_32_clients_alternate_between_models_in_the_memory_of_one(both: Several, turns: int):
     """Each answer has the bits that it has alone. A switch serves all who wait: there are fewer loads than requests."""
-    with several() as server:
-        digests = {
-            (name, prompt): server.complete(name, prompt, logprobs=1).json()["mlx_engine"]["digest"]
-            for name in FILES
-            for prompt in PROMPTS
-        }
+    digests = {
+        (name, prompt): both.complete(name, prompt, logprobs=1).json()["mlx_engine"]["digest"]
+        for name in FILES
+        for prompt in PROMPTS
+    }
     assert len(set(digests.values())) == len(digests)
     names = list(FILES)
     with several(memory=memory_for_one()) as server, ThreadPoolExecutor(32) as clients:
@@ -194,6 +206,7 @@ def test_a_model_that_must_go_takes_no_more_requests_and_comes_back():
         assert [server.loads[name].n for name in FILES] == [2, 1]
 
 
+@pytest.mark.slow
 def test_a_client_is_refused_if_a_model_is_in_use_for_too_long():
     with several(memory=memory_for_one(), most_seconds=30.0) as server, ThreadPoolExecutor(3) as clients:
         go = hold(server, "qwen")
@@ -282,6 +295,7 @@ def test_an_idle_model_is_unloaded_by_the_clock():
         ]
 
 
+@pytest.mark.slow
 def test_a_model_that_answers_is_not_idle():
     with several("qwen", idle_seconds=10.0) as server, ThreadPoolExecutor(1) as clients:
         go = hold(server, "qwen")
@@ -309,6 +323,7 @@ def test_a_client_leaves_while_its_model_is_loaded():
         assert answer(server.complete("gemma")) == alone("gemma")
 
 
+@pytest.mark.slow
 def test_too_many_requests_cannot_wait_for_a_model():
     with several(queue=2) as server, ThreadPoolExecutor(2) as clients:
         server.loads["gemma"].may_load.clear()
@@ -433,9 +448,7 @@ def test_the_openai_client_chooses_models(both: Several):
             client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "hi"}])
 
 
-def test_new_files_of_a_folder_are_found(tmp_path: Path):
-    from mlx_engine.commands.serve import AddressOptions, ModelsOptions, specs_of
-
+def test_models_of_a_folder_and_their_names(tmp_path: Path):
     for name in ("a.gguf", "org/repo/b-00001-of-00002.gguf", "org/repo/b-00002-of-00002.gguf", "mmproj-a.gguf"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -449,3 +462,40 @@ def test_new_files_of_a_folder_are_found(tmp_path: Path):
         ("folder", ("gpt",)),
         ("org/repo/b-00001-of-00002", ()),
     ]
+    assert specs_of(["builtin"], AddressOptions(alias=["a=b"]))[0].aliases == ("a=b",)  # as before
+    for given, alias in (["builtin", "builtin"], None), (["builtin", "x=builtin"], ["a=b"]):
+        with pytest.raises(OptionError, match=r"two models|no model 'b'"):
+            specs_of(given, AddressOptions(alias=alias))
+
+
+def test_files_that_appear_are_served_and_those_that_are_gone_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The models of the command itself: their descriptions, their memory, and a folder that changes."""
+    monkeypatch.setattr(serve, "collect_garbage_again", lambda: None)  # it is for a process of its own
+    shutil.copy(FILES["qwen"], tmp_path / "first.gguf")
+    loading = Loading("simd", CapacityOptions(slots=1, kv_memory="1MB"), {})
+    options = ModelsOptions(models_dir=tmp_path)
+
+    async def run() -> None:
+        models = served_models(options, loading, AddressOptions(), "127.0.0.1")
+        (card,) = await models.cards()
+        size = FILES["qwen"].stat().st_size
+        assert (card["id"], card["state"], card["size"]) == ("first", "on disk", size)
+        assert (card["architecture"], card["weights"]) == ("qwen3", "Q8_0")
+        with pytest.raises(ApiError):
+            models.find("second")
+        (tmp_path / "second.gguf").write_bytes(b"no model")
+        second = models.find("second")
+        card = await models.card("second")
+        assert card["state"] == "failed"
+        assert "second.gguf" in str(card["reason"])
+        assert str(tmp_path) not in str(card["reason"])
+        (tmp_path / "second.gguf").unlink()
+        assert [card["id"] for card in await models.cards()] == ["first"]
+        with models.used(models.default) as use:
+            assert await use.within(PATIENCE)
+            taken, needed = models.default.nbytes, loading.open(str(tmp_path / "first.gguf")).need
+            assert needed.total - needed.kv < taken <= needed.total
+        assert second.n_loads == 0
+        await models.stop()
+
+    asyncio.run(run())
