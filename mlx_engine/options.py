@@ -354,6 +354,11 @@ class Options:
         unset="none", metavar="TEXT", parameter=None, is_rare=True,
     )  # fmt: skip
 
+    adapter: str | None = option(
+        None, "The adapter, by its name, of a model that was loaded with several; \"base\" for the model alone.",
+        unset="the first", parameter=None, has_flag=False,
+    )  # fmt: skip
+
     # In Python, one function or several.
     processors: tuple[Processor, ...] = option(
         (), "Functions of (ids, logits) that return the logits to draw from, before all sampling options.",
@@ -496,6 +501,7 @@ class OptionValues(TypedDict, total=False):
     prompt_logprobs: int | None
     constraint: Constraint | None
     prediction: str | None
+    adapter: str | None
     processors: Processor | Sequence[Processor] | None
     sampler: Processor | None
 
@@ -522,6 +528,7 @@ class BatchOptionValues(TypedDict, total=False):
     prompt_logprobs: int | Sequence[int | None] | None
     constraint: Constraint | Sequence[Constraint | None] | None
     prediction: str | Sequence[str | None] | None
+    adapter: str | Sequence[str | None] | None
     processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
     sampler: Processor | Sequence[Processor | None] | None
 

@@ -145,6 +145,7 @@ class Batch:
         runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
         best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks exchange only these;
             see `Backend.all_best` and `distributed/pipeline.py`.
+        adapters: (B,) the adapter of each sequence, a row of `Adapters.masks`; 0 for the model alone.
     """
 
     ids: Sequence[Token]
@@ -156,6 +157,7 @@ class Batch:
     groups: tuple[KVGroup, ...]
     runs: np.ndarray = field(default_factory=lambda: NO_RUNS)
     best: int | None = None
+    adapters: tuple[int, ...] = ()
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
