@@ -29,6 +29,7 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
     Model,
@@ -107,6 +108,7 @@ def chat(
     think: Think = None,
     strict: Strict = False,
     speculate: Speculate = OFF,
+    adapter: AdapterPaths = None,
     no_history: Annotated[
         bool,
         typer.Option(
@@ -128,7 +130,7 @@ def chat(
 
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
-    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "adapters": adapter or ()}
     prefixes.check()
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()

@@ -29,6 +29,7 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
     Model,
@@ -279,6 +280,7 @@ def generate(
     ] = None,
     strict: Strict = False,
     speculate: Speculate = OFF,
+    adapter: AdapterPaths = None,
     sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
@@ -287,7 +289,7 @@ def generate(
     from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "adapters": adapter or ()}
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())
