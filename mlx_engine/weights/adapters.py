@@ -42,7 +42,13 @@ MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
 # The first component of a module's name that is a layer's number, and the component before it.
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
 # Values of PEFT's `init_lora_weights` that change the weights of the model before training.
-CHANGES_MODEL = ("pissa", "olora", "corda", "loftq")
+CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Settings of PEFT that add more to a layer than a pair of matrices, or add it to other things than linear layers.
+REFUSED = (
+    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "trainable_token_indices",
+    "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
+    "monteclora_config", "velora_config",
+)  # fmt: skip
 
 # Parts of the names of matrices in a mixture of experts, which one kernel multiplies.
 OF_EXPERTS = ("_exps.", "_shexp.", "ffn_gate_inp")
@@ -268,16 +274,11 @@ def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
     Source: peft, `tuners/lora/config.py` and `tuners/lora/layer.py`.
     """
     kind, begins = config.get("peft_type"), config.get("init_lora_weights")
-    wrong = [
-        f"peft_type {kind!r}" if kind != "LORA" else "",
-        "use_dora" if config.get("use_dora") else "",
-        f"bias {config['bias']!r}" if config.get("bias", "none") != "none" else "",
-        "modules_to_save" if config.get("modules_to_save") else "",
-        "trainable_token_indices" if config.get("trainable_token_indices") else "",
-        "lora_bias" if config.get("lora_bias") else "",
-        f"init_lora_weights {begins!r}" if str(begins).lower().startswith(CHANGES_MODEL) else "",
-    ]
-    _check(path, [of for of in wrong if of])
+    wrong = [f"{key} {shown(config[key])}" for key in REFUSED if config.get(key)]
+    wrong += [f"peft_type {kind!r}"] if kind != "LORA" else []
+    wrong += [f"bias {config['bias']!r}"] if config.get("bias", "none") != "none" else []
+    wrong += [f"init_lora_weights {begins!r}"] if str(begins).lower().startswith(CHANGES_MODEL) else []
+    _check(path, wrong)
     alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
 
     def scale_of(module: str, rank: int) -> float:
