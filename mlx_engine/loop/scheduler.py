@@ -76,6 +76,8 @@ class Scheduler:
         waiting: sequences without a slot, in the order in which they will be admitted.
         running: sequences with a slot, in the order of arrival.
         speculation: proposes tokens, and counts how many were right; None proposes none.
+        others_answer: whether another scheduler on the same cores is generating answers. Passes then have as few tokens
+            of prompts as while this one is.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class Scheduler:
         if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
             self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
             self._read_budget = self._shared_read_budget = self._budget
-        self._was_hidden = False
+        self._was_hidden = self.others_answer = False
         self.speculation = speculation if self._keeps_kv else None
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -305,7 +307,9 @@ class Scheduler:
         chunks = chunks[: -(-len(self.running) // n_batches)]
         # A pass of hidden states runs no tokens of answers, so answers wait for it.
         is_hidden = bool(ready) and ready[0].request.is_hidden
-        is_shared = bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
+        is_shared = (
+            self.others_answer or bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
+        )
         left = -(-(self._shared_budget if is_shared else self._budget) // n_batches)
         rows = -(-(self._shared_read_budget if is_shared else self._read_budget) // n_batches)
         for sequence in ready:

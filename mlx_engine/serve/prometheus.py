@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mlx_engine.loop.request import Request
 from mlx_engine.serve.worker import Load, StepUpdate
@@ -136,6 +136,10 @@ class Metrics:
 
     def text(self, load: Load) -> str:
         """Return all metrics, with the present use of the engine."""
+        return "\n".join(self.lines(load)) + "\n"
+
+    def lines(self, load: Load) -> list[str]:
+        """Return the lines of the text format."""
         lines = [
             *_gauge("num_requests_running", "Answers that have a slot.", load.running),
             *_gauge("num_requests_waiting", "Answers that wait for a slot.", load.waiting),
@@ -146,7 +150,45 @@ class Metrics:
             lines += _gauge(f"prefix_disk_{name}", about, getattr(load.disk, name))
         for metric in vars(self).values():
             lines += metric.lines()
-        return "\n".join(lines) + "\n"
+        return lines
+
+
+def text_of_models(
+    server: Metrics, models: Mapping[str, tuple[Metrics, Load]], loads: Mapping[str, tuple[int, bool]]
+) -> str:
+    """Return the metrics of a server with several models, each with the label `model_name`, as vLLM has it.
+
+    Args:
+        server: counts errors and clients that left, which have no model.
+        models: the metrics of each model, and the use of its engine.
+        loads: how often each model has been loaded, and whether it is now.
+    """
+    families: dict[str, list[str]] = {}
+    for name, (metrics, load) in models.items():
+        n_loads, is_loaded = loads[name]
+        lines = [*metrics.lines(load), *_gauge("model_loaded", "Whether the model is loaded.", is_loaded)]
+        loaded = Counter("model_loads", "How often the model was loaded.")
+        loaded.add(n_loads)
+        head = ""
+        for line in [*lines, *loaded.lines()]:
+            if line.startswith("# HELP"):
+                head = line
+            elif line.startswith("# TYPE"):
+                families.setdefault(f"{head}\n{line}", [])
+                head = f"{head}\n{line}"
+            else:
+                families[head].append(_with_label(line, "model_name", name))
+    own = [*server.errors.lines(), *server.cancelled.lines()]
+    families = {head: lines for head, lines in families.items() if head.partition("\n")[0] not in own}
+    return "\n".join([*own, *(line for head, lines in families.items() for line in (head, *lines))]) + "\n"
+
+
+def _with_label(line: str, label: str, value: str) -> str:
+    """Return a sample with one more label, the first."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    name, rest = line.rsplit(" ", 1)
+    name, brace, others = name.partition("{")
+    return f'{name}{{{label}="{escaped}"{"," + others if brace else "}"} {rest}'
 
 
 def _since(start: float | None, end: float | None) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, Protocol, cast
@@ -243,6 +244,15 @@ class Planned(NamedTuple):
         has_states = any(".ssm_" in name or ".shortconv." in name for name in self.tensors)
         has_states = has_states or self.adapters is not None  # the gate of an FFN with adapters is among their kernels
         return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
+
+    def stored_types(self) -> Mapping[str, int]:
+        """Return the bytes of the layers' weights in the file, by the name of their type."""
+        found = Counter[str]()
+        for name, tensor in self.tensors.items():
+            if name.startswith("blk."):
+                type_ = self.checkpoint.weight(tensor.stored(self.checkpoint.naming).name).type
+                found[type_.name] += type_.bytes_for(math.prod(tensor.shape))
+        return found
 
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""
