@@ -888,7 +888,12 @@ class RequestBuilder:
             return self.adapters.index(name)
         return 0 if name is None else cast(int, refuse(name, ()))
 
-    def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
+    def embedding(
+        self,
+        text: str | Sequence[int],
+        check: Callable[[str], None] = lambda text: None,
+        adapter: str | None = None,
+    ) -> Request:
         """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
 
         The text is encoded with the first and last tokens that the model's files define. `check(text)` runs before it
@@ -918,7 +923,7 @@ class RequestBuilder:
             ids = self.checked([*self.ids(text), *end])
         else:
             ids = self.checked(text)
-        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind))
+        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind), adapter)
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise OptionError unless `dimensions` is None or from 1 to the size of the model's vectors."""
@@ -938,6 +943,7 @@ class RequestBuilder:
         document: str,
         instruction: str | None = None,
         check: Callable[[str], None] = lambda text: None,
+        adapter: str | None = None,
     ) -> Request:
         """Return a request that computes a document's relevance. When it has ended, `relevance(request)` returns it.
 
@@ -957,8 +963,8 @@ class RequestBuilder:
             check(text)
         ids = self.checked(ranking_ids(self.tokenizer, ranking.template, query, document, instruction))
         if ranking.classifier is not None:
-            return self.reading(ids, PooledHidden(len(ids), "last"))
-        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)))
+            return self.reading(ids, PooledHidden(len(ids), "last"), adapter)
+        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)), adapter)
 
     def relevance(self, request: Request) -> float:
         """Return the relevance, from 0 to 1, of a request of `reranking` that has ended: a float32 value."""
@@ -972,12 +978,12 @@ class RequestBuilder:
         yes, no = values
         return float(np.float32(1 / (1 + math.exp(min(no - yes, 700)))))
 
-    def reading(self, ids: list[int], reader: RowReader) -> Request:
+    def reading(self, ids: list[int], reader: RowReader, adapter: str | None = None) -> Request:
         """Return a request that generates nothing: it runs a prompt for its reader."""
         self.fitting(len(ids), 0, None)
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
         phases = Metrics(phases=dict(self.phases))
-        return Request(ids, Options(0), [output], metrics=phases, reader=reader, adapter=self.adapter(None))
+        return Request(ids, Options(0), [output], metrics=phases, reader=reader, adapter=self.adapter(adapter))
 
     @property
     def grammars(self) -> Grammars:
