@@ -174,6 +174,8 @@ class DeltaRule:
         key_dim: E.
         n_value_heads: H, a multiple of G.
         value_dim: P.
+        are_neighbors: whether the value heads of a key head lie side by side: value head h reads key head h // (H / G),
+            not h % G.
     """
 
     name: str
@@ -183,6 +185,11 @@ class DeltaRule:
     key_dim: int
     n_value_heads: int
     value_dim: int
+    are_neighbors: bool = False
+
+    def key_head(self, head: int) -> int:
+        """Return the key head of a value head."""
+        return head * self.n_key_heads // self.n_value_heads if self.are_neighbors else head % self.n_key_heads
 
 
 @dataclass(frozen=True, eq=False)

@@ -113,14 +113,13 @@ class Decoder(Model):
         The pass writes keys and values of all new tokens. The caller then commits the batch, or rolls it back.
         """
         be = self.backend
-        x = be.note("embed", self.embed(batch.ids, batch.positions))
+        x = self._embedded(batch)
         if batch.keeps_hidden:
             x = self.program.run(x, replace(batch, wanted=batch.lengths))
             batch.hidden = be.norm(x, self.output_norm)
             x = x if batch.want == "every" else be.take(x, batch.rows)
         else:
             x = self.program.run(x, batch)
-        x = self.program.run(self._embedded(batch), batch)
         return None if batch.want == "none" else self.head(x, batch.best)
 
     def forward_hidden(self, batch: Batch) -> Array | None:

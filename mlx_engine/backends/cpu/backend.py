@@ -478,9 +478,10 @@ class CompiledBackend(SimdBackend):
         rule, found = net.rule, self._mixer_descriptors.get((net,))
         if found is None:
             found = self._mixer_descriptors[net,] = np.zeros(layout.DELTA_WIDTH, dtype=np.int64)
-            found[: layout.DELTA_VALUE_DIM + 1] = (
+            shared = rule.n_value_heads // rule.n_key_heads if rule.are_neighbors else 1
+            found[: layout.DELTA_SHARED + 1] = (
                 self.library.address("delta_head"), address(rule.rate), address(rule.dt_bias), rule.n_key_heads,
-                rule.key_dim, rule.n_value_heads, rule.value_dim,
+                rule.key_dim, rule.n_value_heads, rule.value_dim, shared,
             )  # fmt: skip
             write_norm(found[layout.DELTA_NORM :], net.norm)
         return address(found)
