@@ -117,6 +117,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "prefix_disk": ("The first token after a restart", sections.prefix_disk),
     "states": ("A model with states, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
+    "speculation": ("Proposed tokens, compared with llama.cpp's lookup", sections.speculation),
     "rows": ("Several rows in one pass", sections.rows_in_one_pass),
     "batch": ("Several sequences in one decode step", sections.batch),
     "concurrency": ("Several sequences, compared with llama.cpp", sections.concurrency),
