@@ -163,11 +163,12 @@ GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 # SiLU is applied to its output.
 CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_WIDTH = range(6)
 # Words of a delta rule: the task, the addresses of rates and biases of the time step, the number of key heads and their
-# width, the same of value heads, and the norm of the output.
+# width, the same of value heads, by what a value head is divided to get its key head (modulo their number), and the
+# norm of the output.
 (
-    DELTA_TASK, DELTA_RATE, DELTA_BIAS, DELTA_KEYS, DELTA_KEY_DIM, DELTA_VALUES, DELTA_VALUE_DIM, DELTA_NORM, DELTA_EPS,
-    DELTA_WIDTH,
-) = range(10)  # fmt: skip
+    DELTA_TASK, DELTA_RATE, DELTA_BIAS, DELTA_KEYS, DELTA_KEY_DIM, DELTA_VALUES, DELTA_VALUE_DIM, DELTA_SHARED,
+    DELTA_NORM, DELTA_EPS, DELTA_WIDTH,
+) = range(11)  # fmt: skip
 # Words of a run: its first row and number of rows, and the slots of the states before and after them.
 RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 

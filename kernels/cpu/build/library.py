@@ -54,7 +54,7 @@ _HOMES = {
     "run_experts": "experts",
     "short_conv": "states",
     "convolve_span": "states",
-    "sigmoid_gate": "states",
+    "gate_rows": "states",
     "gate_span": "states",
     "delta_net": "states",
     "delta_head": "states",
@@ -88,7 +88,7 @@ ENTRIES = {
     "sum_exp": "iifi",
     "soft_cap": "iifi",
     "short_conv": "iiiiiiiiiiiii",
-    "sigmoid_gate": "iiiiiiiii",
+    "gate_rows": "iiiiiiiiii",
     "delta_net": "iiiiiiiiiiiii",
     "read_words": "iii",
     "read_words_in_order": "iii",
@@ -280,7 +280,7 @@ class Library:
     sum_exp: Callable[..., None]
     soft_cap: Callable[..., None]
     short_conv: Callable[..., None]
-    sigmoid_gate: Callable[..., None]
+    gate_rows: Callable[..., None]
     delta_net: Callable[..., None]
     read_words: Callable[..., None]
     read_words_in_order: Callable[..., None]
