@@ -229,7 +229,6 @@ class ModelsOptions:
             "--models-dir",
             metavar="DIR",
             file_okay=False,
-            exists=True,
             help="Serve the GGUF files and Hugging Face folders in this folder, too, up to two folders down.",
         ),
     ] = None
@@ -254,8 +253,15 @@ class ModelsOptions:
     ] = None
 
     def check(self) -> None:
-        """Check time and size; raise OptionError if one is none."""
+        """Check the values.
+
+        Raises:
+            OptionError: a time or a size is none, or there is no such folder.
+        """
         _ = self.idle_seconds, self.memory
+        if self.models_dir is not None and not self.models_dir.is_dir():
+            message = f"--models-dir {self.models_dir}: there is no such folder; give one that has models"
+            raise OptionError(message, option="--models-dir", found=str(self.models_dir))
 
     @property
     def idle_seconds(self) -> float | None:
