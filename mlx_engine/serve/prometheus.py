@@ -89,6 +89,8 @@ class Metrics:
         self._drafts = Counter("spec_decode_num_drafts", "Passes of an answer with proposed tokens.")
         self._proposed = Counter("spec_decode_num_draft_tokens", "Proposed tokens that passes have run.")
         self._accepted = Counter("spec_decode_num_accepted_tokens", "Proposed tokens that were right.")
+        self._proposed_by = Counter("spec_decode_draft_tokens_by_drafter", "Proposed tokens by drafter.", "drafter")
+        self._accepted_by = Counter("spec_decode_accepted_tokens_by_drafter", "Right tokens by drafter.", "drafter")
         self._accepted_at = Counter(
             "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by their place.", "position"
         )
@@ -107,10 +109,12 @@ class Metrics:
             self._step_seconds.add(report.seconds)
             self._rows.add(report.n_decode, "decode")
             self._rows.add(report.n_prefill, "prefill")
-        for n_proposed, n_accepted in report.drafts:
+        for drafter, n_proposed, n_accepted in report.drafts:
             self._drafts.add()
             self._proposed.add(n_proposed)
             self._accepted.add(n_accepted)
+            self._proposed_by.add(n_proposed, drafter)
+            self._accepted_by.add(n_accepted, drafter)
             for i in range(n_accepted):
                 self._accepted_at.add(1, str(i))
         for request in report.ended:

@@ -88,12 +88,23 @@ Activations = Literal["f32", "i16", "f16", "bf16"]
 KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
-class SpeculationReceipt(Reply):
-    """The drafter, the tokens that it has proposed and passes have run, and how many of them were right."""
+class ProposedTokens(Reply):
+    """The tokens that a drafter has proposed and passes have run, and how many of these were right."""
 
-    drafter: Literal["lookup"]
     proposed: int
     accepted: int
+
+
+class SpeculationReceipt(Reply):
+    """The drafters, the tokens that they have proposed and passes have run, and how many of these were right.
+
+    `drafter` is "lookup", "draft" or "mtp", or several of them with "+" between; `drafters` has the numbers of each.
+    """
+
+    drafter: str
+    proposed: int
+    accepted: int
+    drafters: dict[str, ProposedTokens]
 
 
 class Receipt(Reply):
