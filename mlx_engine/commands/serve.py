@@ -490,7 +490,9 @@ class OpenedModel:
         context = min(context, capacity.context_len or context)
         most = pool_nbytes(layers, capacity.slots * context, capacity.slots)
         least = pool_nbytes(layers, min(context, LEAST_TOKENS), capacity.slots)
-        return need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
+        need = need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
+        draft = self.opened.draft  # whose keys and values are a share of these
+        return need if draft is None else need + need_of(outlined(draft.planned, self.opened.made), kv=0)
 
     def load(self, room: int | None = None) -> tuple[Engine, Scheduler]:
         """Load the model, and make its scheduler. Called in the engine thread.
