@@ -231,7 +231,6 @@ class ModelsOptions:
             "--models-dir",
             metavar="DIR",
             file_okay=False,
-            exists=True,
             help="Serve the GGUF files and Hugging Face folders in this folder, too, up to two folders down.",
         ),
     ] = None
@@ -256,8 +255,15 @@ class ModelsOptions:
     ] = None
 
     def check(self) -> None:
-        """Check time and size; raise OptionError if one is none."""
+        """Check the values.
+
+        Raises:
+            OptionError: a time or a size is none, or there is no such folder.
+        """
         _ = self.idle_seconds, self.memory
+        if self.models_dir is not None and not self.models_dir.is_dir():
+            message = f"--models-dir {self.models_dir}: there is no such folder; give one that has models"
+            raise OptionError(message, option="--models-dir", found=str(self.models_dir))
 
     @property
     def idle_seconds(self) -> float | None:
@@ -484,7 +490,9 @@ class OpenedModel:
         context = min(context, capacity.context_len or context)
         most = pool_nbytes(layers, capacity.slots * context, capacity.slots)
         least = pool_nbytes(layers, min(context, LEAST_TOKENS), capacity.slots)
-        return need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
+        need = need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
+        draft = self.opened.draft  # whose keys and values are a share of these
+        return need if draft is None else need + need_of(outlined(draft.planned, self.opened.made), kv=0)
 
     def load(self, room: int | None = None) -> tuple[Engine, Scheduler]:
         """Load the model, and make its scheduler. Called in the engine thread.
