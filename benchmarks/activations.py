@@ -42,7 +42,7 @@ from benchmarks.peers.process import PeerError, Process
 from benchmarks.sections import factor, fastest
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = FOLDER / "activations.jsonl"
 TESTS = {

@@ -20,7 +20,7 @@ import mlx_engine
 from benchmarks.log import Log, Row
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "bits.jsonl"
 

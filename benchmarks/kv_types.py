@@ -21,7 +21,7 @@ from benchmarks.sections import factor
 from mlx_engine.backends import KV_TYPES
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = FOLDER / "kv_types.jsonl"
 

@@ -43,7 +43,7 @@ from mlx_engine.distributed.plan import (
     tensor,
 )
 from mlx_engine.distributed.tensor import sliced
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import outlined

@@ -21,7 +21,7 @@ from benchmarks.log import FOLDER, Log, Row
 from mlx_engine import load
 from mlx_engine.bench.speculation import markdown, rows, texts_of
 from mlx_engine.bench.tables import aligned
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS, TEXTS = FOLDER / "speculation.jsonl", Path(__file__).with_suffix(".jsonl")
 

@@ -54,11 +54,9 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
-from mlx_engine.kernels.drafts import draft
-from mlx_engine.kernels.folder import cache_folder
+from mlx_engine.kernels.files import cache_folder, draft
 from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
-from mlx_engine.loop.finite import check_logits
-from mlx_engine.loop.forward import forward_logits
+from mlx_engine.loop.forward import check_logits, forward_logits
 from mlx_engine.loop.memory import Traffic, pool_for
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import NoText, Output
@@ -68,7 +66,7 @@ from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.speculation import MOST_STATES, Speculation, use_of
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.forks import kept_over_forks
-from mlx_engine.machine.limits import available_memory, bounded_threads, give_back_freed
+from mlx_engine.machine.memory import available_memory, bounded_threads, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
     DEFAULT_MAX_TOKENS,

@@ -19,8 +19,7 @@ from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import tokens_that_fit
 from mlx_engine.errors import ClosedError, ContextLengthError, NotCopyableError, OptionError, is_whole, shown
-from mlx_engine.loop.finite import check_logits
-from mlx_engine.loop.forward import forward, forward_logits, wanted_logits
+from mlx_engine.loop.forward import check_logits, forward, forward_logits, wanted_logits
 from mlx_engine.loop.logprobs import token_logprobs
 from mlx_engine.loop.memory import spare_bytes
 from mlx_engine.weights.model import Model

@@ -176,8 +176,8 @@ def _simd(settings: Settings) -> Backend:
 
 
 def _parallel(settings: Settings) -> Backend:
-    from mlx_engine.backends.numpy.parallel import ParallelBackend
-    from mlx_engine.machine.limits import usable_cores
+    from mlx_engine.backends.numpy.simd import ParallelBackend
+    from mlx_engine.machine.memory import usable_cores
 
     threads = settings.threads or usable_cores()
     return _compiled("parallel", threads, settings) or ParallelBackend(threads)

@@ -20,7 +20,7 @@ import psutil
 
 import mlx_engine
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 
 def machine() -> dict[str, object]:

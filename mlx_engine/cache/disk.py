@@ -45,7 +45,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.cache.pool import KVLayer, KVPool
 from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.errors import FormatError
-from mlx_engine.kernels.drafts import draft, remove_dead
+from mlx_engine.kernels.files import draft, remove_dead
 from mlx_engine.observe import log
 from mlx_engine.quant.key_values import DTYPES, row_length
 

@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mlx_engine.checkpoint.gguf import part_names
-from mlx_engine.checkpoint.hub_names import HubName, is_type, of_type
+from mlx_engine.checkpoint.sources import HubName, is_type, of_type
 from mlx_engine.errors import SourceError, shown
 
 # Timeout in seconds of the first request to the hub. huggingface_hub's downloads retry for half a minute before they

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.errors import SourceError
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.files import draft
 
 # Pieces that are read of each file, evenly spaced, and their size: 4 MiB in all.
 PIECES, PIECE_BYTES = 256, 16 << 10

@@ -14,8 +14,7 @@ from typing import Literal
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError
-from mlx_engine.kernels.drafts import ENDING, remove_dead
-from mlx_engine.kernels.folder import cache_folder
+from mlx_engine.kernels.files import ENDING, cache_folder, remove_dead
 
 HUB_PREFIX = "models--"
 # Folders of compiled kernels are named by a digest of their source. NUMBA_CACHE_DIR may have other folders, too.

@@ -23,9 +23,8 @@ from mlx_engine.checkpoint.quantized import (
     quant_method,
 )
 from mlx_engine.errors import FormatError, UnsupportedConfigError
-from mlx_engine.quant.group_weight import GroupWeight, Parts
+from mlx_engine.quant.group_weight import MLX, GroupWeight, Parts
 from mlx_engine.quant.groups import E4M3
-from mlx_engine.quant.regroup import MLX
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 

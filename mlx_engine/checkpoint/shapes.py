@@ -28,7 +28,7 @@ from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError, size
 from mlx_engine.kernels import blocks
-from mlx_engine.kernels.drafts import draft, remove_dead
+from mlx_engine.kernels.files import draft, remove_dead
 from mlx_engine.observe import log
 from mlx_engine.quant.types import BF16, F32, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight

@@ -18,7 +18,7 @@ from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import SourceError, is_number, listed, require
 
 if TYPE_CHECKING:
-    from mlx_engine.bench.concurrency import measure
+    from mlx_engine.bench import concurrency
     from mlx_engine.bench.sweep import Plan
     from mlx_engine.distributed.shard import Shard
 
@@ -333,7 +333,7 @@ def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOpt
     return plan
 
 
-def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: TimingOptions) -> measure.Plan:
+def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: TimingOptions) -> concurrency.Plan:
     """Return the plan of a measurement of several clients.
 
     Raises:
@@ -341,8 +341,8 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
     """
     import secrets
 
-    from mlx_engine.bench.concurrency.load import Load
-    from mlx_engine.bench.concurrency.measure import CONCURRENCY, Plan
+    from mlx_engine.bench.clients import Load
+    from mlx_engine.bench.concurrency import CONCURRENCY, Plan
     from mlx_engine.bench.samples import numbers
 
     given = None if clients.concurrency is None else [clients.concurrency]
@@ -380,9 +380,8 @@ def single(option: str, texts: list[str] | None, default: int, mode: str, *, lea
 
 def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOptions, **options: Any) -> None:
     """Run every test on every backend; print the rows and save them to a folder."""
-    from mlx_engine.bench.results import make_folder
     from mlx_engine.bench.run import rows
-    from mlx_engine.bench.tables import FORMATS, markdown
+    from mlx_engine.bench.tables import FORMATS, make_folder, markdown
 
     out = output.out
     if out is not None:
@@ -408,10 +407,9 @@ def print_speculation(
     output: OutputOptions,
 ) -> None:  # fmt: skip
     """Answer the texts of a file with and without proposed tokens; print a row for each, and save them to a folder."""
-    from mlx_engine.bench.results import make_folder
     from mlx_engine.bench.run import engines
     from mlx_engine.bench.speculation import markdown, rows, texts_of
-    from mlx_engine.bench.tables import FORMATS
+    from mlx_engine.bench.tables import FORMATS, make_folder
 
     texts, found = texts_of(file), list[Row]()
     if output.out is not None:
@@ -437,8 +435,8 @@ def clients_rows(
     shard: Shard | None,
 ) -> Snapshots:
     """Return a function that measures several clients at once and yields all rows so far, after each round."""
-    from mlx_engine.bench.concurrency.clients import Served
-    from mlx_engine.bench.concurrency.measure import engine_rows, server_rows
+    from mlx_engine.bench.clients import Served
+    from mlx_engine.bench.concurrency import engine_rows, server_rows
 
     plan = clients_plan(clients, tests, timing)
     if clients.url is not None:
@@ -452,7 +450,7 @@ def clients_rows(
 
 def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> None:
     """Measure several clients at once; print and save the rows, with a plot."""
-    from mlx_engine.bench.concurrency.measure import markdown, page
+    from mlx_engine.bench.concurrency import markdown, page
 
     with results("concurrency", model, output, markdown, page) as found, still_bar() as report:
         for newest in measure(report):
@@ -485,7 +483,7 @@ def print_bars(rows: Sequence[Row]) -> None:
 def print_comparison(old: Path, new: Path, out: Path | None) -> None:
     """Print the comparison of two files and save it to a folder."""
     from mlx_engine.bench.compare import page
-    from mlx_engine.bench.results import make_folder, write
+    from mlx_engine.bench.tables import make_folder, write
 
     text = page(old, new)
     print(text)
@@ -505,8 +503,7 @@ def results(
 
     Rows measured before an error or an interruption are printed and saved, too.
     """
-    from mlx_engine.bench.results import default_folder, make_folder
-    from mlx_engine.bench.tables import FORMATS
+    from mlx_engine.bench.tables import FORMATS, default_folder, make_folder
 
     folder = default_folder(model) if output.out is None else output.out
     make_folder(folder)
@@ -524,9 +521,9 @@ def results(
 
 def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
     """Save rows and page, and print the path."""
-    from mlx_engine.bench import results
+    from mlx_engine.bench import tables
 
-    results.save(folder, stem, found, page)
+    tables.save(folder, stem, found, page)
     notice(f"every sample is in {folder / f'{stem}.json'}")
 
 

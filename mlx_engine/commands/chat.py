@@ -40,7 +40,7 @@ from mlx_engine.commands.options.model import (
 )
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.files import draft
 from mlx_engine.options import OFF, Options, Sampling, aliases, declared
 
 if TYPE_CHECKING:

@@ -295,7 +295,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
     """
     from mlx_engine.checkpoint.sources import is_cached, resolve
     from mlx_engine.weights.allowed import allow, open_model
-    from mlx_engine.weights.from_config import is_config_alone, open_config
+    from mlx_engine.weights.outline import is_config_alone, open_config
 
     if is_cached(model) is False:
         raise SourceError(

@@ -425,7 +425,7 @@ def served_name(source: str) -> str:
     """
     path = Path(source)
     if not path.exists():
-        from mlx_engine.checkpoint.hub_names import hub_name
+        from mlx_engine.checkpoint.sources import hub_name
 
         source = str(hub_name(source) or source)  # an address becomes a hub id
         path = Path(source)

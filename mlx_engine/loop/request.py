@@ -19,9 +19,8 @@ from mlx_engine.loop.constraint import Matcher
 from mlx_engine.loop.logprobs import TokenLogprobs
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
-from mlx_engine.loop.processors import Processors
 from mlx_engine.loop.row_reader import PromptLogprobs, RowReader
-from mlx_engine.loop.sampler import Choice, Sampler
+from mlx_engine.loop.sampler import Choice, Processors, Sampler
 from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
 

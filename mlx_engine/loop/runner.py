@@ -33,7 +33,7 @@ from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import ConstraintError, EngineError, ProcessorError
-from mlx_engine.loop.finite import not_finite
+from mlx_engine.loop.forward import not_finite
 from mlx_engine.loop.metrics import PassTimer
 from mlx_engine.loop.request import ScheduledChunk, Sequence
 from mlx_engine.loop.sampler import Sampler, best_of

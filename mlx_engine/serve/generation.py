@@ -20,11 +20,10 @@ from mlx_engine.engine import constrained
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Call
-from mlx_engine.serve.constraints import named
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
-from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request
+from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request, named
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service

@@ -18,7 +18,7 @@ from anyio import move_on_after
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from mlx_engine.machine.limits import give_back_freed
+from mlx_engine.machine.memory import give_back_freed
 from mlx_engine.serve.errors import ApiError, ClientGoneError, forget
 
 MAX_BODY = 4 << 20

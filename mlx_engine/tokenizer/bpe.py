@@ -11,9 +11,8 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.tokenizer import refusals
-from mlx_engine.tokenizer.vocabulary import TokenType, Vocabulary
+from mlx_engine.tokenizer.vocabulary import Metadata, TokenType, Vocabulary
 
 _KEY = "tokenizer.ggml.merges"
 

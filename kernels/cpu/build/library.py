@@ -20,8 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...drafts import draft
-from ...folder import cache_folder
+from ...files import cache_folder, draft
 from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.

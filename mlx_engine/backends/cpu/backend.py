@@ -54,10 +54,10 @@ from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library, is_format
 from mlx_engine.kernels.cpu.build.pool import Pool
-from mlx_engine.machine.mapped_pages import read_ahead
+from mlx_engine.machine.memory import read_ahead
 from mlx_engine.observe.log import event
 from mlx_engine.quant import key_values
-from mlx_engine.quant.regroup import in_gguf_order
+from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Gating, int] = {

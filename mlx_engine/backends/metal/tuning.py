@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_engine.kernels import metal
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.files import draft
 from mlx_engine.kernels.launch import ExecutorName
 from mlx_engine.kernels.metal.formats import LAYOUT_Q8_0 as Q8_0
 from mlx_engine.kernels.metal.layout import StoredMatrix

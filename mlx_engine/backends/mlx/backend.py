@@ -42,8 +42,8 @@ from mlx_engine.backends.parameters import (
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.quant import key_values
+from mlx_engine.quant.group_weight import in_mlx_order
 from mlx_engine.quant.groups import GroupType
-from mlx_engine.quant.regroup import in_mlx_order
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
