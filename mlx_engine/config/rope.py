@@ -24,6 +24,12 @@ from mlx_engine.errors import OptionError, is_whole
 Frequencies: TypeAlias = tuple[float, ...]
 
 
+def part_of(n: int, head_dim: int) -> float:
+    """Return the part of a head that n of its elements are; `int(head_dim * part)`, as readers compute it, is n."""
+    part = n / head_dim
+    return part if int(head_dim * part) == n else math.nextafter(part, 1)  # 44 * (30 / 44) is below 30
+
+
 @dataclass(frozen=True)
 class Rotation:
     """The rotary embedding settings of a model.
@@ -292,7 +298,7 @@ class RotationSetting:
         """Return the keys of a rotation as transformers 5 names them."""
         keys: dict[str, object] = {"rope_type": value.rule, "rope_theta": value.theta}
         if value.n_rotated is not None:
-            keys["partial_rotary_factor"] = value.n_rotated / config.head_dim
+            keys["partial_rotary_factor"] = part_of(value.n_rotated, config.head_dim)
         if value.rule in WITH_FACTOR:
             keys["factor"] = value.factor
         if value.rule in WITH_CONTEXT:
@@ -329,7 +335,7 @@ class RotationSetting:
     def _part(self, s: Settings, known: Any) -> float:
         """Return the part of each head that is rotated; MiniMax's files have the number of its elements."""
         n = s.whole_or_none("rotary_dim", None)
-        return s.number("partial_rotary_factor", self.part if n is None else n / known.head_dim)
+        return s.number("partial_rotary_factor", self.part if n is None else part_of(n, known.head_dim))
 
     def _rotated(self, s: Settings, part: float, known: Any) -> int | None:
         if part == 1:

@@ -109,9 +109,17 @@ def _started(
     if target:
         environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
-    # Unbuffered, because a selector sees no bytes that wait in a buffer.
+    # Unbuffered, because a selector sees no bytes that wait in a buffer. In a session of its own, Ctrl-C does not reach
+    # the process: the program would report a failed compilation before it ends.
     return subprocess.Popen(
-        [sys.executable, "-c", code], 0, stdin=no_input, stdout=pipe, stderr=errors, env=environment, pass_fds=(alive,)
+        [sys.executable, "-c", code],
+        bufsize=0,
+        stdin=no_input,
+        stdout=pipe,
+        stderr=errors,
+        env=environment,
+        pass_fds=(alive,),
+        start_new_session=True,
     )
 
 
