@@ -152,13 +152,15 @@ def load(
             for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
         activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
             are faster and round, see docs/precision.md.
-        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
-            activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
+        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
+            the activations have this type, else "f32", which is exact. The other types take a half or a quarter of the
+            memory of "f32".
         speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
-            see docs/speculation.md; "auto" does so where bits are fixed and passes are long; "off" does not.
+            see docs/speculation.md; "auto" does so if results are bit-identical in every batch and passes are long;
+            "off" does not.
         allow_too_large: load a model that needs more memory than is free.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
-            computing them again; see docs/prefixes.md. None keeps none on disk.
+            computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the most bytes of files in this folder; the least recently used are removed.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
@@ -197,7 +199,7 @@ class Engine:
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
         speculation: whether and how tokens are proposed, and why.
-        proposals: what was proposed in the last scheduler that proposes tokens; None before there is one.
+        proposals: the `Speculation` of the last scheduler that proposes tokens; None before there is one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -244,7 +246,7 @@ class Engine:
         self._prompts.close()
 
     def keep_prefixes(self, folder: str | Path, max_nbytes: int = DEFAULT_NBYTES) -> None:
-        """Keep the keys and values of prompts in a folder, for schedulers made from now on and for later runs.
+        """Keep the keys and values of prompts in a folder, for schedulers made after this call and for later runs.
 
         Raises:
             OptionError: several processes share the model, or its backend is `scalar`; or `max_nbytes` is negative.
@@ -280,8 +282,8 @@ class Engine:
         Args:
             path: the file, from which the prompt can be recovered.
             prompt: text, token ids, or messages for the model's chat template.
-            scheduler: has run the prompt, perhaps as the beginning of another one, and has a prefix cache; None runs
-                the prompt.
+            scheduler: a scheduler with a prefix cache that has run the prompt, or a longer prompt that begins with it;
+                with None, the prompt is run by this call.
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
@@ -307,8 +309,8 @@ class Engine:
     def load_prefix(self, path: str | Path) -> list[int]:
         """Use the keys and values of a file that `save_prefix` has written, and return the token ids of its prompt.
 
-        Schedulers made from now on begin with them where a prompt begins with the same ids; answers have the bits that
-        they have without the file. Damaged pages are computed.
+        Schedulers made after this call reuse the keys and values if a prompt begins with the same ids. Answers are
+        bit-identical to those without the file. Damaged pages are computed again.
 
         Raises:
             FormatError: it is no such file, or is of another model, version or type of keys and values.

@@ -21,8 +21,8 @@ from mlx_engine.weights.model import Model
 def forward(model: Model, *parts: SequenceInput) -> Array | None:
     """Run one forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
 
-    The new tokens are committed when the pass has run, or on a lazy backend has been submitted. A pass that fails or is
-    interrupted leaves every sequence unchanged.
+    The new tokens are committed when the pass has run; on a lazy backend, when it has been submitted. A pass that fails
+    or is interrupted leaves every sequence unchanged.
 
     Raises:
         CacheFullError: there are too few pages for the new tokens.
@@ -56,7 +56,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
-    """Check the logits (R, V) of the last R of the tokens `ids`, whose pass began with the first token.
+    """Check the logits (R, V) of the last R of the tokens `ids`, which were run from the first token on.
 
     Raises:
         NotFiniteError: a row has NaN or infinities.
@@ -76,7 +76,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
         found = model.first_fault(partial(_run_again, ids))
     except DistributedError:  # the ranks can no longer search
         raise
-    except Exception as error:  # such as too little memory for the search: report the logits without their origin
+    except Exception as error:  # for example too little memory for the search: the error then names no origin
         origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
         return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
     if found is None:

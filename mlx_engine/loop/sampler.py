@@ -35,7 +35,8 @@ class Choice:
         logits: (R, V), the logits of the pass.
         position: the position of the token in the sequence.
         row: the row of the logits from which the token was chosen.
-        whole: whether all logits of the row are known; if not, only the largest are, which suffice for the choice.
+        whole: whether all logits of the row are known. If not, only the largest logits are known, which suffice for the
+            choice.
         mask: which tokens (V,) the constraint allowed; None without a constraint.
     """
 
@@ -50,16 +51,16 @@ class Choice:
 class Sampler:
     """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
 
-    Several samplers may continue one prompt. Each has its own number `choice`, on which its random numbers depend. With
-    `logprobs=False` no log-probabilities are available: they need all logits. With a `matcher`, the next token can be
-    drawn only when all before it are settled: its mask depends on them.
+    Several samplers may continue one prompt. The random numbers of each depend on its number, `choice`. With
+    `logprobs=False` no log-probabilities are available, because they need all logits. With a `matcher`, the next token
+    can be drawn only when all tokens before it are settled, because its mask depends on them.
 
     Attributes:
         choice: the number of the sampler among those of its prompt.
         is_constrained: whether the next token depends on the ids of all tokens before it, by its mask.
-        is_checked: whether the token with the largest logit is chosen first, and compared with the constraint: most
-            are allowed, and then no mask is computed. Not on a lazy backend, which has the id only later; not with
-            log-probabilities, which say how much probability the mask left.
+        is_checked: whether the token with the largest logit is chosen first and then compared with the constraint. Most
+            such tokens are allowed, and then no mask is computed. False on a lazy backend, because the id is known only
+            later, and with log-probabilities, because `allowed` needs the mask.
         processors: the functions of the user that edit logits; None if there are none.
     """
 
@@ -109,11 +110,17 @@ class Sampler:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens of the prompt and the chosen tokens. All are ints but the last ones that are not settled."""
+        """The tokens of the prompt and the chosen tokens.
+
+        All are ints except the last ones, if they are not settled.
+        """
         return cast("list[int]", self._recent)
 
     def __call__(self, logits: Array, *, whole: bool = True) -> int:
-        """Choose from logits (1, V), wait until the id is on the host, and return it. All tokens before are settled."""
+        """Choose from logits (1, V), wait until the id is on the host, and return it.
+
+        All tokens before must be settled.
+        """
         draw = self.draw()
         edited = self.edited(self._backend.host(logits)[0], draw) if self.processors else None
         (token,) = self._backend.choose(logits if edited is None else self._backend.array(edited[None]), [draw])
@@ -122,9 +129,7 @@ class Sampler:
         return self.settle(self.add(token, logits, whole=whole))
 
     def draw(self) -> Draw:
-        """Return the inputs for choosing the next token. The choice before it need not be settled.
-
-        Without the mask if the choice is checked: see `redraw`.
+        """Return the inputs for choosing the next token.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -132,14 +137,14 @@ class Sampler:
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self.choice)
         if self._next is not None:
             (process, promised), self._next = self._next, None
-            # A fork leaves the thread in the parent.
+            # The thread does not exist in a forked process.
             self._mask = promised.result() if process == os.getpid() else None
         if self._mask is None and self._matcher is not None and not self.is_checked:
             self._mask = self._matcher.mask()
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
 
     def redraw(self, token: Token) -> Draw | None:
-        """Return the inputs of another choice, with the mask, if the constraint does not allow a checked one; or None.
+        """Return the inputs for choosing again with the mask if the constraint forbids a checked choice, else None.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -167,7 +172,7 @@ class Sampler:
         sampling = self._sampling
         if self._logprobs or sampling.repetition_penalty != 1 or sampling.has_penalties or sampling.logit_bias:
             return None
-        if self._matcher is not None or self.processors is not None:  # the largest may all be forbidden
+        if self._matcher is not None or self.processors is not None:  # the constraint may forbid all of the largest
             return None
         return 1 if sampling.is_greedy else sampling.top_k
 
@@ -243,8 +248,8 @@ class Processors:
     def __call__(self, ids: Sequence[int], logits: np.ndarray, mask: NDArray[np.bool_] | None = None) -> np.ndarray:
         """Return the logits (V,) from which the token is drawn: the result of the last processor.
 
-        A sampler gets the logits under the mask (V,) of the sequence's constraint; then only the token that it chooses
-        has a finite logit. A processor must leave a finite logit for a token that the mask allows.
+        A sampler gets the logits with the mask (V,) of the sequence's constraint applied; in the result only the chosen
+        token has a finite logit. A processor must leave a finite logit for a token that the mask allows.
 
         Raises:
             ProcessorError: a function has failed, or has not returned logits or a token.
@@ -273,7 +278,7 @@ def _called(who: str, function: Callable[..., Any], ids: Sequence[int], logits: 
         return function(list(ids), logits)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        # The traceback through this frame would keep the scheduler and its memory alive as long as the error.
+        # A traceback through this frame would keep the scheduler and its memory alive as long as the error exists.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         raise ProcessorError(f"{who} failed after {len(ids):,} tokens: {reason}") from error
 

@@ -33,7 +33,7 @@ THETA = 150_000.0  # transformers' default
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
-    """Check that config.json has settings of YaRN: transformers has others for a file without them."""
+    """Check that config.json has settings of YaRN, because transformers assumes other settings if they are missing."""
     if s.mapping("rope_parameters") is None and s.mapping(key) is None:
         raise s.error(key, "the settings of YaRN", None)
 
