@@ -27,9 +27,9 @@ class Kept:
 
     Attributes:
         name: the name for the user: a hub id, shape:NAME, kernels, emulator or tuning.
-        kind: how it comes back after deletion: "download" by a download, "made" by itself, when it is needed.
-        path: its file or folder.
-        parts: the paths that `remove` deletes: the path itself, or what the engine has put there.
+        kind: how it comes back after deletion: "download" by a download; "made" if it is made again when it is needed.
+        path: the file or folder.
+        parts: the paths that `remove` deletes: the path itself, or the engine's files in it.
         nbytes: total bytes, not following links.
     """
 

@@ -71,11 +71,11 @@ def is_cached(source: str) -> bool | None:
 # org/repo, optionally :file, in the characters that hub names may have.
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 
-# The beginnings of addresses; a host of the hub may be given without https://.
+# The beginnings of addresses. The hub's host may be given without https://.
 ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
-# The parts of the hub that have no models, and the pages of a file below a repository.
+# The first parts of hub paths that have no models, and the path parts that lead to a file of a repository.
 NO_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog")
 FILE_PAGES = ("resolve", "blob", "raw")
 BRANCH = "main"

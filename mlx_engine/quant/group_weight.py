@@ -24,7 +24,7 @@ from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
-# Groups that one thread joins at a time, and threads: page faults of the new memory are the larger part of the time.
+# The number of groups that a thread joins at a time, and of threads. Most of the time is page faults of new memory.
 _PIECE, _THREADS = 1 << 16, 4
 
 
@@ -85,7 +85,7 @@ class GroupWeight(Weight):
         return GroupWeight(self.name, self.shape[1:], self.type, parts)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> GroupWeight:
-        """Return rows or columns as `Weight.cut` does, in parts: no block is made."""
+        """Return rows or columns as `Weight.cut` does, cut from the parts without making blocks."""
         shape = cut_shape(self, axis, ranges)
         cut = [taken(part, self.shape, self.type, axis, ranges) for part in self.parts.in_order]
         parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
@@ -159,7 +159,7 @@ EXACT: Mapping[str, GroupType] = {
 OFFSETS = {"Q8_0": 128, "Q4_0": 8}
 
 GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")
-# A scale that is an infinity in MLX and 2 ** 128 in GGUF.
+# The byte of the scale that is infinite in MLX and 2 ** 128 in GGUF.
 _UNLIKE = 255
 # Groups that are converted at a time: temporaries take a few megabytes.
 _PART = 1 << 17
