@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
-# Options that a mode would ignore, by their fields; --compare would ignore all but --out.
+# The options that a mode would ignore, by their fields. --compare would ignore all options but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
 )  # fmt: skip
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
-# What a server has chosen for itself.
+# Options that a server has chosen itself.
 IGNORED_BY_URL = (
     "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "kv_type", "no_jit", "no_overlap",
     "prefix_cache",
@@ -280,7 +280,7 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
 
 
 def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: ConcurrencyOptions) -> None:
-    """Check that the mode can measure a model that several machines share: one engine, on one backend.
+    """Check that the mode can measure a model that several machines share; such a mode needs one engine on one backend.
 
     Raises:
         OptionError: it cannot.

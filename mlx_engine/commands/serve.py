@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from mlx_engine.serve.journal import Journal, Recorder
     from mlx_engine.serve.service import Service
 
-# Python's own defaults: new objects, and collections of the younger generation, between two collections.
+# Python's own thresholds of garbage collection, by generation: new objects, and collections of the younger generation.
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
 NO_PREFIXES = PrefixOptions()
-# Addresses that mean all networks of this machine, and where a client on it finds the server.
+# Addresses that stand for all networks of this machine, and the address for clients on this machine.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -329,7 +329,9 @@ def load_engine(
 
     with progress_bar("opening") as progress:
         opened = open_source(source, backend, progress=progress, **options)
-    _ = opened.prompts.tokenizer.most_bytes  # built first: it may be missing, and the first request need not wait
+    _ = (
+        opened.prompts.tokenizer.most_bytes
+    )  # built first, because it may be missing, and so that the first request need not wait for it
     if suggested:
         checked(opened.path, opened.checkpoint.metadata)
     opened.check_memory(kv=capacity.kv_bytes)
@@ -421,7 +423,7 @@ def collect_garbage_again() -> None:
 def served_name(source: str) -> str:
     """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf.
 
-    The name says nothing about where the file lies.
+    The name does not reveal the folder of the file.
     """
     path = Path(source)
     if not path.exists():
@@ -493,7 +495,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
-    # A file is found again from any folder.
+    # An absolute path, so that `replay` finds the file from any folder.
     where = str(Path(source).resolve()) if Path(source).exists() else source
     kept = dict(options)
     if "context" in kept:  # --context-len may be longer than the model's context, `load` refuses that

@@ -61,10 +61,9 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    The answers count against the slots and the queue from the beginning: as one answer first, and with their real
-        number
-    when the body has been parsed. While the request waits for its turn to be parsed, it takes only the bytes of its
-    body.
+    The answers count against the slots and the queue from the beginning: first as a single answer, and with their real
+    number after the body has been parsed. While the request waits for its turn, only the bytes of its body are in
+    memory.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # refuse at once what cannot be answered now
@@ -168,7 +167,7 @@ def begun(
         tokenizer: the tokenizer of the prompt.
         ids: the prompt, at whose end the template has begun the turn of the assistant.
         reading: the request, which has the beginning of the answer.
-        is_free: whether the answer has no constraint; a constraint would hold for the new tokens alone.
+        is_free: whether the answer has no constraint. A constraint would apply only to the new tokens.
         check: called with the text before it is encoded.
 
     Raises:

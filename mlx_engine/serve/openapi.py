@@ -1,6 +1,6 @@
 """The OpenAPI document of the server, from the types of its requests and replies.
 
-The types say which parameters there are. What the engine and `Parameters.check` require beyond them is added here.
+The types define the parameters. This module adds the further requirements of the engine and of `Parameters.check`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# What the types of parameters do not say. Those of `mlx_engine.options` have their bounds, but for a few.
+# Schemas of what the types of parameters do not express. Most options of `mlx_engine.options` declare their bounds.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
@@ -308,7 +308,10 @@ def _parts(*others: str) -> list[Schema]:
 
 
 def _part(kind: str, properties: Schema, required: Sequence[str] | None = None) -> Schema:
-    """Return the schema of an object of a type, of whose properties all are required, unless others are named."""
+    """Return the schema of an object of a type.
+
+    All of its properties are required, unless the required ones are named.
+    """
     return _object({"type": {"const": kind}, **properties}, ["type", *(properties if required is None else required)])
 
 

@@ -49,8 +49,8 @@ def routes(
 
     Args:
         source: yields the statuses, to each client its own.
-        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is asked for
-            `/events` alone: `/` contains no data, and asks its reader for the key when a request is answered with 401.
+        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is called only for
+            `/events`. `/` contains no data; the page asks its reader for the key when a request is answered with 401.
         pause: the least number of seconds between two statuses.
         heartbeat: seconds without a status after which a comment is sent.
     """
@@ -88,7 +88,7 @@ def policy(text: str) -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # Browsers that know it refuse text as HTML, from wherever it comes.
+            # Browsers that support this directive refuse to parse any text as HTML.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )

@@ -180,7 +180,7 @@ class Reading(NamedTuple):
 
     Attributes:
         prompts: the prompts, each with as many answers as the request has choices.
-        ignored: what the request had and the server leaves out.
+        ignored: the names of what the server ignores in the request.
         about: keyword arguments of the class of the reply.
         choice: which tools of the prompt an answer must or may call.
         begun: the text with which the answer has begun: the new tokens follow it.
@@ -331,7 +331,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
             ApiError: a value is invalid.
         """
         _require(1 <= self.n_choices <= slots, "n", f"must be from 1 to {slots}, the slots of this server", self.n)
-        # -1 has a meaning in `Options` alone: here None is "as many as fit".
+        # Only `Options` gives -1 a meaning; here None stands for "as many as fit".
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
             _require(n is None or n >= 0, name, "must be at least 0", n)
@@ -404,7 +404,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         if not self.continue_final_message:
             return found
         last, n = self.messages[-1], len(self.messages) - 1
-        # Only the text is continued: no template has written what the turn had before it.
+        # Only the text is continued, because templates do not write a turn's reasoning and calls before an open text.
         left_out = tuple(f"messages[{n}].{name}" for name in ("reasoning_content", "reasoning") if last.get(name))
         return found._replace(begun=last["content"], ignored=(*found.ignored, *left_out))
 

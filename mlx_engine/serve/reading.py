@@ -265,7 +265,7 @@ class PartsReply(Reply):
         data = b"".join(map(self._take, found))
         if progress.finish_reason is not None and before.finish_reason is None:
             data += b"".join(map(self._take, self._reader.finish(is_cut=self.is_cut)))
-            # A call that is still open has been cut off by a stop of the request, if the request has ended the answer.
+            # If a stop of the request has ended the answer, a call that is still open was cut off by it.
             is_half = self._is_open and self.parts[-1].kind == "call" and output.stop is not None
             data += self._close(is_complete=not (self.is_cut or is_half))
         return data
