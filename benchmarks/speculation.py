@@ -1,11 +1,11 @@
-"""Lookup beside llama.cpp's own: the factor of each over itself without proposals, on the same file and texts.
+"""Lookup compared with llama.cpp's lookup: the speedup of each engine, on the same file and texts.
 
     python -m benchmarks.speculation MODEL --python PATH      appends to benchmarks/results/speculation.jsonl
     python -m benchmarks.speculation MODEL --texts FILE --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The texts are those of
-`bench --speculate`, by default benchmarks/speculation.jsonl. Rounds of both engines alternate. llama.cpp computes rows
-of a pass with several tokens with other bits than single ones, so its answer may change: rows say whether it did.
+PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The texts are those of `bench
+--speculate`, by default benchmarks/speculation.jsonl. Rounds of both engines alternate. In llama.cpp, the bits of a row
+depend on the number of tokens in the pass, so its answer may change; rows record whether it did.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
     python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot go back, so before each test
-both engines read the tokens before it anew, which is not timed; the engines are interleaved.
+PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot be rewound. So before each test
+both engines run the tokens before it again, which is not timed. The engines are interleaved.
 """
 
 from __future__ import annotations

@@ -201,11 +201,11 @@ class Served:
         self._extras = self._accepted()
 
     def prompt(self, draws: random.Random, n_tokens: int) -> Prompt:
-        """Return random words, each about one token: the vocabulary of the server is unknown."""
+        """Return random words of about one token each, because the server's vocabulary is unknown."""
         return "".join(f" {word}" for word in draws.choices(WORDS, k=n_tokens))
 
     def forget(self) -> None:
-        """Do nothing: no request of the API empties a prefix cache, and all prompts are new to the server."""
+        """Do nothing. No request of the API empties a prefix cache, but all prompts are new to the server."""
 
     def run(self, n_clients: int, prompts: Sequence[Prompt], n_gen: int, *, seconds: float | None = None) -> Run:
         """Run clients in a closed loop over the prompts; with `seconds`, cancel what has not ended by then.
@@ -360,7 +360,7 @@ class Steps:
         n: steps.
         n_rows: tokens that they computed.
         n_decoding: steps that continued answers.
-        n_decoded: tokens of answers that these continued.
+        n_decoded: tokens of answers that these steps continued.
         flops: floating-point operations of all steps.
         nbytes: bytes that they read from memory.
     """

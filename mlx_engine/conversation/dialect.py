@@ -222,8 +222,7 @@ def _decoded(text: str) -> Mapping[str, Any]:
 
 
 def _ordered(messages: list[Dict]) -> list[Dict]:
-    """Sort the results after an answer in the order of its calls. Many templates do not write the ids of calls.
-    """
+    """Sort the results after an answer in the order of its calls. Many templates do not write the ids of calls."""
     found: list[Dict] = []
     places: dict[str, int] = {}
 

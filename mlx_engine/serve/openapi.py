@@ -38,7 +38,7 @@ from mlx_engine.tokenizer.chat_prompt import ROLES
 
 Schema = dict[str, Any]
 
-# Fields of a message that are not there: clients send messages back with all their fields.
+# Absent fields of a message: clients send messages back with all their fields.
 ABSENT: Schema = {"enum": [None, []]}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
 TEXT: Schema = {"type": "string"}
@@ -285,7 +285,9 @@ def _items(most: int) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [message, *known, others]}}
-    items["contains"] = {"anyOf": [message, *known[1:]]}  # reasoning alone may be of another server, and left out
+    items["contains"] = {
+        "anyOf": [message, *known[1:]]
+    }  # an item with only reasoning may be from another server; it is left out
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
         "input": {"anyOf": [TEXT, items]},
@@ -324,7 +326,7 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _message() -> Schema:
-    """Return the schema of a message. An assistant's may have tool calls, and then no content."""
+    """Return the schema of a message. An assistant's message may have tool calls, and then needs no content."""
     part = {
         "type": "object",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},

@@ -53,8 +53,7 @@ class Group(TyperGroup):
     summaries: ClassVar[dict[str, str]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if no command is given, because `format_help` here only writes to the formatter.
-        """
+        """Print the help if no command is given, because `format_help` here only writes to the formatter."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(2)
