@@ -94,7 +94,7 @@ def _load(builder: Any, address: Any, offset: int, kind: Any) -> Any:
 
 
 def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any:
-    """Return what lies `offset` bytes after each address, as a vector."""
+    """Return the values `offset` bytes after each address, as a vector."""
     found = ir.Constant(ir.VectorType(kind, ROWS), ir.Undefined)
     for r, address in enumerate(addresses):
         found = builder.insert_element(found, _load(builder, address, offset, kind), ir.Constant(_I32, r))
@@ -440,7 +440,7 @@ class _Step:
         ]
 
     def minus_totals(self, sums: list[Any], record: Any) -> list[Any]:
-        """Return the sums of a block without what was added to every quant."""
+        """Return the sums of a block, corrected for the number that was added to every quant."""
         if not self.minus:
             return sums
         totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []
