@@ -116,6 +116,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "kv_types": ("Types of keys and values", sections.kv_types),
     "states": ("A model with states, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
+    "speculation": ("Proposed tokens, compared with llama.cpp's lookup", sections.speculation),
     "rows": ("Several rows in one pass", sections.rows_in_one_pass),
     "batch": ("Several sequences in one decode step", sections.batch),
     "concurrency": ("Several sequences, compared with llama.cpp", sections.concurrency),

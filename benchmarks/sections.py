@@ -506,6 +506,37 @@ def chunks(rows: Sequence[Row]) -> str:
     return words + table(head, lines, n_words=1)
 
 
+SPECULATION_INTRO = """A text is answered with and without proposed tokens, in turn; the ids are the same. Rates are of
+the tokens after the first, medians of the rounds; the factor is over no proposals. A drafter "recorded" proposes the
+tokens of the answer itself, and others named with a share run their passes and then do so: each token is right with
+this probability, which gives the factor at this acceptance for models with random weights. The factor of llama.cpp is
+that of its LlamaPromptLookupDecoding over itself without it, on the same file and text, interleaved; with it the answer
+may be another one, because llama.cpp computes rows of a pass with other bits."""
+
+
+def speculation(rows: Sequence[Row]) -> str:
+    """Return a table for each file, from its newest rows."""
+    newest = {(row["file"], row["draft"], row["text"], row["drafter"], row["copies"]): row for row in rows}
+    parts = [SPECULATION_INTRO]
+    for file in dict.fromkeys(row["file"] for row in rows):
+        of = [row for row in newest.values() if row["file"] == file]
+        lines = []
+        for row in of:
+            theirs, cells = row["llama.cpp"], ["", ""]
+            if theirs is not None:
+                factor = statistics.median(theirs["off"]) / statistics.median(theirs["on"])
+                cells = [figure(factor), "the same" if theirs["is_same"] else "another"]
+            lines.append([
+                row["text"] if row["copies"] == 1 else f"{row['text']}, {row['copies']} at once",
+                row["drafter"] if row["draft"] is None else f"{row['drafter']} ({row['draft']})",
+                figure(row["off"]), figure(row["on"]), figure(row["factor"]),
+                f"{row['accepted']:,} of {row['proposed']:,}", *cells,
+            ])  # fmt: skip
+        head = ["text", "drafter", "off, tokens/s", "on, tokens/s", "factor", "accepted", LLAMA, "its answer"]
+        parts += [f"### {file}", source(of[-1]), table(head, lines, n_words=2)]
+    return "\n\n".join(parts) + "\n"
+
+
 def last_run(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the last measurement."""
     return [row for row in rows if row["time"] == rows[-1]["time"]]

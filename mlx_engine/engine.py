@@ -13,7 +13,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from mlx_engine.cache.disk import (
     source_digest,
 )
 from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.checkpoint.identity import kept_digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.pooling import read_pooling
@@ -54,22 +55,27 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
-from mlx_engine.kernels.files import cache_folder, draft
+from mlx_engine.kernels.files import cache_folder
+from mlx_engine.kernels.files import draft as new_file
 from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
 from mlx_engine.loop.forward import check_logits, forward_logits
-from mlx_engine.loop.memory import Traffic, pool_for
+from mlx_engine.loop.memory import Traffic, pool_for, spare_bytes
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.row_reader import LastLogits, PooledHidden, PromptLogprobs, RowReader
 from mlx_engine.loop.scheduler import Scheduler
-from mlx_engine.loop.speculation import MOST_STATES, Speculation, use_of
+from mlx_engine.loop.speculation import MOST_STATES, PassDrafter, Speculation, use_of
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.machine.memory import available_memory, bounded_threads, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
+    AUTO_SPECULATION,
     DEFAULT_MAX_TOKENS,
+    DRAFT,
+    LOOKUP,
+    MTP,
     OFF,
     UNTIL_FULL,
     BatchOptionValues,
@@ -81,8 +87,8 @@ from mlx_engine.options import (
     shows_options,
 )
 from mlx_engine.weights.allowed import check_allowed, open_model
-from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
+from mlx_engine.weights.conversion import AUTO, KEEP, Conversion, check_load_options
+from mlx_engine.weights.model import ExtraLayer, Loaded, Model, ModelConfig, Planned, plan_model
 from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:
@@ -108,6 +114,8 @@ Self = TypeVar("Self", bound="Engine")
 BATCH_SLOTS = 32
 # The values that `hidden_states` returns by default.
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
+# Tokens whose keys and values share the memory between a model and its draft model.
+COMPARED = 4096
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
 
@@ -126,7 +134,8 @@ def load(
     context: int | None = None,
     activations: str = EXACT,
     kv_type: str | None = None,
-    speculate: str = OFF,
+    speculate: str = AUTO_SPECULATION,
+    draft: str | Path | None = None,
     allow_too_large: bool = False,
     prefix_dir: str | Path | None = None,
     prefix_disk: int = DEFAULT_NBYTES,
@@ -155,9 +164,11 @@ def load(
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
             the activations have this type, else "f32", which is exact. The other types take a half or a quarter of the
             memory of "f32".
-        speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
-            see docs/speculation.md; "auto" does so if results are bit-identical in every batch and passes are long;
-            "off" does not.
+        speculate: how tokens are proposed, of which a pass checks several. This changes no answer, see
+            docs/speculation.md. "lookup" proposes tokens of earlier text, "draft" those of the draft model, "mtp" those
+            of the model's layer of multi-token prediction. "auto" uses all of these that it can; it looks in earlier
+            text only if results are bit-identical in every batch and passes are long. "off" proposes none.
+        draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model that needs more memory than is free.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
             computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
@@ -175,7 +186,7 @@ def load(
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
     options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
-    options |= {"speculate": speculate}
+    options |= {"speculate": speculate, "draft": draft}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -199,6 +210,7 @@ class Engine:
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
         speculation: whether and how tokens are proposed, and why.
+        drafters: the names of the drafters with passes of their own that are loaded.
         proposals: the `Speculation` of the last scheduler that proposes tokens; None before there is one.
     """
 
@@ -215,7 +227,12 @@ class Engine:
         how = {"config": repr(opened.config), "conversion": str(planned.conversion), "layers": repr(model.kv_layers)}
         self._identified = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in how.items()}
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
-        self.speculation = use_of(model, opened.speculate, self.n_parameters)
+        self._draft = opened.draft
+        # The time of the layer and the head over that of a pass, about.
+        n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
+        self._extra_share = (planned.n_extra + n_head) / self.n_parameters
+        self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
+        self.speculation = use_of(model, opened.speculate, self.n_parameters, self.drafters)
         self.proposals: Speculation | None = None
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
@@ -240,7 +257,7 @@ class Engine:
         """
         if self._prefixes is not None:
             self._prefixes.close()
-        model, self._model = self._model, None
+        model, self._model, self._draft = self._model, None, None
         if model is not None:
             model.backend.close()
         self._prompts.close()
@@ -298,7 +315,7 @@ class Engine:
         if prefix is None:
             message = "save_prefix needs a scheduler with a prefix cache"
             raise OptionError(message, option="scheduler", expected="a prefix cache")
-        with draft(path) as new:
+        with new_file(path) as new:
             with new.open("wb", buffering=0) as file:
                 new.chmod(0o600)
                 saver = Saver(file, DiskPrefixes(scheduler.pool, SavedPrefixes(identity)), identity, ids)
@@ -707,19 +724,94 @@ class Engine:
             OptionError: the memory is too small for a single page.
         """
         n_proposed = MOST_STATES if self.speculation.is_on else 0
+        kv_memory, of_drafters = self._shares(slots, kv_memory)
         pool = pool_for(self.model, slots, kv_memory, n_proposed)
         prefix = PrefixCache(pool, whole_pages=whole_pages, disk=self._disk(pool)) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
         if self.speculation.is_on:
             # With whole pages, nothing may tell a client about the texts of others.
-            options["speculation"] = self._speculation(keeps_others=prefix is not None and not whole_pages)
+            keeps_others = prefix is not None and not whole_pages
+            how: dict[str, Any] = {
+                "slots": slots,
+                "n_tokens": pool.n_tokens,
+                "kv_memory": of_drafters,
+                "whole_pages": whole_pages,
+                "keeps_others": keeps_others,
+            }
+            options["speculation"] = self.new_speculation(self.speculation.names, **how)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
-    def _speculation(self, *, keeps_others: bool = False) -> Speculation:
-        from mlx_engine.loop.lookup import Lookups
+    def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
+        """Return the bytes for keys and values of the model, and of each drafter that has some."""
+        own = {
+            name: pool_nbytes(of.kv_layers, COMPARED, slots)
+            for name, of in ((DRAFT, None if self._draft is None else self._draft.model), (MTP, self.model.extra))
+            if of is not None and name in self.speculation.names
+        }
+        if not own:
+            return kv_memory, {}
+        nbytes = spare_bytes(self.model) if kv_memory is None else kv_memory
+        whole = pool_nbytes(self.model.kv_layers, COMPARED, slots) + sum(own.values())
+        shares = {name: nbytes * size // whole for name, size in own.items()}
+        return nbytes - sum(shares.values()), shares
 
-        self.proposals = Speculation(Lookups(keeps_others=keeps_others), int(self.config.vocab_size))
+    def new_speculation(
+        self,
+        names: Collection[str],
+        *,
+        slots: int,
+        n_tokens: int,
+        kv_memory: Mapping[str, int] | None = None,
+        keeps_others: bool = False,
+        whole_pages: bool = False,
+    ) -> Speculation:
+        """Return what proposes tokens for a scheduler with so many slots and tokens.
+
+        Args:
+            names: the names of the drafters.
+            slots: the slots of the scheduler.
+            n_tokens: the tokens of its pool.
+            kv_memory: bytes for keys and values of each drafter that has some; None for as many tokens as the pool has.
+            keeps_others: also look in sequences that have ended.
+            whole_pages: reuse only whole pages of earlier sequences.
+        """
+        from mlx_engine.loop.draft import MOST, DraftModel
+        from mlx_engine.loop.lookup import Lookups
+        from mlx_engine.loop.mtp import NextTokens
+
+        def pool_of(name: str, of: Model | ExtraLayer) -> KVPool:
+            n = n_tokens + slots * MOST
+            if kv_memory is not None:
+                n = min(n, max(1, tokens_that_fit(of.kv_layers, kv_memory[name], slots, most=n)))
+            return of.new_pool(n, n_sequences=slots, n_proposed=slots * MOST)
+
+        passes: list[PassDrafter] = []
+        if MTP in names and self.model.extra is not None:
+            pool = pool_of(MTP, self.model.extra)
+            passes.append(NextTokens(self.model, self.model.extra, pool, self._extra_share))
+        if DRAFT in names and self._draft is not None:
+            share, pool = self._draft.n_parameters / self.n_parameters, pool_of(DRAFT, self._draft.model)
+            passes.append(DraftModel(self._draft.model, pool, share, whole_pages=whole_pages))
+        lookups = Lookups(keeps_others=keeps_others) if LOOKUP in names else None
+        usual = self.speculation.names
+        self.proposals = Speculation(lookups, int(self.config.vocab_size), passes=passes, usual=usual)
         return self.proposals
+
+    def _proposing(self, requests: Sequence[Request]) -> list[str]:
+        """Return the names of the drafters that requests use.
+
+        Raises:
+            OptionError: a request asks for a drafter that was not loaded.
+        """
+        asked = {request.options.speculate for request in requests}
+        if DRAFT in asked and self._draft is None:
+            message = "speculate is 'draft', but the model was loaded without a draft model; load it with draft=MODEL"
+            raise OptionError(message, option="speculate", expected="a draft model", found=DRAFT)
+        if MTP in asked and self.model.extra is None:
+            message = "speculate is 'mtp', but the model has no layer of multi-token prediction; use 'auto' or 'lookup'"
+            raise OptionError(message, option="speculate", expected="another value", found=MTP)
+        own = {*asked} - {AUTO_SPECULATION, OFF}
+        return [*own, *(self.speculation.names if AUTO_SPECULATION in asked else ())]
 
     def scheduler_for(self, requests: Sequence[Request], *, keeps: bool = False) -> Scheduler:
         """Return a scheduler with memory for these requests; with `keeps`, it has a prefix cache."""
@@ -733,11 +825,12 @@ class Engine:
         slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
         lengths = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
         n_tokens = max(sum(lengths[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
-        if not self.speculation.is_on:
+        names = self._proposing(requests)
+        if not names:
             pool, proposals = self.model.new_pool(n_tokens, n_sequences=slots), None
         else:
             pool = self.model.new_pool(n_tokens, n_sequences=slots, n_proposed=MOST_STATES)
-            proposals = self._speculation()
+            proposals = self.new_speculation(names, slots=slots, n_tokens=n_tokens)
         prefix = None
         if self._prefixes is not None:
             self._prefixes.flush()  # writes that wait hold the memory of earlier pools
@@ -1092,11 +1185,14 @@ def open_source(
     activations: str = EXACT,
     kv_type: str | None = None,
     speculate: str = OFF,
+    draft: str | Path | None = None,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
 ) -> CheckedCheckpoint:
     """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
+
+    By default nothing is proposed: what is measured has one row per token.
 
     `Engine(checked)` loads the weights. Before that, the `prompts` of the result can check prompts.
 
@@ -1113,13 +1209,59 @@ def open_source(
     check_backend(backend, activations)
     kv_type = kv_type_of(activations, kv_type)
     check_speculate(speculate)
+    check_draft(draft, speculate, is_shared=shard is not None)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
-    planned = plan_model(checkpoint, conversion, context)
+    with_extra = speculate in (MTP, AUTO_SPECULATION) and shard is None
+    planned = plan_model(checkpoint, conversion, context, with_extra=with_extra)
+    if speculate == MTP and not planned.n_extra:
+        message = (
+            f"speculate is 'mtp', but {checkpoint.where} has no layer of multi-token prediction that this version runs "
+            "(Qwen3.5 and 3.6, dense, on one rank); use 'auto' or 'lookup'"
+        )
+        raise OptionError(message, option="speculate", expected="another value", found=MTP)
     seconds = time.perf_counter() - start
     how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
-    return CheckedCheckpoint(path, planned, backend, *how)
+    opened = CheckedCheckpoint(path, planned, backend, *how)
+    if draft is not None:
+        opened.add_draft(resolve(draft, progress))
+    return opened
+
+
+def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) -> None:
+    """Check that a draft model is given where it is used, and only there.
+
+    Raises:
+        OptionError: `speculate` and `draft` exclude each other, or several processes share the model.
+    """
+    if draft is None and speculate == DRAFT:
+        message = "speculate is 'draft', but no draft model is given; add draft, a small model with the same vocabulary"
+        raise OptionError(message, option="draft", expected="a model", found=None)
+    if draft is not None and speculate not in (DRAFT, AUTO_SPECULATION):
+        message = f"draft is used if speculate is 'draft' or 'auto', not {shown(speculate)}; leave one of them out"
+        raise OptionError(message, option="draft", expected="speculate of 'draft' or 'auto'", found=speculate)
+    if draft is not None and is_shared:
+        message = "draft needs a model that this process has alone; leave out draft, or run the model on one rank"
+        raise OptionError(message, option="draft", expected="one rank", found=shown(draft))
+
+
+@dataclass(eq=False)
+class LoadedDraft:
+    """A draft model, planned first and then built.
+
+    Attributes:
+        planned: its config and tensors.
+        model: the model, when it is built.
+    """
+
+    planned: Planned
+    model: Model = field(init=False)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of parameters."""
+        return self.planned.n_parameters
 
 
 @dataclass(eq=False)
@@ -1139,6 +1281,7 @@ class CheckedCheckpoint:
         activations: the type of the backend's activations.
         kv_type: the type of keys and values.
         speculate: how tokens are proposed.
+        draft: the draft model, or None.
     """
 
     path: Path
@@ -1153,6 +1296,7 @@ class CheckedCheckpoint:
     kv_type: str = EXACT
     speculate: str = OFF
     prompts: RequestBuilder = field(init=False)
+    draft: LoadedDraft | None = None
     _is_checked: bool = False
 
     def __post_init__(self) -> None:
@@ -1162,6 +1306,19 @@ class CheckedCheckpoint:
             settings |= {"activations": self.activations, "kv_type": self.kv_type}
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
+
+    def add_draft(self, path: Path) -> None:
+        """Use a draft model.
+
+        Raises:
+            OptionError: its vocabulary is another one.
+            EngineError: it cannot be read.
+        """
+        from mlx_engine.loop.draft import check_vocabulary
+
+        planned = plan_model(open_model(path, ()), Conversion())
+        check_vocabulary(self.prompts.tokenizer, RequestBuilder(planned.checkpoint, path, planned.config).tokenizer)
+        self.draft = LoadedDraft(planned)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -1176,7 +1333,8 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": self.planned.needs()}
+        needs = self.planned.needs() | (frozenset() if self.draft is None else self.draft.planned.needs())
+        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": needs}
         return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
@@ -1196,6 +1354,8 @@ class CheckedCheckpoint:
         for line in expansions(outline, self.made.name):
             log.warn(line)
         need = need_of(outline, n_tokens, kv=kv)
+        if self.draft is not None:  # `kv` is for both
+            need += need_of(outlined(self.draft.planned, self.made), n_tokens, kv=None if kv is None else 0)
         need.check(self.checkpoint.where, available_memory(), allowed=self.allow_too_large)
 
     def build(self, progress: Progress | None = None) -> Loaded:
@@ -1239,6 +1399,8 @@ class CheckedCheckpoint:
         created = time.perf_counter()
         try:
             loaded = self.planned.build(backend, progress)
+            if self.draft is not None:
+                self.draft.model = self.draft.planned.build(backend).model
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
         return backend, loaded, created

@@ -31,6 +31,7 @@ from mlx_engine.commands.options.model import (
     SUGGESTED,
     Backend,
     ComputeOptions,
+    Draft,
     Model,
     PrefixOptions,
     Speculate,
@@ -41,7 +42,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
 from mlx_engine.kernels.files import draft
-from mlx_engine.options import OFF, Options, Sampling, aliases, declared
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling, aliases, declared
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -106,7 +107,8 @@ def chat(
     ] = True,
     think: Think = None,
     strict: Strict = False,
-    speculate: Speculate = OFF,
+    speculate: Speculate = AUTO_SPECULATION,
+    draft: Draft = None,
     no_history: Annotated[
         bool,
         typer.Option(
@@ -128,7 +130,7 @@ def chat(
 
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
-    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
     prefixes.check()
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
@@ -820,9 +822,8 @@ def kept_history() -> History | None:
 
     file = history_file()
     try:
-        if (
-            not file.is_absolute()
-        ):  # without HOME and with an unknown user, the file would be in a folder "~" of the working directory
+        # Without HOME and with an unknown user, the file would be in a folder "~" of the working directory.
+        if not file.is_absolute():
             raise OSError("the user has no home")
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)

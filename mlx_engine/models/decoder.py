@@ -7,6 +7,7 @@ program (`Backend.compile`). A change of the definition takes effect on every ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.errors import OptionError
 from mlx_engine.models.layer import Attention, Layer, SharedAttention, decoder_layer
 from mlx_engine.quant.key_values import fits
-from mlx_engine.weights.model import Model
+from mlx_engine.weights.model import ExtraLayer, Model
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.stage import Stage
 
@@ -100,8 +101,14 @@ class Decoder(Model):
 
         The pass writes keys and values of all new tokens. The caller then commits the batch, or rolls it back.
         """
-        x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
-        x = self.program.run(x, batch)
+        be = self.backend
+        x = be.note("embed", self.embed(batch.ids, batch.positions))
+        if batch.keeps_hidden:
+            x = self.program.run(x, replace(batch, wanted=batch.lengths))
+            batch.hidden = be.norm(x, self.output_norm)
+            x = x if batch.want == "every" else be.take(x, batch.rows)
+        else:
+            x = self.program.run(x, batch)
         return None if batch.want == "none" else self.head(x, batch.best)
 
     def forward_hidden(self, batch: Batch) -> Array | None:
@@ -128,6 +135,42 @@ class Decoder(Model):
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         return KVPool(self.backend, self.kv_layers, n_tokens, **options)
+
+
+class NextToken(ExtraLayer):
+    """A layer of multi-token prediction that shares embeddings and head with its model.
+
+    A projection joins the normed embedding of a token and the normed hidden state of the token before. Then come a
+    layer of attention and a norm. Reference: vLLM, models/qwen3_next_mtp.py. The head has the first rows of the
+    model's: the vocabularies of byte-level BPE are sorted by frequency, and the whole head of a small model takes
+    longer than the layer (FR-Spec, arXiv 2502.14856, does the same).
+    """
+
+    def __init__(
+        self, model: Decoder, layer: Layer, fc: Linear, norms: tuple[Norm, Norm, Norm], head: Linear, n_vocabulary: int
+    ) -> None:
+        """Make the layer; the norms are those of embeddings, of hidden states, and of the result."""
+        self._model, self._layer, self._fc, self._norms = model, layer, fc, norms
+        self._head, self.n_vocabulary = head, n_vocabulary
+        definition = partial(decoder_layers, layers=(layer,))
+        self._program = model.backend.compile(definition, int(model.config.hidden_size))
+
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """The layer's cache."""
+        return _kv_layers([self._layer], self._model.backend.kv_type)
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return a KV pool for `n_tokens` tokens of this layer."""
+        return KVPool(self._model.backend, self.kv_layers, n_tokens, **options)
+
+    def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
+        """Run tokens, and return logits (R, `n_vocabulary`) of the wanted ones and their hidden states (R, D)."""
+        be, (of_token, of_hidden, after) = self._model.backend, self._norms
+        tokens = be.norm(self._model.embed(batch.ids, batch.positions), of_token)
+        x = be.linear(be.concat(tokens, be.norm(hidden, of_hidden)), self._fc)
+        x = be.norm(self._program.run(x, batch), after)
+        return be.linear(x, self._head), x
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:

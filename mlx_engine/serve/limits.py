@@ -240,7 +240,6 @@ class Turns:
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)
         self._begin()
-        if (
-            turn.is_large and not self._running
-        ):  # without this, glibc would keep the memory that large requests have freed
+        # Without this, glibc would keep the memory that large requests have freed.
+        if turn.is_large and not self._running:
             give_back_freed()

@@ -92,7 +92,8 @@ class Service:
         loaded: dict[str, object] = {}
         if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
             loaded = {"max_model_len": self.context, **types_of(self.engine.backend)}
-        return {"id": name, **openai, **anthropic, **loaded}
+        alias = {} if name == self.model else {"alias_of": self.model}
+        return {"id": name, **openai, **anthropic, **alias, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return the largest number of new tokens in each of n answers, by the context and the memory; at least 1.

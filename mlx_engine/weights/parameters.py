@@ -90,6 +90,12 @@ class Parameters:
         weight = self._prepare(f"{name}.weight", stored.as_type(type_), stored)
         return Linear(name, weight, self._bias(name), self._is_partial(name))
 
+    def first_rows(self, name: str, n: int) -> Linear:
+        """Return a linear layer with the first n rows of `name.weight`, converted as `linear` does."""
+        stored = self._stored(f"{name}.weight")
+        type_, _ = self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
+        return Linear(name, self._backend.prepare(stored.cut(0, [(0, n)]).as_type(type_)))
+
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
         made = [self.linear(f"{name}.{e}") for e in range(n)]

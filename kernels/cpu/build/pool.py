@@ -101,9 +101,8 @@ class _Shared:
 
     def park(self, me: int) -> None:
         """Block until the next call of `wake`. Return at once while ON is set, because `wake` is not called then."""
-        self.parked.add(
-            me
-        )  # before the check of ON, so that a thread that submits a job after the check wakes this one
+        # Before the check of ON, so that a thread that submits a job after the check wakes this one.
+        self.parked.add(me)
         if not self.control[ON]:
             self._gates[me].acquire()
         self.parked.discard(me)

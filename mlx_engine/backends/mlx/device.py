@@ -63,9 +63,8 @@ def _take(device: mx.Device) -> mx.Stream:
     """Return a stream of this process that is not used, or a new one."""
     with _taking:
         for i, (process, stream) in enumerate(_idle):
-            if (
-                stream.device == device and process == os.getpid()
-            ):  # the thread of a parent's stream does not exist in a forked process
+            # The thread of a parent's stream does not exist in a forked process.
+            if stream.device == device and process == os.getpid():
                 return _idle.pop(i)[1]
     return mx.new_thread_unsafe_stream(device)
 

@@ -71,7 +71,17 @@ Speculate: TypeAlias = Annotated[
     typer.Option(
         "--speculate",
         metavar="HOW",
-        help="off, lookup or auto: check tokens of earlier text, several in one pass; answers are the same.",
+        help="off, lookup, draft, mtp or auto: check guessed tokens, several in one pass; answers are the same.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
+]
+Draft: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="A small model with the same vocabulary that proposes tokens.",
         rich_help_panel=MODEL_PANEL,
     ),
     RARE,
