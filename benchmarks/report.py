@@ -114,6 +114,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "llama_quants": ("Files quantised by llama.cpp", sections.llama_quants),
     "activations": ("Activations in fixed point", sections.activations),
     "kv_types": ("Types of keys and values", sections.kv_types),
+    "prefix_disk": ("The first token after a restart", sections.prefix_disk),
     "states": ("A model with states, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
     "speculation": ("Proposed tokens, compared with llama.cpp's lookup", sections.speculation),

@@ -320,6 +320,27 @@ def kv_types(rows: Sequence[Row]) -> str:
     return f"{source(rows[-1])}\n\n{KV_TYPES_INTRO}\n\n{table(head, lines, n_words=3)}\n"
 
 
+PREFIX_DISK_INTRO = """Seconds from the submission of a prompt to its first token, by a new engine: computed, and with
+the prompt's pages of 64 tokens in files, which the system holds in memory or has to read from the disk. The last page
+is computed. The factor is over the same prompt computed, in the same rounds; MB are those of the files."""
+
+
+def prefix_disk(rows: Sequence[Row]) -> str:
+    """Return the time to the first token with and without files, by type of keys and values."""
+    newest = {(row["model_name"], row["n_tokens"], row["kv_type"]): row for row in rows}
+    lines = []
+    for (name, n_tokens, kv_type), row in newest.items():
+        cold = row["samples_s"]["cold"]
+        cells = [spread(cold)]
+        for way in ("page cache", "disk"):
+            seconds = row["samples_s"][way]
+            cells += [spread(seconds), figure(statistics.median(seconds) / statistics.median(cold))]
+        about = [figure(row["nbytes"] / 1e6), figure(row["disk_gbs"])]
+        lines.append([kv_type, f"{name.removeprefix('shape:')}, {n_tokens:,} tokens", *cells, *about])
+    head = ["type", "prompt", "computed", "files in memory", "factor", "files on disk", "factor", "MB", "disk GB/s"]
+    return f"{source(rows[-1])}\n\n{PREFIX_DISK_INTRO}\n\n{table(head, lines, n_words=2)}\n"
+
+
 def llama_quants(rows: Sequence[Row]) -> str:
     """Return the newest measurement as text."""
     rows = [row for row in rows if row["time"] == rows[-1]["time"]]

@@ -86,6 +86,7 @@ from mlx_engine.options import (
     one_per_prompt,
     shows_options,
 )
+from mlx_engine.weights.adapters import Adapters, named, open_adapters, refuse
 from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion, check_load_options
 from mlx_engine.weights.model import ExtraLayer, Loaded, Model, ModelConfig, Planned, plan_model
@@ -139,6 +140,7 @@ def load(
     allow_too_large: bool = False,
     prefix_dir: str | Path | None = None,
     prefix_disk: int = DEFAULT_NBYTES,
+    adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
@@ -173,6 +175,8 @@ def load(
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
             computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the most bytes of files in this folder; the least recently used are removed.
+        adapters: folders of LoRA adapters that PEFT or mlx-lm has written, such as ["style"] or {"style": "runs/7"}.
+            A run chooses one by the option `adapter`; the first is the default, and "base" is the model alone.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
 
@@ -186,7 +190,7 @@ def load(
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
     options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
-    options |= {"speculate": speculate, "draft": draft}
+    options |= {"speculate": speculate, "draft": draft, "adapters": adapters}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -340,8 +344,10 @@ class Engine:
 
     def check_kept(self, option: str) -> None:
         """Raise OptionError, which names the option, if keys and values of this model cannot be kept on disk."""
-        if self.model.is_shared or self.backend.name == "scalar":
+        has_adapters = self.prompts.adapters is not None
+        if self.model.is_shared or has_adapters or self.backend.name == "scalar":
             whose = "a model that this process has alone" if self.model.is_shared else "another backend than scalar"
+            whose = "a model without adapters" if has_adapters else whose
             raise OptionError(f"{option} needs {whose}", option=option, expected=whose)
 
     @property
@@ -895,10 +901,11 @@ class RequestBuilder:
         config: the model's config.
         phases: seconds of the phases of loading so far, included in the metrics of every request.
         pooling: how the model makes embeddings, and whether it is a reranker.
+        adapters: the adapters of the model; None without adapters.
     """
 
-    def __init__(self, checkpoint: Checkpoint, path: Path, config: Any) -> None:
-        self.config, self.phases = config, dict[str, float]()
+    def __init__(self, checkpoint: Checkpoint, path: Path, config: Any, adapters: Adapters | None = None) -> None:
+        self.config, self.phases, self.adapters = config, dict[str, float](), adapters
         self.pooling = read_pooling(checkpoint, path)
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
@@ -960,10 +967,26 @@ class RequestBuilder:
         reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
         predicted = [] if options.prediction is None else self.tokenizer.encode(options.prediction)
         return Request(
-            prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader, predicted_ids=predicted
-        )
+            prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader, predicted_ids=predicted,
+            adapter=self.adapter(options.adapter),
+        )  # fmt: skip
 
-    def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
+    def adapter(self, name: str | None) -> int:
+        """Return the number of an adapter for a request; None is the default.
+
+        Raises:
+            OptionError: no adapter has this name.
+        """
+        if self.adapters is not None:
+            return self.adapters.index(name)
+        return 0 if name is None else cast(int, refuse(name, ()))
+
+    def embedding(
+        self,
+        text: str | Sequence[int],
+        check: Callable[[str], None] = lambda text: None,
+        adapter: str | None = None,
+    ) -> Request:
         """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
 
         The text is encoded with the first and last tokens that the model's files define. `check(text)` runs before it
@@ -993,7 +1016,7 @@ class RequestBuilder:
             ids = self.checked([*self.ids(text), *end])
         else:
             ids = self.checked(text)
-        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind))
+        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind), adapter)
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise OptionError unless `dimensions` is None or from 1 to the size of the model's vectors."""
@@ -1013,6 +1036,7 @@ class RequestBuilder:
         document: str,
         instruction: str | None = None,
         check: Callable[[str], None] = lambda text: None,
+        adapter: str | None = None,
     ) -> Request:
         """Return a request that computes a document's relevance. When it has ended, `relevance(request)` returns it.
 
@@ -1032,8 +1056,8 @@ class RequestBuilder:
             check(text)
         ids = self.checked(ranking_ids(self.tokenizer, ranking.template, query, document, instruction))
         if ranking.classifier is not None:
-            return self.reading(ids, PooledHidden(len(ids), "last"))
-        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)))
+            return self.reading(ids, PooledHidden(len(ids), "last"), adapter)
+        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)), adapter)
 
     def relevance(self, request: Request) -> float:
         """Return the relevance, from 0 to 1, of a request of `reranking` that has ended: a float32 value."""
@@ -1047,11 +1071,12 @@ class RequestBuilder:
         yes, no = values
         return float(np.float32(1 / (1 + math.exp(min(no - yes, 700)))))
 
-    def reading(self, ids: list[int], reader: RowReader) -> Request:
+    def reading(self, ids: list[int], reader: RowReader, adapter: str | None = None) -> Request:
         """Return a request that generates nothing: it runs a prompt for its reader."""
         self.fitting(len(ids), 0, None)
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
-        return Request(ids, Options(0), [output], metrics=Metrics(phases=dict(self.phases)), reader=reader)
+        phases = Metrics(phases=dict(self.phases))
+        return Request(ids, Options(0), [output], metrics=phases, reader=reader, adapter=self.adapter(adapter))
 
     @property
     def grammars(self) -> Grammars:
@@ -1187,6 +1212,7 @@ def open_source(
     speculate: str = OFF,
     draft: str | Path | None = None,
     allow_too_large: bool = False,
+    adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
 ) -> CheckedCheckpoint:
@@ -1209,6 +1235,10 @@ def open_source(
     check_backend(backend, activations)
     kv_type = kv_type_of(activations, kv_type)
     check_speculate(speculate)
+    folders = named(adapters)
+    if folders and shard is not None:
+        message = "adapters need a model that one process runs alone; leave out shard"
+        raise OptionError(message, option="adapters", expected="none", found=list(folders))
     check_draft(draft, speculate, is_shared=shard is not None)
     path = resolve(source, progress)
     start = time.perf_counter()
@@ -1221,6 +1251,7 @@ def open_source(
             "(Qwen3.5 and 3.6, dense, on one rank); use 'auto' or 'lookup'"
         )
         raise OptionError(message, option="speculate", expected="another value", found=MTP)
+    planned = planned._replace(adapters=open_adapters(folders, planned.tensors))
     seconds = time.perf_counter() - start
     how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
     opened = CheckedCheckpoint(path, planned, backend, *how)
@@ -1305,7 +1336,7 @@ class CheckedCheckpoint:
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
             settings |= {"activations": self.activations, "kv_type": self.kv_type}
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
-        self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
+        self.prompts = RequestBuilder(self.checkpoint, self.path, self.config, self.planned.adapters)
 
     def add_draft(self, path: Path) -> None:
         """Use a draft model.

@@ -359,6 +359,11 @@ class Options:
         metavar="HOW", parameter=None, has_flag=False,
     )  # fmt: skip
 
+    adapter: str | None = option(
+        None, "The adapter, by its name, of a model that was loaded with several; \"base\" for the model alone.",
+        unset="the first", parameter=None, has_flag=False,
+    )  # fmt: skip
+
     # In Python, one function or several.
     processors: tuple[Processor, ...] = option(
         (), "Functions of (ids, logits) that return the logits to draw from, before all sampling options.",
@@ -503,6 +508,7 @@ class OptionValues(TypedDict, total=False):
     constraint: Constraint | None
     prediction: str | None
     speculate: str
+    adapter: str | None
     processors: Processor | Sequence[Processor] | None
     sampler: Processor | None
 
@@ -530,6 +536,7 @@ class BatchOptionValues(TypedDict, total=False):
     constraint: Constraint | Sequence[Constraint | None] | None
     prediction: str | Sequence[str | None] | None
     speculate: str | Sequence[str]
+    adapter: str | Sequence[str | None] | None
     processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
     sampler: Processor | Sequence[Processor | None] | None
 

@@ -28,6 +28,7 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
+    "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
     "glm4moe", "minimax-m2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
@@ -35,6 +36,27 @@ SAMPLED = (
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ernie4_5-moe": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "expert_shared_count": 2, "leading_dense_block_count": 1,
+    }),
+    "granitemoe": ("gguf", {
+        **_DECODER, "attention.scale": 0.1, "embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 4.0,
+        "expert_count": 6, "expert_used_count": 2,
+    }),
+    "hunyuan-moe": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 512,
+    }),
+    "lfm2moe": ("gguf", {
+        **_DECODER, "attention.head_count_kv": [0, 2], "shortconv.l_cache": 3, "expert_count": 6,
+        "expert_used_count": 2, "expert_feed_forward_length": 256, "leading_dense_block_count": 1,
+    }),
+    "qwen3next": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
+        "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "expert_shared_feed_forward_length": 256,
+    }),
     "glm4moe": ("gguf", {
         **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
         "expert_feed_forward_length": 256, "leading_dense_block_count": 1, "expert_weights_scale": 1.5,

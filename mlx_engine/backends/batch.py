@@ -146,6 +146,7 @@ class Batch:
         keeps_hidden: whether the hidden states of all tokens after the last norm are kept in `hidden`, (T, D).
         best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks exchange only these;
             see `Backend.all_best` and `distributed/pipeline.py`.
+        adapters: (B,) the adapter of each sequence, a row of `Adapters.masks`; 0 for the model alone.
     """
 
     ids: Sequence[Token]
@@ -159,6 +160,7 @@ class Batch:
     best: int | None = None
     keeps_hidden: bool = False
     hidden: Array | None = None
+    adapters: tuple[int, ...] = ()
 
     @cached_property
     def rows(self) -> tuple[int, ...]:

@@ -64,8 +64,9 @@ class KVPool:
         longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
         n_pages: the number of pages of each group, free or in use.
         page_nbytes: bytes of a page of each group.
-        reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to free more. A prefix cache
-            sets it; None if there is no prefix cache.
+        reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to make them free. A prefix
+            cache sets it; None if there is no prefix cache.
+        adapter: the adapter of new sequences, see `KVSequence.adapter`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class KVPool:
         longest_pass: int = LONGEST_PASS,
         kept: bool = True,
         n_proposed: int = 0,
+        adapter: int = 0,
     ) -> None:
         """Allocate the memory.
 
@@ -93,6 +95,7 @@ class KVPool:
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
                 shape and window share one store: each layer overwrites the keys and values of the layer before.
             n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
+            adapter: the adapter of new sequences.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
@@ -101,6 +104,7 @@ class KVPool:
             )
         self.backend, self.layers = backend, tuple(layers)
         self.n_tokens, self.page, self.longest_pass = n_tokens, page, longest_pass
+        self.adapter = adapter
         with_kv = kv_layers(layers)
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in with_kv))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]

@@ -29,6 +29,7 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
     Draft,
@@ -109,6 +110,7 @@ def chat(
     strict: Strict = False,
     speculate: Speculate = AUTO_SPECULATION,
     draft: Draft = None,
+    adapter: AdapterPaths = None,
     no_history: Annotated[
         bool,
         typer.Option(
@@ -131,6 +133,7 @@ def chat(
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
     how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
+    how["adapters"] = adapter or ()
     prefixes.check()
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()

@@ -29,6 +29,7 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
     Draft,
@@ -282,6 +283,7 @@ def generate(
     strict: Strict = False,
     speculate: Speculate = AUTO_SPECULATION,
     draft: Draft = None,
+    adapter: AdapterPaths = None,
     sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
@@ -291,6 +293,7 @@ def generate(
     from mlx_engine.engine import Engine, configure_log, open_source
 
     how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
+    how["adapters"] = adapter or ()
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())

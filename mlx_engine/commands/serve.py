@@ -19,6 +19,7 @@ from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
     Draft,
@@ -359,6 +360,7 @@ def serve(
     compute: ComputeOptions,
     speculate: Speculate = AUTO_SPECULATION,
     draft: Draft = None,
+    adapter: AdapterPaths = None,
     sharing: Annotated[ShardOptions, RARE],
     suggested: Annotated[
         bool,
@@ -380,9 +382,16 @@ def serve(
         raise OptionError("--prefix-dir cannot be combined with --no-prefix-cache", option="--prefix-dir")
     if journal is not None and not models.is_alone:
         raise OptionError("--journal needs a server with one model, which is never unloaded", option="--journal")
+    if adapter and (journal is not None or not models.is_alone):
+        option = "--journal" if journal is not None else "--adapter"
+        message = "--adapter needs a server with one model, which is never unloaded, and cannot be journaled"
+        raise OptionError(message, option=option)
     options = compute.changes(capacity.context_len)
+    from mlx_engine.weights.adapters import named
+
     used = choose_backend(backend, strict=False)
     how = {**compute.machine(), **options, "speculate": speculate, "draft": draft}
+    how["adapters"] = named(adapter or ())
     with sharing.joined() as shard:
         if shard is not None and not models.is_alone:
             raise OptionError("--shard needs a server with one model, which is never unloaded", option="--shard")
@@ -599,6 +608,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
             return loading.open(spec.source).load()
 
         service = new_service(Worker(make), spec, address, loading.capacity, host)
+        service.adapters = tuple(loading.how.get("adapters", ()))
         service.turns = turns  # all models share the event loop
         new_worker = partial(worker_for, service, loading, cores)
         service.worker = new_worker(make)

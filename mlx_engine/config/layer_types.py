@@ -6,7 +6,8 @@ from __future__ import annotations
 GROUPS = {
     # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; loaded models have all three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate"),
-    # The projections of layers with a state; `in_proj` of LFM2 is loaded in three parts.
+    # The projections of layers with a state. `in_proj` of LFM2 is loaded in three parts, and `ssm_ba` and `ssm_in` of
+    # Qwen3-Next in two.
     "mixer": (
         "in_gate",
         "out_gate",
@@ -17,6 +18,8 @@ GROUPS = {
         "ssm_alpha",
         "ssm_beta",
         "ssm_out",
+        "ssm_ba",
+        "ssm_in",
     ),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
     # Some GGUF files have gate and up of all experts in one tensor; loaded models have two.

@@ -172,7 +172,7 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 
 # A part of one expert, and the module of a layer that has the experts.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
-_EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp)\.")
+_EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
 _LAYER = re.compile(r"\.layers\.\d+$")

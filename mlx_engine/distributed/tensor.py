@@ -371,14 +371,19 @@ class _Partitions:
         return OfHeads(heads, width, are_keys=of_kv, are_normed=of_rows and kind == "keys")
 
     def _delta(self, layer: int, kind: str) -> Partition:
-        """Return a partition by key heads: value head h reads key head h % n_key_heads, in section h // n_key_heads."""
+        """Return a partition by key heads.
+
+        Value head h reads key head h % n_key_heads, in section h // n_key_heads, or all lie by key head in one section.
+        """
         of = self._config
         block = self._block([f"blk.{layer}.ssm_out.weight"])
         heads = block // math.gcd(block, of.value_dim)  # so many value heads fill whole blocks
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
-        keys, values = heads * of.key_dim, (heads * of.value_dim,) * (of.n_value_heads // of.n_key_heads)
+        shared = of.n_value_heads // of.n_key_heads
+        per_section = (heads * shared,) if of.are_neighbors else (heads,) * shared
+        keys, values = heads * of.key_dim, tuple(n_heads * of.value_dim for n_heads in per_section)
         widths = {
-            "delta heads": (heads,) * len(values),
+            "delta heads": per_section,
             "delta values": values,
             "delta channels": (keys, keys, *values),
         }

@@ -67,6 +67,7 @@ class Request:
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
         predicted_ids: the tokens of a text that the answers may repeat, for drafters; empty without one.
+        adapter: the adapter of the answers, see `KVSequence.adapter`.
         n_proposed: proposed tokens that passes have run.
         n_accepted: those of them that were right.
         drafters: for each drafter that has proposed tokens, the numbers of these and of the right ones.
@@ -85,6 +86,7 @@ class Request:
         reader: RowReader | None = None,
         matcher: Matcher | None = None,
         predicted_ids: abc.Sequence[int] = (),
+        adapter: int = 0,
     ) -> None:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
@@ -92,7 +94,7 @@ class Request:
         self.matcher = matcher
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
-        self.predicted_ids = predicted_ids
+        self.predicted_ids, self.adapter = predicted_ids, adapter
         self.n_proposed = self.n_accepted = self.n_from_disk = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.drafters: dict[str, list[int]] = {}
@@ -164,6 +166,7 @@ class Sequence:
         )  # fmt: skip
         parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
         kv = pool.sequence(request.longest)
+        kv.adapter = request.adapter
         return cls(request, request.output, kv, sampler, list(prompt), parallel=parallel)
 
     @property

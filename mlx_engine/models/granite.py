@@ -16,7 +16,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, each_layer, number, stated, whole
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
+from mlx_engine.models.layer import Attention, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
@@ -92,7 +92,7 @@ class Model(Decoder):
         layers = [
             Layer(
                 norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, scores), out=t.linear("attn_output"),
-                ffn=Gated.read(t),
+                ffn=standard.feed_forward(t, config),
             )
             for t in LayerTensors.of(parameters, config.n_layers, eps)
         ]  # fmt: skip

@@ -8,10 +8,10 @@ sigmoid gate is multiplied with the output. Norm weights are stored minus 1, exc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Rope
@@ -155,6 +155,9 @@ LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
 
+# Returns the rows of a delta net for a config and a checkpoint, and whether mlx-lm wrote it.
+DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
+
 # Tensors of every model, in addition to those of attention and of delta nets.
 EVERYWHERE = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
@@ -184,19 +187,19 @@ def value_head_order(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
 
 
-def _rows(
+def rows_of(
     heads: tuple[int, ...] | range, apart: int, elements: tuple[int, ...] | range, first: int = 0
 ) -> tuple[int, ...]:
     """Return the rows of these elements of each head; heads are `apart` rows apart and begin at row `first`."""
     return tuple(first + head * apart + e for head in heads for e in elements)
 
 
-def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
-    """Return the tensor table of a checkpoint, with the FFN if it is dense."""
+def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows) -> Table:
+    """Return the tensor table of a checkpoint, with the FFN if it is dense, and with the rows of delta nets."""
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
     # mlx-lm writes the convolutions with another order of axes, and adds 1 to norm weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
-    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
+    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **delta(cfg, checkpoint, is_mlx)}
     if is_mlx:
         found = {name: replace(row, plus=0.0) for name, row in found.items()}
     stem = stem_of(checkpoint, STEMS)
@@ -235,8 +238,8 @@ def _attention(cfg: Any) -> dict[str, Row]:
     """Return the rows of attention: in each head the gate's rows follow the query's."""
     E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
-    queries = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E)))
-    gates = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
+    queries = TensorLayout("", rows=both, order=rows_of(range(H), 2 * E, range(E)))
+    gates = TensorLayout("", rows=both, order=rows_of(range(H), 2 * E, range(E), first=E))
     name = f"{LAYER}self_attn."
     return {
         "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
@@ -251,14 +254,15 @@ def _attention(cfg: Any) -> dict[str, Row]:
     }
 
 
-def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
-    """Return the rows of a delta net."""
+def delta_rows(cfg: Any, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
+    """Return the rows of a delta net, which in files of mlx-lm has another order of axes."""
     P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
-    order, keys = value_head_order(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
+    order = value_head_order(1 if cfg.are_neighbors else cfg.n_key_heads, cfg.n_value_heads)
+    keys = 2 * cfg.n_key_heads * cfg.key_dim
     is_same = order == tuple(range(len(order)))
     heads = TensorLayout("", order=None if is_same else order)
-    values = replace(heads, order=None if is_same else _rows(order, P, range(P)))
-    channels = replace(heads, order=None if is_same else (*range(keys), *_rows(order, P, range(P), first=keys)))
+    values = replace(heads, order=None if is_same else rows_of(order, P, range(P)))
+    channels = replace(heads, order=None if is_same else (*range(keys), *rows_of(order, P, range(P), first=keys)))
     out = TensorLayout("", columns=None if is_same else (order, P))
     return {
         "blk.*.attn_qkv.weight": Row(f"{NET}in_proj_qkv.weight", "C D", kind=kind, in_hf=channels),
@@ -321,6 +325,9 @@ class Config(ConfigBase):
         """The kind of each layer."""
         return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
+    # Whether the value heads of a key head lie side by side in the model, as in folders.
+    are_neighbors: ClassVar[bool] = False
+
     @property
     def conv_channels(self) -> int:
         """The number of channels of a convolution: queries, keys and values."""
@@ -376,7 +383,7 @@ def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
     conv = Convolution(f"{name}.ssm_conv1d", p.array(f"{name}.ssm_conv1d.weight", transposed=True))
     rule = DeltaRule(
         f"{name}.ssm", p.array(f"{name}.ssm_a"), p.array(f"{name}.ssm_dt.bias"), cfg.n_key_heads, cfg.key_dim,
-        cfg.n_value_heads, cfg.value_dim,
+        cfg.n_value_heads, cfg.value_dim, cfg.are_neighbors,
     )  # fmt: skip
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.key_dim, cfg.value_dim))
     return DeltaNet((qkv, gate, beta, step), conv, rule, t.rms_norm("ssm_norm"), state)
@@ -393,7 +400,9 @@ def _check_rows(s: Settings, cfg: Config) -> None:
         raise s.error("heads and their widths", f"matrices of at most {MOST_ROWS:,} rows", max(attention, delta))
 
 
-def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense: bool = True) -> Plan:
+def plan(
+    checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense: bool = True, delta: DeltaRows = delta_rows
+) -> Plan:
     """Return the config and the expected tensors of a checkpoint, without an FFN if it is not dense.
 
     Raises:
@@ -403,7 +412,7 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense
     if checkpoint.naming == "gguf":
         config = config_type.read(s, "gguf", checkpoint.n_embeddings)
         _check_rows(s, config)
-        rows = table(config, checkpoint, is_dense=is_dense)
+        rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
         extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
         return Plan(config, tensors(config, rows, "optional"), extra=extra)
     text = s.mapping("text_config") or s
@@ -415,6 +424,6 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense
     _check_rows(text, config)
     unused = [name for name in checkpoint.shapes if name.startswith(("model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
-    rows = table(config, checkpoint, is_dense=is_dense)
+    rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
     extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
     return Plan(config, tensors(config, rows, head), (*unused, *heads), extra=extra)

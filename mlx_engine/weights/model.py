@@ -22,7 +22,8 @@ from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, UnknownArchitectureError
-from mlx_engine.machine.memory import available_memory
+from mlx_engine.machine.limits import available_memory
+from mlx_engine.weights.adapters import Adapters
 from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.parameters import Parameters, Progress
 from mlx_engine.weights.plan import Plan, Tensor, check
@@ -242,6 +243,7 @@ class Planned(NamedTuple):
     Attributes:
         stage: the layers that this process runs, if others run the rest; None for all.
         slices: the parts of the tensors that this process holds, if others hold the rest; None for all.
+        adapters: what is added to linear layers; None without adapters.
     """
 
     checkpoint: Checkpoint
@@ -251,6 +253,7 @@ class Planned(NamedTuple):
     conversion: Conversion
     stage: Stage | None = None
     slices: OwnSlices | None = None
+    adapters: Adapters | None = None
 
     @property
     def n_parameters(self) -> int:
@@ -276,6 +279,7 @@ class Planned(NamedTuple):
                 found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
         has_experts = any("_exps." in name for name in self.tensors)
         has_states = any(".ssm_" in name or ".shortconv." in name for name in self.tensors)
+        has_states = has_states or self.adapters is not None  # the gate of an FFN with adapters is among their kernels
         return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
 
     def stored_types(self) -> Mapping[str, int]:
@@ -290,7 +294,7 @@ class Planned(NamedTuple):
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""
         options: dict[str, Any] = {"conversion": self.conversion, "progress": progress}
-        options |= {"stage": self.stage, "slices": self.slices}
+        options |= {"stage": self.stage, "slices": self.slices, "adapters": self.adapters}
         parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
         return Loaded(self.make(self.config, parameters, backend), parameters.converted)
 

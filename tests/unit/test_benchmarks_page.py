@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import report
+from benchmarks import report, sections
 from benchmarks.report import FOLDER, PAGE, newest, page, read, results
 
 
@@ -63,3 +63,15 @@ def test_the_section_of_proposed_tokens_has_both_factors():
     assert "| edit | lookup | 50 | 120 | 2.4 | 30 of 40 | 1.5 | another |" in text
     assert "| story, 8 at once | mtp | 50 | 120 | 2.4 | 30 of 40 |  |  |" in text
     assert "9.9" not in text
+
+
+def test_the_first_token_after_a_restart_is_compared_with_the_same_prompt_computed():
+    row = {
+        "time": "2", "commit": "abc", "versions": {}, "model_name": "shape:m", "n_tokens": 2048, "kv_type": "f16",
+        "machine": {"processor": "P", "cores": 2, "memory_bytes": None, "system": "S"},
+        "nbytes": 5e6, "disk_gbs": 1.5, "samples_s": {"cold": [4.0, 5.0], "page cache": [0.9], "disk": [1.8]},
+    }  # fmt: skip
+    old = {**row, "samples_s": {way: [9.0] for way in row["samples_s"]}}
+    text = sections.prefix_disk([old, row])
+    assert "| f16 | m, 2,048 tokens | 4.5 (4 to 5) | 0.9 | 0.2 | 1.8 | 0.4 | 5 | 1.5 |" in text
+    assert text.count("| f16 |") == 1

@@ -374,8 +374,8 @@ class MlxBackend(Backend):
     def delta_rule(self, x: Native, beta: Native, step: Native, rule: DeltaRule, state: StateView) -> Native:
         q, k, v = split(x.astype(mx.float32), rule)
         beta, step = beta.astype(mx.float32), step.astype(mx.float32)
-        repeated = [1, rule.n_value_heads // rule.n_key_heads, 1]
-        q, k = (mx.tile(_unit(of), repeated) for of in (q, k))
+        heads = mx.array([rule.key_head(head) for head in range(rule.n_value_heads)])
+        q, k = (mx.take(_unit(of), heads, axis=1) for of in (q, k))
         q = q * rule.key_dim**-0.5
         decay = mx.exp(rule.rate * mx.logaddexp(step + rule.dt_bias, mx.array(0.0)))
         strength, outs = mx.sigmoid(beta), []

@@ -363,7 +363,7 @@ def _head(
 ) -> tuple[list[list[float]], list[float]]:
     """Return the next matrix (E, P) of a value head, and its output (P,)."""
     dim, width, keys = rule.key_dim, rule.value_dim, rule.n_key_heads * rule.key_dim
-    at, value_at = head % rule.n_key_heads * dim, 2 * keys + head * width
+    at, value_at = rule.key_head(head) * dim, 2 * keys + head * width
     q, k = _unit(row[at : at + dim]), _unit(row[keys + at : keys + at + dim])
     v = row[value_at : value_at + width]
     time = step + rule.dt_bias[head]

@@ -302,7 +302,7 @@ class SimdBackend(Backend):
     def delta_rule(self, x: Native, beta: Native, step: Native, rule: DeltaRule, state: StateView) -> Native:
         q, k, v = split(x, rule)
         q, k = _unit(q) * np.float32(rule.key_dim**-0.5), _unit(k)
-        heads = np.arange(rule.n_value_heads) % rule.n_key_heads
+        heads = [rule.key_head(head) for head in range(rule.n_value_heads)]
         decay = np.exp(rule.rate * np.logaddexp(np.float32(0), step + rule.dt_bias))
         strength, y = self.sigmoid(beta), np.empty_like(v)
         for first, n, source, target in state.runs.tolist():

@@ -86,6 +86,17 @@ Draft: TypeAlias = Annotated[
     ),
     RARE,
 ]
+AdapterPaths: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="[NAME=]PATH",
+        help="Folder of a LoRA adapter, of PEFT or mlx-lm. Several may be given to a server, which has a model "
+        "MODEL:NAME for each; elsewhere the first is used.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
+]
 SUGGESTED = "Use the sampling that the model's files suggest where no option sets it."
 
 
