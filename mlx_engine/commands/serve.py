@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from mlx_engine.serve.worker import Cores, Worker
     from mlx_engine.weights.outline import Need
 
-# Python's own defaults: new objects, and collections of the younger generation, between two collections.
+# Python's own thresholds of garbage collection, by generation: new objects, and collections of the younger generation.
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
 NO_PREFIXES = PrefixOptions()
-# Addresses that mean all networks of this machine, and where a client on it finds the server.
+# Addresses that stand for all networks of this machine, and the address for clients on this machine.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -713,11 +713,11 @@ def collect_garbage_again() -> None:
 def served_name(source: str) -> str:
     """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf.
 
-    The name says nothing about where the file lies.
+    The name does not reveal the folder of the file.
     """
     path = Path(source)
     if not path.exists():
-        from mlx_engine.checkpoint.hub_names import hub_name
+        from mlx_engine.checkpoint.sources import hub_name
 
         source = str(hub_name(source) or source)  # an address becomes a hub id
         path = Path(source)
@@ -786,7 +786,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
-    # A file is found again from any folder.
+    # An absolute path, so that `replay` finds the file from any folder.
     where = str(Path(source).resolve()) if Path(source).exists() else source
     kept = dict(options)
     if "context" in kept:  # --context-len may be longer than the model's context, `load` refuses that
