@@ -157,9 +157,10 @@ class Sampler:
         u = 0.0 if sampling.is_greedy else random_number(self._seed, n, self.choice)
         if sampling.repetition_penalty == 1 and not sampling.has_penalties:
             return Draw(sampling, (), u)
-        token_id = self._backend.token_id
+        # The answer's ids are ints, those that the drafter has just chosen may be tokens of a lazy backend.
+        new = [token if isinstance(token, int) else self._backend.token_id(token) for token in ids]
         prompt = [token for token in self.ids[: self._n_prompt] if token < n_vocabulary]
-        answer = [token for token in map(token_id, (*self._recent[self._n_prompt :], *ids)) if token < n_vocabulary]
+        answer = [token for token in (*self.ids[self._n_prompt :], *new) if token < n_vocabulary]
         return Draw(sampling, [*prompt, *answer], u, len(prompt))
 
     def redraw(self, token: Token) -> Draw | None:
