@@ -38,7 +38,7 @@ STEPS, ROUNDS = 4, 7
 def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
     """Measure all numbers of sequences."""
     log = Log("batch", RESULTS)
-    engine = mlx_engine.load(source, "parallel")
+    engine = mlx_engine.load(source, "parallel", speculate="off")
     if not isinstance(engine.backend, CompiledBackend):
         raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
     checkpoint = open_checkpoint(engine.path)

@@ -36,6 +36,8 @@ __all__ = [
     "norm_qkv",
     "norm_rows",
     "project_add",
+    "prompt_product",
+    "prompt_product_tensors",
     "simd_per_row",
     "split_q4_0",
     "split_q4_k",
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from .metal.norm_qkv import norm_qkv
     from .metal.norm_rows import norm_rows
     from .metal.project_add import project_add
+    from .metal.prompt_product import prompt_product
+    from .metal.prompt_product_tensors import prompt_product_tensors
     from .metal.rows import Tuning
     from .metal.simd_per_row import simd_per_row
     from .metal.thread_per_output import thread_per_output

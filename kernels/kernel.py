@@ -39,10 +39,15 @@ class Kernel:
             raise ValueError(f"kernel {self.name!r}: expected a name that C accepts: letters, digits and _")
 
     @classmethod
-    def load(cls, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> Kernel:
-        """Return the kernel with the body `metal/NAME.metal` and the headers that all kernels share."""
-        header = "\n".join(_text(f"{part}.h.metal") for part in HEADERS)
-        return cls(name, tuple(inputs), tuple(outputs), _text(f"{name}.metal"), header)
+    def load(
+        cls, name: str, inputs: Sequence[str], outputs: Sequence[str], *, headers: Sequence[str] = (), body: str = ""
+    ) -> Kernel:
+        """Return the kernel with the body `metal/NAME.metal` and the headers that all kernels share.
+
+        `headers` are added to those; `body` names a body that several kernels share.
+        """
+        header = "\n".join(_text(f"{part}.h.metal") for part in (*HEADERS, *headers))
+        return cls(name, tuple(inputs), tuple(outputs), _text(f"{body or name}.metal"), header)
 
 
 @lru_cache

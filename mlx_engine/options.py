@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # How tokens are proposed: `load` and docs/speculation.md describe the values.
-OFF, LOOKUP, AUTO_SPECULATION = "off", "lookup", "auto"
-SPECULATE = (OFF, LOOKUP, AUTO_SPECULATION)
+OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION = "off", "lookup", "draft", "mtp", "auto"
+SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
@@ -353,6 +353,16 @@ class Options:
         "never changes the answer.",
         unset="none", metavar="TEXT", parameter=None, is_rare=True,
     )  # fmt: skip
+    speculate: str = option(
+        AUTO_SPECULATION, "How tokens are proposed for this answer: off, lookup, draft, mtp, or auto for all that the "
+        "model was loaded with. It never changes the answer.",
+        metavar="HOW", parameter=None, has_flag=False,
+    )  # fmt: skip
+
+    adapter: str | None = option(
+        None, "The adapter, by its name, of a model that was loaded with several; \"base\" for the model alone.",
+        unset="the first", parameter=None, has_flag=False,
+    )  # fmt: skip
 
     # In Python, one function or several.
     processors: tuple[Processor, ...] = option(
@@ -367,6 +377,7 @@ class Options:
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid, or if two exclude each other."""
         check(self)
+        check_speculate(self.speculate)
         object.__setattr__(self, "processors", _functions(self.processors))
         if self.sampler is not None and not callable(self.sampler):
             raise _wrong_function("sampler", self.sampler)
@@ -496,6 +507,8 @@ class OptionValues(TypedDict, total=False):
     prompt_logprobs: int | None
     constraint: Constraint | None
     prediction: str | None
+    speculate: str
+    adapter: str | None
     processors: Processor | Sequence[Processor] | None
     sampler: Processor | None
 
@@ -522,6 +535,8 @@ class BatchOptionValues(TypedDict, total=False):
     prompt_logprobs: int | Sequence[int | None] | None
     constraint: Constraint | Sequence[Constraint | None] | None
     prediction: str | Sequence[str | None] | None
+    speculate: str | Sequence[str]
+    adapter: str | Sequence[str | None] | None
     processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
     sampler: Processor | Sequence[Processor | None] | None
 

@@ -14,7 +14,8 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.model import Model, load_model, model_file
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import Model, load_model, model_file, plan_model
 from tests.random_blocks import random_blocks
 
 CONTEXT, VOCAB, LAYERS, WINDOW = 640, 300, 2, 40
@@ -178,6 +179,32 @@ def random_checkpoint(architecture: str, type_name: str, **changes: Any) -> Chec
 def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
     """Return a model whose matrices have random values of a type."""
     return load_model(random_checkpoint(architecture, type_name), backend)
+
+
+def with_mtp(of: Checkpoint, type_name: str) -> Checkpoint:
+    """Return a GGUF checkpoint of Qwen3.5 with a layer of multi-token prediction, whose values are random."""
+    s, i = of.settings, int(of.settings["block_count"])
+    D, E, F = s["embedding_length"], s["attention.key_length"], s["feed_forward_length"]
+    H, G = s["attention.head_count"], s["attention.head_count_kv"]
+    shapes = {
+        "attn_norm": (D,), "post_attention_norm": (D,), "attn_q": (2 * H * E, D), "attn_k": (G * E, D),
+        "attn_v": (G * E, D), "attn_q_norm": (E,), "attn_k_norm": (E,), "attn_output": (D, H * E),
+        "ffn_gate": (F, D), "ffn_up": (F, D), "ffn_down": (D, F), "nextn.eh_proj": (D, 2 * D), "nextn.enorm": (D,),
+        "nextn.hnorm": (D,), "nextn.shared_head_norm": (D,),
+    }  # fmt: skip
+    more = {f"blk.{i}.{name}.weight": shape for name, shape in shapes.items()}
+    settings, read = {**s, "block_count": i + 1, "nextn_predict_layers": 1}, of.weight
+
+    def weight(name: str) -> Weight:
+        return _weight(name, more[name], type_name) if name in more else read(name)
+
+    return Checkpoint(of.where, of.naming, of.architecture, settings, of.metadata, {**of.shapes, **more}, weight)
+
+
+def random_model_with_mtp(type_name: str, backend: Backend) -> Model:
+    """Return a Qwen3.5 model with a layer of multi-token prediction."""
+    checkpoint = with_mtp(random_checkpoint("qwen35", type_name), type_name)
+    return plan_model(checkpoint, Conversion(), with_extra=True).build(backend).model
 
 
 @cache

@@ -169,7 +169,8 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
     elif step[OP] == COPY:
         _copy(a, step[A_ROW], words(of[PASS_WANTED]), n_rows, step[ROW_WIDTH], out, step[FROM_ALL] != 0)
     elif step[OP] == GATE:
-        gate = (address, entries[TASK_GATE], n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
+        kind = step[STEP_BLOCK]
+        gate = (address, entries[TASK_GATE], kind, n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
         invoke(entries[ENTRY_GATE], gate)
     elif step[OP] == CONVOLVE:
         c = _at(values, n_tokens, step, C_AT)

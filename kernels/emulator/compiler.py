@@ -321,7 +321,7 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
         CompileError: clang reports errors.
     """
     included = (f"-I{folder.resolve()}" for folder in folders)
-    flags = (*_KERNEL_FLAGS, *SPACES.flags, *_baseline(), *_FILE_FLAGS, *included)
+    flags = (*_KERNEL_FLAGS, *_language(text), *SPACES.flags, *_baseline(), *_FILE_FLAGS, *included)
     with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
         source, item = scratch / "kernels.cc", scratch / "kernels.o"
         source.write_text(text, encoding="utf-8")
@@ -330,7 +330,17 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
 
 def calls_of(text: str, build: Build) -> str:
     """Return LLVM's text of a unit, without optimisation: every function with its calls."""
-    flags = (*_KERNEL_FLAGS, *_baseline(), *build.flags, "-g0", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm")
+    flags = (
+        *_KERNEL_FLAGS,
+        *_language(text),
+        *_baseline(),
+        *build.flags,
+        "-g0",
+        "-Xclang",
+        "-disable-llvm-passes",
+        "-S",
+        "-emit-llvm",
+    )
     with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
         source, item = scratch / "kernels.cc", scratch / "kernels.ll"
         source.write_text(text, encoding="utf-8")

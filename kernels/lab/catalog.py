@@ -29,6 +29,7 @@ _ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of n
 _ANY = "K a multiple of 32, any number of vectors"
 # A rounding in the references is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
+_HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
 # Fused kernels: their references propagate the error of their products through the formula.
 _CARRIED = "what its formula allows"
@@ -38,6 +39,8 @@ _ABOUT = {
     "simd_per_row": About(_ANY, _LANES, _SUM),
     "matvec": About(_ANY, _LANES, _SUM),
     "tiles": About(_ANY, _ONE_BY_ONE, _SUM),
+    "prompt_product": About(_HALF, 1, _CARRIED),
+    "prompt_product_tensors": About(_HALF, 1, _CARRIED),
     "dense": About("float32, any K, any number of vectors", _LANES, _SUM),
     "norm_project": About(_ROWS, 1, _CARRIED),
     "norm_qkv": About(_ROWS, 1, _CARRIED),

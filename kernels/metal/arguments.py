@@ -12,8 +12,8 @@ from .rows import MOST_VECTORS
 ACTIVATIONS = (mx.float16, mx.float32)
 
 
-def vectors(kernel: str, x: mx.array, n_columns: int) -> int:
-    """Return the number of vectors of x, (V, n_columns).
+def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
+    """Return the number of vectors of x, (V, n_columns) of float16, float32 or a type of `also`.
 
     Their alignment for 16-byte loads cannot be checked here. Arrays that MLX allocates are aligned, and so are whole
     rows of them; copy a view that begins in the middle of a row.
@@ -21,8 +21,10 @@ def vectors(kernel: str, x: mx.array, n_columns: int) -> int:
     Raises:
         ValueError: x has another shape or type.
     """
-    if x.ndim != 2 or x.shape[1] != n_columns or x.dtype not in ACTIVATIONS or x.shape[0] < 1:
-        raise ValueError(f"{kernel}: expected x (V, {n_columns}) of float16 or float32, found {described(x)}")
+    if x.ndim != 2 or x.shape[1] != n_columns or x.dtype not in (*ACTIVATIONS, *also) or x.shape[0] < 1:
+        first, *rest = map(word, (*also, *ACTIVATIONS))
+        types = ", ".join([first, *rest[:-1]]) + f" or {rest[-1]}"
+        raise ValueError(f"{kernel}: expected x (V, {n_columns}) of {types}, found {described(x)}")
     return x.shape[0]
 
 
@@ -49,7 +51,7 @@ def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtyp
         ValueError: it has another shape or type.
     """
     if found.shape != shape or found.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).rpartition(".")[2] for dtype in dtypes)
+        wanted = " or ".join(map(word, dtypes))
         raise ValueError(f"{kernel}: expected {name} {shape} of {wanted}, found {described(found)}")
     return found
 
@@ -76,7 +78,12 @@ def same(kernel: str, name: str, found: int, expected: int) -> None:
 
 def described(found: mx.array) -> str:
     """Return shape and type for an error message."""
-    return f"{tuple(found.shape)} of {str(found.dtype).rpartition('.')[2]}"
+    return f"{tuple(found.shape)} of {word(found.dtype)}"
+
+
+def word(dtype: mx.Dtype) -> str:
+    """Return the name of a type without that of MLX."""
+    return str(dtype).rpartition(".")[2]
 
 
 def factors(given: mx.array | None) -> mx.array:

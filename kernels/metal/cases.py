@@ -29,12 +29,14 @@ from . import (
     norm_qkv,
     norm_rows,
     project_add,
+    prompt_product,
+    prompt_product_tensors,
     simd_per_row,
     thread_per_output,
     tiles,
 )
 from .reference import Expected
-from .samples import TYPES, stored
+from .samples import TYPES, affine, stored
 
 Arguments: TypeAlias = tuple[Any, ...]
 
@@ -63,6 +65,17 @@ MANY = [
     (100, 160, 19, "float32"), (127, 256, 7, "float16"), (128, 512, 64, "float32"), (129, 64, 65, "float16"),
     (255, 32, 5, "float32"), (513, 64, 1, "float16"),
 ]  # fmt: skip
+# Prompts: ragged and whole tiles of 64 x 64.
+PROMPTS = [
+    (1, 32, 1, "float16"), (3, 96, 33, "bfloat16"), (5, 160, 64, "float16"), (7, 32, 65, "bfloat16"),
+    (8, 256, 32, "float16"), (9, 96, 40, "bfloat16"), (13, 96, 47, "float16"), (16, 288, 32, "bfloat16"),
+    (17, 128, 129, "float16"), (23, 96, 7, "bfloat16"), (31, 64, 63, "float16"), (32, 32, 100, "bfloat16"),
+    (33, 544, 34, "float16"), (37, 64, 128, "bfloat16"), (63, 96, 64, "float16"), (64, 64, 64, "bfloat16"),
+    (64, 32, 63, "float16"), (65, 128, 48, "float16"), (77, 96, 2, "bfloat16"), (127, 32, 64, "float16"),
+    (129, 64, 65, "bfloat16"), (193, 32, 33, "float16"),
+]  # fmt: skip
+# Bits and groups of MLX's own arrays.
+GROUPED = [(4, 64), (8, 32)]
 # For the stored types but Q8_0, and types of three matrices in one launch: rows of whole blocks of each type.
 Q8_0 = "Q8_0"
 TYPED = [(5, 512, 1, "float32"), (9, 2304, 6, "float16"), (7, 256, 2, "float32")]
@@ -137,8 +150,12 @@ class Case:
     def error(self) -> float:
         """Return the largest error on the current executor as a share of its bound; more than 1 is wrong."""
         return max(
-            share(np.array(found), wanted) for found, wanted in zip(self.outputs(), self.expected(), strict=True)
+            share(_in_numpy(found), wanted) for found, wanted in zip(self.outputs(), self.expected(), strict=True)
         )
+
+
+def _in_numpy(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
 
 def share(found: np.ndarray, wanted: Expected) -> float:
@@ -154,7 +171,10 @@ def share(found: np.ndarray, wanted: Expected) -> float:
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", mean: float = 0) -> mx.array:
     """Return normally distributed numbers around a mean."""
-    return mx.array((mean + rng.standard_normal(shape)).astype(dtype))
+    values = mean + rng.standard_normal(shape)
+    if dtype == "bfloat16":
+        return mx.array(values.astype(np.float32)).astype(mx.bfloat16)
+    return mx.array(values.astype(dtype))
 
 
 def cases(kernel: str | None = None) -> list[Case]:
@@ -186,6 +206,7 @@ def _all() -> Iterator[Case]:
         )
     for shape in MANY:
         yield _rows("tiles", tiles.tiles, tiles.reference, shape, _plain)
+    yield from _prompts()
     for heads in HEADS:
         yield _heads(*heads)
     for paged in PAGED:
@@ -225,6 +246,22 @@ def _typed() -> Iterator[Case]:
         yield _rows("tiles", tiles.tiles, tiles.reference, shape, partial(_plain, type_=v), v)
 
 
+def _prompts() -> Iterator[Case]:
+    """Yield the products of prompts, by both ways: Q8_0 in all shapes, other types in one each."""
+    for module in (prompt_product, prompt_product_tensors):
+        name = module.__name__.rpartition(".")[2]
+        call = getattr(module, name)
+        for shape in PROMPTS:
+            yield _rows(name, call, module.reference, shape, _plain)
+        for i, type_ in enumerate(TYPES):
+            dtype = ("float16", "bfloat16")[i % 2]
+            yield _rows(name, call, module.reference, (5, 256, 33, dtype), partial(_plain, type_=type_), type_)
+        for i, of in enumerate(GROUPED):
+            shape = (5, 128, 33, ("float16", "bfloat16")[i % 2])
+            note = f"affine of {of[0]} bits, groups of {of[1]}"
+            yield _rows(name, call, module.reference, shape, partial(_grouped, of=of), note)
+
+
 _Shape: TypeAlias = tuple[int, int, int, str]
 
 
@@ -243,6 +280,10 @@ def _noted(type_: str) -> str:
 def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
     # Every third width has numbers that do not cancel.
     return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), stored(rng, N, K, type_)
+
+
+def _grouped(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, of: tuple[int, int]) -> Arguments:
+    return numbers(rng, (V, K), dtype), affine(rng, N, K, of, getattr(mx, dtype))
 
 
 def _added(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 # Every K is a multiple of this.
 BLOCK = 32
-# The numbers of the types in `sixteen.h.metal`.
-Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8 = range(6)
+# The numbers of the types in `sixteen.h.metal`, and in `prompt.h.metal` those of MLX's own arrays.
+Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8, MLX4, MLX8 = range(8)
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,11 @@ class StoredMatrix:
         """Both arrays, for a kernel."""
         return [in_device_memory(self.wq), in_device_memory(self.ws)]
 
+    @property
+    def code(self) -> int:
+        """The template argument of kernels."""
+        return self.layout.code
+
     def scales_and_biases(self, ws: mx.array | None = None) -> tuple[mx.array, mx.array]:
         """Return scales and biases in MLX's format, of all rows or of those with these scales.
 
@@ -121,6 +126,67 @@ class StoredMatrix:
             return of.values(wq, ws)
         scales, biases = self.scales_and_biases(ws)
         return mx.dequantize(wq, scales, biases, group_size=self.shape[1] // scales.shape[1], bits=of.bits)
+
+
+@dataclass(frozen=True, eq=False)
+class AffineMatrix:
+    """An (N, K) matrix in the arrays of `mx.quantized_matmul`: `weight = scale * quant + bias`.
+
+    Attributes:
+        wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
+        scales: (N, K / group), float16, bfloat16 or float32.
+        biases: the same.
+        group: 32, 64 or 128.
+        bits: 4 or 8.
+
+    Raises:
+        ValueError: the arrays do not belong together.
+    """
+
+    wq: mx.array
+    scales: mx.array
+    biases: mx.array
+    group: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        n, k = self.shape
+        expected = n, k // self.group
+        if (
+            self.bits not in (4, 8) or self.group not in (32, 64, 128) or k % self.group or min(n, k) < 1
+            or self.scales.shape != expected or self.biases.shape != expected
+            or self.wq.dtype != mx.uint32 or self.scales.dtype != self.biases.dtype
+        ):  # fmt: skip
+            raise ValueError(
+                f"affine matrix: expected 4 or 8 bits, groups of 32, 64 or 128, uint32 quants (N, K * bits / 32), and "
+                f"scales and biases (N, K / group) of one type, found {self.bits} bits, groups of {self.group}, "
+                f"{_described(self.wq)}, {_described(self.scales)} and {_described(self.biases)}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.wq.shape[0], 32 * self.wq.shape[1] // self.bits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        return self.wq.nbytes + self.scales.nbytes + self.biases.nbytes
+
+    @property
+    def inputs(self) -> list[mx.array]:
+        """The three arrays, for a kernel."""
+        return [in_device_memory(part) for part in (self.wq, self.scales, self.biases)]
+
+    @property
+    def code(self) -> int:
+        """The template argument of kernels."""
+        return 1000 * (MLX4 if self.bits == 4 else MLX8) + self.group
+
+    def dequantized(self) -> mx.array:
+        """Return the weights (N, K) in float32, in MLX operations."""
+        scales, biases = (part.astype(mx.float32) for part in (self.scales, self.biases))
+        return mx.dequantize(self.wq, scales, biases, group_size=self.group, bits=self.bits)
 
 
 def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:

@@ -1,5 +1,5 @@
 // R rows per lane in each of four groups of lanes, times M vectors per SIMD-group; 16 weights per lane and load.
-// N rows, K columns, of type W; NSG SIMD-groups in a threadgroup, which has one tile of M vectors; KS of them share a
+// N rows, K columns, of type W; sums are rounded to type Y; NSG SIMD-groups in a threadgroup, which has one tile of M vectors; KS of them share a
 // row's columns.
   threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
@@ -19,6 +19,6 @@
     UNROLL for (int i = 0; i < M * R; i++) {
       const int row = row0 + i % R * 4;
       const int vector = vector0 + i / R;
-      if (row < N && vector < x_shape[0]) y[size_t(vector) * N + row] = sums[i];
+      if (row < N && vector < x_shape[0]) y[size_t(vector) * N + row] = Y(sums[i]);
     }
   }

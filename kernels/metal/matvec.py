@@ -21,35 +21,40 @@ from .rows import Tuning, default_tuning, geometry, k_split
 KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 
 
-def matvec(x: mx.array, weight: StoredMatrix, *, tuning: Tuning | None = None) -> mx.array:
+def matvec(
+    x: mx.array, weight: StoredMatrix, *, dtype: mx.Dtype = mx.float32, tuning: Tuning | None = None
+) -> mx.array:
     """Compute `x @ weight.T` for any number of vectors.
 
     Args:
-        x: (V, K) float16 or float32, any V.
+        x: (V, K) float16, bfloat16 or float32, any V.
         weight: (N, K), of any stored type.
+        dtype: the type of the result: that of x, or float32.
         tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
-        (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
+        (V, N), within 4 roundings to float32 of `sum(|x| * |weight|)`, then rounded to `dtype`.
 
     Raises:
-        ValueError: x does not fit.
+        ValueError: x or the type do not fit.
     """
     N, K = weight.shape
-    V = arguments.vectors("matvec", x, K)
+    V = arguments.vectors("matvec", x, K, mx.bfloat16)
+    if dtype not in (x.dtype, mx.float32):
+        raise ValueError(f"matvec: expected a result of float32 or of {arguments.word(x.dtype)}, found {dtype}")
     g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K, V))
     (y,) = launch(
         KERNEL,
         [x, *weight.inputs],
-        template=(("W", weight.layout.code), ("N", N), ("K", K), *g.template),
+        template=(("W", weight.layout.code), ("N", N), ("K", K), ("Y", dtype), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],
-        output_dtypes=[mx.float32],
+        output_dtypes=[dtype],
     )
     return y
 
 
 def reference(x: mx.array, weight: StoredMatrix) -> Expected:
     """Return the same in float64, with the error bound."""
-    return products(wide(x), weight)
+    return products(wide(x.astype(mx.float32)), weight)

@@ -89,8 +89,8 @@ METAL_FUNC Sixteen load_columns(const device float* row, int k) {
   return x;
 }
 
-template <int K>
-METAL_FUNC Sixteen load_columns(const device half* row, int k) {
+template <int K, typename T>
+METAL_FUNC Sixteen load_columns(const device T* row, int k) {
   return load16(row + k);
 }
 

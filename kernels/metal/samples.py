@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +22,7 @@ from .formats import (
     split_q6_k,
     split_q8_0,
 )
-from .layout import StoredMatrix
+from .layout import AffineMatrix, StoredMatrix
 
 _BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]]] = {
     "Q4_0": (32, split_q4_0),
@@ -58,6 +59,15 @@ def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) ->
     n = n_rows * n_columns // group
     parts = [_bytes(_scales(rng, n).astype(np.float32), scale) for _ in range(2)]
     return join_affine(affine_layout(bits, group, scale), shape, quants, *parts)
+
+
+def affine(rng: np.random.Generator, n_rows: int, n_columns: int, of: tuple[int, int], dtype: mx.Dtype) -> AffineMatrix:
+    """Return a matrix in MLX's arrays, with `of` bits and columns of a group, and scales and biases of a type."""
+    bits, group = of
+    wq = rng.integers(0, 2**32, (n_rows, n_columns * bits // 32), dtype=np.uint32)
+    parts = (_scales(rng, n_rows * n_columns // group).reshape(n_rows, -1).astype(np.float32) for _ in range(2))
+    scales, biases = (mx.array(part).astype(dtype) for part in parts)
+    return AffineMatrix(mx.array(wq), scales, biases, group, bits)
 
 
 def _scales(rng: np.random.Generator, n: int) -> NDArray[np.float64]:

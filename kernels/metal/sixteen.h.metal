@@ -33,6 +33,23 @@ METAL_FUNC Sixteen load16(const device half* p) {
   return x;
 }
 
+// Four bfloat16, whose bits are the upper halves of floats. Not every GPU has the type.
+METAL_FUNC float4 upper_halves4(ushort4 v) {
+  return float4(as_type<float>(uint(v.x) << 16), as_type<float>(uint(v.y) << 16), as_type<float>(uint(v.z) << 16),
+                as_type<float>(uint(v.w) << 16));
+}
+
+template <typename T>
+METAL_FUNC Sixteen load16(const device T* p) {
+  const device ushort4* v = (const device ushort4*)p;
+  Sixteen x;
+  x.a = upper_halves4(v[0]);
+  x.b = upper_halves4(v[1]);
+  x.c = upper_halves4(v[2]);
+  x.d = upper_halves4(v[3]);
+  return x;
+}
+
 // Sixteen columns of a row of a matrix: numbers, and their common factor.
 struct Weights {
   Sixteen q;

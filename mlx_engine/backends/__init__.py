@@ -217,26 +217,24 @@ def _needs_mlx() -> str | None:
 
 
 def _metal(settings: Settings) -> Backend:
+    executor: Literal["emulator", "metal"] = "emulator" if _emulated() else "metal"
     if settings.activations != EXACT:
-        return _rounding("metal", settings)
+        from mlx_engine.backends.metal.rounded import RoundedMetalBackend
+
+        return RoundedMetalBackend(settings.activations, executor)
     from mlx_engine.backends.metal.backend import MetalBackend
 
-    return MetalBackend("emulator" if _emulated() else "metal")
+    return MetalBackend(executor)
 
 
 def _cuda(settings: Settings) -> Backend:
     if settings.activations != EXACT:
-        return _rounding("cuda", settings)
+        from mlx_engine.backends.mlx.backend import MlxBackend
+
+        return MlxBackend(settings.activations, "cuda")
     from mlx_engine.backends.metal.backend import MetalBackend
 
     return MetalBackend("cuda")
-
-
-def _rounding(name: str, settings: Settings) -> Backend:
-    """Return `metal` or `cuda` with float16 or bfloat16 activations: MLX's operations, as our kernels read float32."""
-    from mlx_engine.backends.mlx.backend import MlxBackend
-
-    return MlxBackend(settings.activations, name)
 
 
 def _emulated() -> bool:

@@ -143,8 +143,10 @@ class Batch:
         stores: the KV stores of all layers.
         groups: the groups of layers, by window.
         runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
+        keeps_hidden: whether the hidden states of all tokens after the last norm are kept in `hidden`, (T, D).
         best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks exchange only these;
             see `Backend.all_best` and `distributed/pipeline.py`.
+        adapters: (B,) the adapter of each sequence, a row of `Adapters.masks`; 0 for the model alone.
     """
 
     ids: Sequence[Token]
@@ -156,6 +158,9 @@ class Batch:
     groups: tuple[KVGroup, ...]
     runs: np.ndarray = field(default_factory=lambda: NO_RUNS)
     best: int | None = None
+    keeps_hidden: bool = False
+    hidden: Array | None = None
+    adapters: tuple[int, ...] = ()
 
     @cached_property
     def rows(self) -> tuple[int, ...]:

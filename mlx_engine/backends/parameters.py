@@ -64,18 +64,32 @@ Norm: TypeAlias = RMSNorm | LayerNorm
 HeadNorms: TypeAlias = tuple[RMSNorm, RMSNorm] | None
 
 
+class LowRank(NamedTuple):
+    """The low-rank products of all adapters of a linear layer, side by side: see `weights/adapters.py`.
+
+    Attributes:
+        a: (M, K).
+        b: (N, M).
+    """
+
+    a: Linear
+    b: Linear
+
+
 @dataclass(frozen=True, eq=False)
 class Linear:
     """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
 
     Attributes:
         is_partial: whether the product is a part of a sum over all ranks: this rank has some of the columns.
+        lora: what adapters add to the product (`backends/adapted.py`); None without adapters.
     """
 
     name: str
     weight: Native
     bias: Native | None = None
     is_partial: bool = False
+    lora: LowRank | None = None
 
 
 @dataclass(frozen=True, eq=False)

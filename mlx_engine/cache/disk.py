@@ -31,7 +31,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata, resources
@@ -64,6 +66,8 @@ Any file may be removed at any time; `mlx_engine cache remove prefixes` removes 
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 # The bytes of files that are read between two passes, about 0.1 s.
 MOST_READ = 64 << 20
+# The threads that read files ahead.
+READERS = 2
 # Seconds without a write after one has failed, and between two marks of a file as used.
 PAUSE, TOUCHED = 60.0, 60.0
 # By this each page of a prefix counts as used longer ago than the page before: pages are removed from its end.
@@ -233,23 +237,31 @@ class SavedPrefixes:
         """Return whether there is a page or a state."""
         return key.name in self.saved
 
-    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
+    def place(self, key: Key) -> tuple[Path, int, int] | None:
+        """Return the file of a page or a state, where it begins there, and how many bytes after it are read, too."""
+        found = self.saved.get(key.name)
+        return None if found is None else (*found, 0)
+
+    def contents(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
         """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
 
-        Forget it and return None if it is not as expected.
+        Return None if it is not as expected. Several threads may call it; `count` follows in the thread of passes.
         """
-        path, at = self.saved[key.name]
+        if (place := self.place(key)) is None:
+            return None
+        path, at, more = place
         try:
-            n = read_into(path, memoryview(buffer.data)[: room(nbytes) - 1], at)
+            n = read_into(path, memoryview(buffer.data)[: room(nbytes) - 1 + more], at)
         except OSError:
             n = 0
-        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
-        if content is None:
-            self.stats.damaged += 1
-            del self.saved[key.name]
-        else:
+        return sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
+
+    def count(self, key: Key, is_sound: bool) -> None:
+        """Count a page or a state that was read; forget one that is not as expected."""
+        if is_sound:
             self.stats.read += 1
-        return content
+        elif self.saved.pop(key.name, None) is not None:
+            self.stats.damaged += 1
 
 
 class PrefixFolder(SavedPrefixes):
@@ -365,23 +377,17 @@ class PrefixFolder(SavedPrefixes):
         self._claimed.discard(key.name)
         self.stats.dropped += 1
 
-    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
-        """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
+    def place(self, key: Key) -> tuple[Path, int, int] | None:
+        """Return the file of a page or a state; a file of its own is longer than expected if one more byte is read."""
+        found = super().place(key)
+        return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
-        Remove the file and return None if it is not as expected.
-        """
-        if super().has(key) or self.ours is None:
-            return super().read(key, nbytes, buffer)
-        try:
-            n = read_into(self.ours / key.name, memoryview(buffer.data)[: room(nbytes)])
-        except OSError:
-            n = 0
-        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
-        if content is None:
+    def count(self, key: Key, is_sound: bool) -> None:
+        """Count a file that was read; remove one that is not as expected."""
+        if is_sound or super().has(key):
+            super().count(key, is_sound)
+        elif self.ours is not None:
             self._remove(key)
-        else:
-            self.stats.read += 1
-        return content
 
     def _remove(self, key: Key) -> None:
         """Remove a file that cannot be used; if that fails, do not look for it again."""
@@ -472,7 +478,8 @@ class DiskPrefixes:
         self._pool, self._backend, self.folder = pool, pool.backend, folder
         self._pieces = pieces(pool)
         self._nbytes = {part: sum(piece.nbytes for piece in of) for part, of in self._pieces.items()}
-        self._n_copied, self._buffer = 0, np.empty(room(max(self._nbytes.values(), default=0)), dtype=np.uint8)
+        self._n_copied, most = 0, room(max(self._nbytes.values(), default=0))
+        self._buffers = [np.empty(most, dtype=np.uint8) for _ in range(READERS + 1)]
 
     @property
     def stats(self) -> DiskStats:
@@ -533,19 +540,43 @@ class DiskPrefixes:
         page = self._pool.page
         first, n = kv.length // page, len(chain)
         needed = self._needed(chain, first, n)
-        for p in range(first, n):
-            kv.begin(page)
-            slots = {str(group): int(table[p]) for group, table in enumerate(kv.tables)}
-            slots[STATE] = kv.state.newest.slot
-            if not all(self._load(key, slots[key.part]) for key in needed[p]):
-                kv.roll_back(page)
-                return False
-            kv.commit(page)
+        with contextlib.closing(self._read([key for p in range(first, n) for key in needed[p]])) as contents:
+            for p in range(first, n):
+                kv.begin(page)
+                slots = {str(group): int(table[p]) for group, table in enumerate(kv.tables)}
+                slots[STATE] = kv.state.newest.slot
+                if not all(self._restore(key, next(contents), slots[key.part]) for key in needed[p]):
+                    kv.roll_back(page)
+                    return False
+                kv.commit(page)
         return True
 
-    def _load(self, key: Key, slot: int) -> bool:
+    def _read(self, keys: Sequence[Key]) -> Generator[np.ndarray | None]:
+        """Yield the contents of files, each valid until the next; None for one that cannot be used.
+
+        Threads read and check the next files meanwhile: a checksum takes longer than reading and copying together.
+        """
+        waiting, left = deque[tuple[Future[np.ndarray | None], np.ndarray]](), iter(keys)
+        with ThreadPoolExecutor(READERS, "prefix-reader") as readers:
+
+            def begin(buffer: np.ndarray) -> None:
+                if (key := next(left, None)) is not None:
+                    read = readers.submit(self.folder.contents, key, self._nbytes[key.part], buffer)
+                    waiting.append((read, buffer))
+
+            try:
+                for buffer in self._buffers:
+                    begin(buffer)
+                while waiting:
+                    read, buffer = waiting.popleft()
+                    yield read.result()
+                    begin(buffer)
+            finally:
+                readers.shutdown(cancel_futures=True)
+
+    def _restore(self, key: Key, content: np.ndarray | None, slot: int) -> bool:
         """Copy a file to a page, given its first slot, or to a slot of states; return False if it cannot be used."""
-        content = self.folder.read(key, self._nbytes[key.part], self._buffer)
+        self.folder.count(key, content is not None)
         if content is None:
             return False
         at, stores, states = 0, self._pool.stores.layers, self._pool.states.stores

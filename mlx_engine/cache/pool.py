@@ -70,6 +70,7 @@ class KVPool:
         page_nbytes: bytes of a page of each group.
         reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to make them free. A prefix
             cache sets it; None if there is no prefix cache.
+        adapter: the adapter of new sequences, see `KVSequence.adapter`.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class KVPool:
         longest_pass: int = LONGEST_PASS,
         kept: bool = True,
         n_proposed: int = 0,
+        adapter: int = 0,
     ) -> None:
         """Allocate the memory.
 
@@ -97,6 +99,7 @@ class KVPool:
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
                 shape and window share one store: each layer overwrites the keys and values of the layer before.
             n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
+            adapter: the adapter of new sequences.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
@@ -105,6 +108,7 @@ class KVPool:
             )
         self.backend, self.layers = backend, tuple(layers)
         self.n_tokens, self.page, self.longest_pass = n_tokens, page, longest_pass
+        self.adapter = adapter
         with_kv = kv_layers(layers)
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in with_kv))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]

@@ -35,6 +35,7 @@ class KVSequence:
         capacity: the largest number of tokens.
         state: the states of layers that have no keys and values.
         tables: each group's page table: the first slots of its pages, -1 for a page that is not allocated.
+        adapter: the adapter with which its tokens are computed, a row of `Adapters.masks`; 0 for the model alone.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
@@ -42,6 +43,7 @@ class KVSequence:
             raise ValueError(f"expected a capacity of at least 1 token, found {capacity}")
         self.pool, self.capacity = pool, capacity
         self.length = self.pending = 0
+        self.adapter = pool.adapter
         self.state, self._has_state = SequenceState(pool.states), pool.states.n_slots > 0
         n_pages = -(-capacity // pool.page)
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
@@ -145,6 +147,7 @@ class KVSequence:
             CacheFullError: the pool has no free page for the copy; nothing has changed.
         """
         fork = self.pool.sequence(self.capacity)
+        fork.adapter = self.adapter
         fork.adopt(self.lend(self.length), self.length, self.state.committed)
         return fork
 
@@ -326,6 +329,7 @@ def _batch(
         stores=pool.stores,
         groups=groups,
         runs=_runs(parts, lengths) if pool.states.n_slots else NO_RUNS,
+        adapters=tuple([kv.adapter for kv in sequences]),
     )
 
 

@@ -260,6 +260,27 @@ class Qwen35Shape(Qwen3Shape):
 
 
 @dataclass(frozen=True)
+class Qwen35NextShape(Qwen35Shape):
+    """Sizes of a dense Qwen3.5 with its layer of multi-token prediction, which has attention."""
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings, with that layer."""
+        return super().settings() | {"block_count": self.n_layers + 1, "nextn_predict_layers": 1}
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield the tensors, with those of that layer."""
+        yield from super().tensors()
+        at, D = f"blk.{self.n_layers}.", self.hidden_size
+        yield norm(f"{at}attn_norm", D)
+        yield norm(f"{at}post_attention_norm", D)
+        yield from self.attention(at, q_rows=2)
+        yield from self.head_norms(at)
+        yield from self.ffn(at)
+        yield matrix(f"{at}nextn.eh_proj", D, 2 * D)
+        yield from (norm(f"{at}nextn.{name}", D) for name in ("enorm", "hnorm", "shared_head_norm"))
+
+
+@dataclass(frozen=True)
 class Qwen3MoeShape(Qwen3Shape):
     """Sizes of a Qwen3-MoE with a head of its own. No layer is dense, so no matrix has the `intermediate_size`."""
 
@@ -529,6 +550,7 @@ SHAPES: dict[str, Shape] = {
     # model.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
+    "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }

@@ -13,9 +13,10 @@ import typer
 
 from mlx_engine.commands.console import alarm, notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import flags_given, takes_groups
-from mlx_engine.commands.options.model import ComputeOptions, Model
+from mlx_engine.commands.options.model import ComputeOptions, Draft, Model
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.errors import SourceError, is_number, listed, require
+from mlx_engine.errors import OptionError, SourceError, is_number, listed, require
+from mlx_engine.options import AUTO_SPECULATION
 
 if TYPE_CHECKING:
     from mlx_engine.bench.concurrency import measure
@@ -138,9 +139,10 @@ class ModeOptions:
             "--speculate",
             metavar="FILE",
             help="Answer each text of this file with and without proposed tokens: a JSON object per line with prompt, "
-            "and perhaps name, max_tokens, prediction, right (a share) and copies.",
+            "and perhaps name, max_tokens, prediction, right (a share), drafter and copies.",
         ),
     ] = None
+    draft: Draft = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def bench(
         elif clients.is_wanted:
             print_snapshots(clients_rows(clients, tests, timing, compute, given, shard), tests.model, output)
         elif mode.speculate is not None:
-            print_speculation(mode.speculate, tests, timing, compute, shard, output)
+            print_speculation(mode.speculate, mode.draft, tests, timing, compute, shard, output)
         elif mode.compare is not None:
             print_comparison(*mode.compare, output.out)
         elif mode.sweep:
@@ -265,6 +267,8 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
     """
     if mode.speculate is not None:
         refuse("--speculate", [given[name] for name in IGNORED_BY_SPECULATION if name in given])
+    elif mode.draft is not None:
+        raise OptionError("--draft needs --speculate FILE, which names the texts", option="--draft")
     if clients.url is not None:
         refuse("--url", [given[name] for name in (*IGNORED_BY_CLIENTS, *IGNORED_BY_URL) if name in given])
     elif clients.is_wanted:
@@ -404,8 +408,8 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOpti
 
 
 def print_speculation(
-    file: Path, tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions, shard: Shard | None,
-    output: OutputOptions,
+    file: Path, draft: str | None, tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions,
+    shard: Shard | None, output: OutputOptions,
 ) -> None:  # fmt: skip
     """Answer the texts of a file with and without proposed tokens; print a row for each, and save them to a folder."""
     from mlx_engine.bench.results import make_folder
@@ -418,6 +422,7 @@ def print_speculation(
         make_folder(output.out)
     names = names_of(tests.backend or ["auto"])
     how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
+    how |= {"speculate": AUTO_SPECULATION, "draft": draft}
     for about, reason, bench in engines(tests.model, names, lambda opened: opened.check_memory(), **how):
         if bench is None:
             notice(f"{about['backend']} is not available: {reason}")

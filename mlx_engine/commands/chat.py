@@ -29,8 +29,10 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
+    Draft,
     Model,
     PrefixOptions,
     Speculate,
@@ -41,7 +43,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
 from mlx_engine.kernels.drafts import draft
-from mlx_engine.options import OFF, Options, Sampling, aliases, declared
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling, aliases, declared
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -106,7 +108,9 @@ def chat(
     ] = True,
     think: Think = None,
     strict: Strict = False,
-    speculate: Speculate = OFF,
+    speculate: Speculate = AUTO_SPECULATION,
+    draft: Draft = None,
+    adapter: AdapterPaths = None,
     no_history: Annotated[
         bool,
         typer.Option(
@@ -128,7 +132,8 @@ def chat(
 
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
-    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
+    how["adapters"] = adapter or ()
     prefixes.check()
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()

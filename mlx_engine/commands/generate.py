@@ -29,8 +29,10 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
+    Draft,
     Model,
     Speculate,
     Strict,
@@ -40,7 +42,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError, SourceError
 from mlx_engine.errors import size as size_of
-from mlx_engine.options import OFF, Options, Sampling
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling
 
 if TYPE_CHECKING:
     from mlx_engine.cache.size import CacheSize
@@ -278,7 +280,9 @@ def generate(
         ),
     ] = None,
     strict: Strict = False,
-    speculate: Speculate = OFF,
+    speculate: Speculate = AUTO_SPECULATION,
+    draft: Draft = None,
+    adapter: AdapterPaths = None,
     sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
@@ -287,7 +291,8 @@ def generate(
     from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
+    how["adapters"] = adapter or ()
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())
@@ -388,6 +393,7 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
     """Return the run as one JSON object, with log-probabilities if asked for, and "stop" or "error" if one ended it."""
     from mlx_engine.backends import types_of
+    from mlx_engine.loop.speculation import speculation_of
 
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
@@ -403,8 +409,7 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "metrics": generation.metrics.summary(),
     }
     if engine.speculation.is_on:
-        counts = {"proposed": generation.n_proposed, "accepted": generation.n_accepted}
-        found["speculation"] = {"drafter": "lookup", **counts}
+        found["speculation"] = speculation_of([generation.drafters or {engine.speculation.names[0]: (0, 0)}])
     if generation.stop is not None:
         found["stop"] = generation.stop
     if generation.error is not None:

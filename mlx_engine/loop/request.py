@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import abc
+from collections import abc, deque
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import TYPE_CHECKING
@@ -67,8 +67,10 @@ class Request:
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
         predicted_ids: the tokens of a text that the answers may repeat, for drafters; empty without one.
+        adapter: the adapter of the answers, see `KVSequence.adapter`.
         n_proposed: proposed tokens that passes have run.
         n_accepted: those of them that were right.
+        drafters: for each drafter that has proposed tokens, the numbers of these and of the right ones.
         n_preemptions: how often a sequence lost its pages to an older request.
         error: the error that ended the request; None if it has not failed.
         number: the order of arrival.
@@ -84,6 +86,7 @@ class Request:
         reader: RowReader | None = None,
         matcher: Matcher | None = None,
         predicted_ids: abc.Sequence[int] = (),
+        adapter: int = 0,
     ) -> None:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
@@ -91,9 +94,10 @@ class Request:
         self.matcher = matcher
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
-        self.predicted_ids = predicted_ids
+        self.predicted_ids, self.adapter = predicted_ids, adapter
         self.n_proposed = self.n_accepted = self.n_from_disk = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
+        self.drafters: dict[str, list[int]] = {}
         self.match: Match | None = None
         self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
         self.reader, self.is_hidden = reader, reader is not None and reader.kind == "hidden"
@@ -132,6 +136,8 @@ class Sequence:
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
         draft: its drafter and how often that was right; None until it has proposed.
+        hidden: hidden states of the last tokens that passes have run, if a drafter reads them: the position of the
+            first, and rows (n, D). They include the last `ModelRunner.n_hidden` tokens.
     """
 
     request: Request
@@ -144,6 +150,7 @@ class Sequence:
     seconds: float = 0.0
     share: float = 0.0
     draft: Draft | None = None
+    hidden: deque[tuple[int, np.ndarray]] = field(default_factory=deque)
 
     @classmethod
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
@@ -159,6 +166,7 @@ class Sequence:
         )  # fmt: skip
         parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
         kv = pool.sequence(request.longest)
+        kv.adapter = request.adapter
         return cls(request, request.output, kv, sampler, list(prompt), parallel=parallel)
 
     @property
@@ -218,6 +226,8 @@ class ScheduledChunk:
         error: why no token could be chosen, or None.
         proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is that
             of the unread token.
+        drafter: the name of the drafter.
+        hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
         logits: the logits of the pass, if tokens are proposed: the choices after the first are made when the pass is
             settled.
     """
@@ -232,4 +242,6 @@ class ScheduledChunk:
     first: int = 0
     error: EngineError | None = None
     proposed: abc.Sequence[int] = ()
+    drafter: str = ""
+    hidden: Array | None = None
     logits: Array | None = None

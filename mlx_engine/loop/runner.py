@@ -93,6 +93,7 @@ class ModelRunner:
     Attributes:
         overlaps: whether a pass is submitted before the tokens of the last one are on the host.
         depth: the largest number of passes that are submitted and not settled.
+        n_hidden: the hidden states of so many last tokens of a sequence are kept for a drafter that reads them.
         n_batches: the number of passes with different sequences that are in flight: one for each pipeline stage.
 
     Args:
@@ -105,7 +106,7 @@ class ModelRunner:
         self._model, self._clock = model, clock
         self._is_staged = model.n_stages > 1
         self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and not model.is_shared
-        self.n_batches = model.n_stages
+        self.n_hidden, self.n_batches = 0, model.n_stages
         self.depth = 2 if self.overlaps else self.n_batches
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
@@ -190,6 +191,7 @@ class ModelRunner:
         sequence.kv.roll_back(chunk.n - 1 - n)
         sequence.kv.commit(1 + n)
         sequence.unread, chunk.n, chunk.logits = [token], 1 + n, None
+        self._keep_hidden(chunk)
 
     def idle(self) -> None:
         """Signal that there is no work, so that other machines may sleep until the next pass."""
@@ -209,6 +211,8 @@ class ModelRunner:
                 return []
             if not submitted.n_rows:
                 submitted.batch.commit()
+                for chunk in submitted.chunks:
+                    self._keep_hidden(chunk)
                 self._last_had_no_choice = True
                 return submitted.chunks
             self._flight.append(submitted)
@@ -230,6 +234,8 @@ class ModelRunner:
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(inputs)
+        if self.n_hidden:
+            batch.keeps_hidden = any(self._keeps_hidden(chunk) for chunk in chunks)
         if model.is_shared and not any(chunk.n_read for chunk in chunks):
             batch.best = best_of([sampler for chunk in chunks for sampler in chunk.samplers])
         submitted = _Pass(batch, chunks, n_rows, start)
@@ -247,6 +253,11 @@ class ModelRunner:
         except BaseException:
             batch.roll_back()
             raise
+        row = 0
+        for chunk in chunks:
+            if batch.hidden is not None and self._keeps_hidden(chunk):
+                chunk.hidden = model.backend.take(batch.hidden, tuple(range(row, row + chunk.n)))
+            row += chunk.n
         for chunk in chunks:
             chunk.sequence.unread = [
                 *chunk.sequence.unread[chunk.n :],
@@ -256,6 +267,21 @@ class ModelRunner:
             self._n_passes += 1
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
         return submitted
+
+    def _keeps_hidden(self, chunk: ScheduledChunk) -> bool:
+        """Return whether a drafter may read hidden states of a chunk: those at the end of a prompt, or in an answer."""
+        request = chunk.sequence.request
+        return not request.is_hidden and chunk.first + chunk.n > len(request.prompt_ids) - self.n_hidden
+
+    def _keep_hidden(self, chunk: ScheduledChunk) -> None:
+        """Keep the hidden states of a chunk's committed tokens, without those that are too far from the last one."""
+        rows, kept, end = chunk.hidden, chunk.sequence.hidden, chunk.first + chunk.n
+        if rows is None:
+            return
+        kept.append((chunk.first, self._model.backend.host(rows)[: chunk.n]))
+        chunk.hidden = None
+        while kept[0][0] + len(kept[0][1]) <= end - self.n_hidden:
+            kept.popleft()
 
     def _waits_for_mask(self, chunk: ScheduledChunk) -> bool:
         """Return whether the choice of a chunk needs a mask that depends on a token that is not settled."""
@@ -346,6 +372,7 @@ class ModelRunner:
         for chunk in submitted.chunks:
             if chunk.logits is None:
                 chunk.sequence.kv.commit(chunk.n)
+                self._keep_hidden(chunk)
         for chunk, tokens in chosen:
             unread = chunk.sequence.unread
             if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet

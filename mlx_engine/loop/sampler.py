@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -133,6 +133,25 @@ class Sampler:
         if self._mask is None and self._matcher is not None and not self.is_checked:
             self._mask = self._matcher.mask()
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
+
+    def guess(self, ids: Sequence[Token], n_vocabulary: int) -> Draw:
+        """Return the inputs with which a drafter should choose the token after further proposed ids.
+
+        They are those of the choice itself, with the same random number, but without mask and processors: so two
+        models with nearly the same probabilities choose the same token. Ids from `n_vocabulary` on are left out of
+        penalties and biases: the drafter has no logits for them.
+        """
+        sampling, n = self._sampling, len(self._recent) + len(ids)
+        if any(token >= n_vocabulary for token, _ in sampling.logit_bias):
+            known = tuple((token, bias) for token, bias in sampling.logit_bias if token < n_vocabulary)
+            sampling = replace(sampling, logit_bias=known)
+        u = 0.0 if sampling.is_greedy else random_number(self._seed, n, self.choice)
+        if sampling.repetition_penalty == 1 and not sampling.has_penalties:
+            return Draw(sampling, (), u)
+        token_id = self._backend.token_id
+        prompt = [token for token in self.ids[: self._n_prompt] if token < n_vocabulary]
+        answer = [token for token in map(token_id, (*self._recent[self._n_prompt :], *ids)) if token < n_vocabulary]
+        return Draw(sampling, [*prompt, *answer], u, len(prompt))
 
     def redraw(self, token: Token) -> Draw | None:
         """Return the inputs of another choice, with the mask, if the constraint does not allow a checked one; or None.

@@ -54,7 +54,7 @@ class StepOutput(NamedTuple):
         n_prefill: tokens of prompts.
         seconds: the time of the passes.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
-        drafts: for each answer with proposed tokens, their number and how many of them were right.
+        drafts: for each answer with proposed tokens, their drafter, their number and how many of them were right.
     """
 
     requests: abc.Sequence[Request] = ()
@@ -63,7 +63,7 @@ class StepOutput(NamedTuple):
     n_prefill: int = 0
     seconds: float = 0.0
     nbytes: float = 0.0
-    drafts: abc.Sequence[tuple[int, int]] = ()
+    drafts: abc.Sequence[tuple[str, int, int]] = ()
 
 
 class Scheduler:
@@ -76,6 +76,8 @@ class Scheduler:
         waiting: sequences without a slot, in the order in which they will be admitted.
         running: sequences with a slot, in the order of arrival.
         speculation: proposes tokens, and counts how many were right; None proposes none.
+        others_answer: whether another scheduler on the same cores is generating answers. Passes then have as few tokens
+            of prompts as while this one is.
     """
 
     def __init__(
@@ -124,8 +126,10 @@ class Scheduler:
         if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
             self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
             self._read_budget = self._shared_read_budget = self._budget
-        self._was_hidden = False
+        self._was_hidden = self.others_answer = False
         self.speculation = speculation if self._keeps_kv else None
+        if self.speculation is not None:
+            self._runner.n_hidden = self.speculation.n_hidden
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._failed: list[Request] = []
@@ -242,9 +246,9 @@ class Scheduler:
         reached = list(dict.fromkeys([*(chunk.sequence.request for chunk in done.chunks), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
-        drafts: abc.Sequence[tuple[int, int]] = ()
+        drafts: abc.Sequence[tuple[str, int, int]] = ()
         if self.speculation is not None:
-            drafts = [(len(chunk.proposed), chunk.n - 1) for chunk, _ in done.chosen if chunk.proposed]
+            drafts = [(chunk.drafter, len(chunk.proposed), chunk.n - 1) for chunk, _ in done.chosen if chunk.proposed]
         return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes, drafts)
 
     # ---- the decision: which sequences run, and which tokens ----
@@ -305,7 +309,9 @@ class Scheduler:
         chunks = chunks[: -(-len(self.running) // n_batches)]
         # A pass of hidden states runs no tokens of answers, so answers wait for it.
         is_hidden = bool(ready) and ready[0].request.is_hidden
-        is_shared = bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
+        is_shared = (
+            self.others_answer or bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
+        )
         left = -(-(self._shared_budget if is_shared else self._budget) // n_batches)
         rows = -(-(self._shared_read_budget if is_shared else self._read_budget) // n_batches)
         for sequence in ready:
@@ -350,6 +356,8 @@ class Scheduler:
         """Free a sequence's pages, and put the sequence back into the queue at its place."""
         self.running.remove(sequence)
         self._refused = None
+        if self.speculation is not None:
+            self.speculation.release(sequence)
         sequence.rewind()
         sequence.request.n_preemptions += 1
         insort(self.waiting, sequence, key=Sequence.arrival)
@@ -444,8 +452,9 @@ class Scheduler:
     def _accept(self, speculation: Speculation, done: PassOutput) -> list[tuple[ScheduledChunk, Exception]]:
         """Append the tokens of chunks with proposed tokens to their outputs; return the chunks that have failed."""
         failed = []
-        if done.chunks and all(chunk.samplers and chunk.sequence.output.token_ids for chunk in done.chunks):
-            speculation.costs.add(sum(chunk.n for chunk in done.chunks), done.seconds)
+        if done.chunks:
+            is_decode = all(chunk.samplers and chunk.sequence.output.token_ids for chunk in done.chunks)
+            speculation.measure(sum(chunk.n for chunk in done.chunks), done.seconds, is_decode=is_decode)
         for chunk, ids in done.chosen:
             if chunk.proposed:
                 try:
@@ -513,7 +522,7 @@ class Scheduler:
         """Free the pages of a sequence that has ended, except those that the prefix cache holds."""
         self._runner.drop(sequence)
         if self.speculation is not None:
-            self.speculation.drafters.end(sequence)
+            self.speculation.end(sequence)
         if self.prefix is not None:
             self.prefix.insert(sequence.ids[: sequence.kv.length], sequence.kv)
         self._remove(sequence)
@@ -533,6 +542,8 @@ class Scheduler:
         """Remove a sequence from the queue, its slot and all passes, and free its pages."""
         self._runner.drop(sequence)
         self._refused = None
+        if self.speculation is not None:
+            self.speculation.release(sequence)
         for sequences in (self.waiting, self.running):
             if sequence in sequences:
                 sequences.remove(sequence)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from mlx_engine.errors import ConstraintError, NotCopyableError, NotFiniteError, ProcessorError
@@ -52,6 +52,7 @@ class Generation:
         stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
         n_proposed: proposed tokens that passes have run; see docs/speculation.md.
         n_accepted: those of them that were right.
+        drafters: both numbers of each drafter that has proposed tokens.
         processors: the names of the run's processors and of its sampler function. The tokens then depend on the code of
             these functions too, not only on prompt, options and seed.
     """
@@ -69,6 +70,7 @@ class Generation:
     processors: tuple[str, ...] = ()
     n_proposed: int = 0
     n_accepted: int = 0
+    drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -207,6 +209,7 @@ class Stream:
             ),
             n_proposed=request.n_proposed,
             n_accepted=request.n_accepted,
+            drafters={name: (counts[0], counts[1]) for name, counts in request.drafters.items()},
         )
 
     def _step(self, scheduler: Scheduler) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from mlx_engine.backends.adapted import adapted
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.experts import ExpertLinear, Experts
@@ -508,7 +509,16 @@ class Layer:
 
 
 def decoder_layer(
-    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, want: Wanted, views: Views, inputs: Array
+    be: Backend,
+    w: Layer,
+    i: int,
+    x: Array,
+    batch: Batch,
+    *,
+    want: Wanted,
+    views: Views,
+    inputs: Array,
+    masks: Array | None = None,
 ) -> Array:
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
@@ -524,12 +534,14 @@ def decoder_layer(
             are computed for all tokens, attention and the FFN for wanted tokens only.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the layers' own inputs; read only if layers have `input`.
+        masks: (T, M), the adapter of each row, see `weights/adapters.py`; None without adapters.
     """
-    y = mix(be, w, i, x, batch, want, views)
+    y = mix(adapted(be, masks), w, i, x, batch, want, views)
     if y is None:
         return x
     if want == "some":
-        x = be.take(x, batch.rows)
+        x, masks = be.take(x, batch.rows), None if masks is None else be.take(masks, batch.rows)
+    be = adapted(be, masks)
     be.note(f"blk.{i}.attn_out", y)
     before, x = x, be.note(f"blk.{i}.attn_residual", project_add(be, y, w.out, w.post, x))
     x = feed_forward(be, w.ffn, before if w.is_parallel else x, x)

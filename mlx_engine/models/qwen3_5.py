@@ -31,12 +31,12 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
-from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.decoder import Decoder, NextToken
 from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
-from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
-from mlx_engine.weights.table import Head, Row, Table, stem_of, tensors
+from mlx_engine.weights.table import Head, Row, Table, layer_tensors, stem_of, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
@@ -175,6 +175,13 @@ DENSE = {
 }
 
 
+# The layer of multi-token prediction predicts only so many tokens, which are the most frequent ones.
+FIRST_TOKENS = 1 << 16
+# The layer of multi-token prediction: its projection, by the GGUF name and in a folder, and its norms.
+JOINED, FC = "nextn.eh_proj", "mtp.fc.weight"
+NEXT_NORMS = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+
+
 def value_head_order(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
     """Return the value heads of a folder in the model's order."""
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
@@ -201,6 +208,30 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows)
         name: replace(row, hf=head if row.hf == HEAD else row.hf.replace(STEMS[0], stem, 1))
         for name, row in found.items()
     }
+
+
+def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table) -> list[Tensor]:
+    """Return the tensors of the layer of multi-token prediction; none if the checkpoint has no single, whole one.
+
+    In folders it is the module `mtp`, in GGUF files the layer after the model's own.
+    """
+    i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
+    plus = table["output_norm.weight"].plus
+    rows = {
+        name: replace(row, kind=None, hf=f"{prefix}mtp.layers.0.{row.hf.partition('layers.*.')[2]}")
+        for name, row in table.items()
+        if "*" in name and row.kind in (None, ATTENTION)
+    }
+    found = layer_tensors(cfg, rows, i)
+    found.append(Tensor(f"blk.{i}.{JOINED}.weight", f"{prefix}{FC}", (cfg.hidden_size, 2 * cfg.hidden_size)))
+    for name, hf in NEXT_NORMS.items():
+        stored = TensorLayout(f"{prefix}mtp.{hf}.weight", plus=plus)
+        found.append(Tensor(f"blk.{i}.nextn.{name}.weight", stored, (cfg.hidden_size,)))
+    names = [tensor.stored(checkpoint.naming).name for tensor in found]
+    own = [f"blk.{i}.nextn.{part}.weight" for part in ("embed_tokens", "shared_head_head")]
+    is_whole = mtp_layers(checkpoint) == 1 and all(name in checkpoint.shapes for name in names)
+    has_own = any(name in checkpoint.shapes for name in (*own, f"{prefix}mtp.embed_tokens.weight"))
+    return found if is_whole and not has_own else []
 
 
 def _attention(cfg: Any) -> dict[str, Row]:
@@ -328,6 +359,17 @@ class Model(Decoder):
             for t, kind in zip(tensors, config.kinds, strict=True)
         ]  # fmt: skip
         super().__init__(config, parameters, backend, layers=layers)
+        if f"blk.{config.n_layers}.{JOINED}.weight" in parameters:
+            self.extra = self._extra(config, LayerTensors(parameters, config.n_layers, config.norm_eps))
+
+    def _extra(self, config: Config, t: LayerTensors) -> NextToken:
+        """Return the layer of multi-token prediction."""
+        mix, out = Attention.read(t, config, config.rope), t.linear("attn_output")
+        layer = Layer(norm=t.norm("attn_norm"), mix=mix, out=out, ffn=self.ffn(config, t))
+        norms = t.norm("nextn.enorm"), t.norm("nextn.hnorm"), t.norm("nextn.shared_head_norm")
+        n = min(FIRST_TOKENS, config.vocab_size)
+        head = t.p.first_rows(self.output.name, n) if n < config.vocab_size else self.output
+        return NextToken(self, layer, t.linear(JOINED), norms, head, n)
 
     @staticmethod
     def ffn(config: Any, t: LayerTensors) -> FeedForward:
@@ -370,7 +412,9 @@ def plan(
     if checkpoint.naming == "gguf":
         config = config_type.read(s, "gguf", checkpoint.n_embeddings)
         _check_rows(s, config)
-        return Plan(config, tensors(config, table(config, checkpoint, is_dense=is_dense, delta=delta), "optional"))
+        rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
+        extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
+        return Plan(config, tensors(config, rows, "optional"), extra=extra)
     text = s.mapping("text_config") or s
     tied = text.flag("tie_word_embeddings", False)
     if text is not s:
@@ -381,4 +425,5 @@ def plan(
     unused = [name for name in checkpoint.shapes if name.startswith(("model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
     rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
-    return Plan(config, tensors(config, rows, head), (*unused, *heads))
+    extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
+    return Plan(config, tensors(config, rows, head), (*unused, *heads), extra=extra)

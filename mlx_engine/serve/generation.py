@@ -128,6 +128,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
     asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
     given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
+    given["adapter"] = service.adapter(params.model)
     if params.predicted is not None and engine.speculation.is_on:
         check(params.predicted)
         given["prediction"] = params.predicted

@@ -237,6 +237,13 @@ class Need:
         """The bytes without which the model cannot run at all."""
         return self.total - self.mapped
 
+    def __add__(self, other: Need) -> Need:
+        """Return what both models need together; their passes do not run at the same time."""
+        return Need(
+            self.weights + other.weights, self.mapped + other.mapped, self.kv + other.kv,
+            max(self.workspace, other.workspace), self.saved + other.saved,
+        )  # fmt: skip
+
     def check(self, where: str, available: int, *, allowed: bool = False) -> None:
         """Compare with the available bytes; warn if the model is larger but can run.
 

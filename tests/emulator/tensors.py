@@ -292,6 +292,14 @@ BUGS = [
         "of a cooperative tensor, of which this thread has",
         "right",
     ),
+    Bug(
+        "an operand whose last rows are not set",
+        "rows",
+        "left[i] = row < count ? q[row * 16 + where[0]] : half(0);",
+        "if (row < count) left[i] = q[row * 16 + where[0]];",
+        r"element \[\d+, \d+\] of the left operand was never written",
+        "op.run",
+    ),
     Bug("the layout of an M5", "rows", _FILL, _M5, "relies on one GPU's layout", "op.run"),
     Bug(
         "a mapped element without asking",

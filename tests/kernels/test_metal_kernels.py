@@ -24,11 +24,12 @@ from kernels.metal import (
     norm_qkv,
     norm_rows,
     project_add,
+    prompt_product_tensors,
     tiles,
 )
 from kernels.metal.cases import Case, cases, numbers, paged, share
 from kernels.metal.formats import Q8_0Matrix
-from kernels.metal.layout import StoredMatrix, expanded
+from kernels.metal.layout import AffineMatrix, StoredMatrix, expanded
 from kernels.metal.reference import Expected
 from kernels.metal.rows import MOST_VECTORS, Tuning
 from kernels.metal.samples import matrix
@@ -42,6 +43,8 @@ SMOKE = {
     "dequantize": "9 x 544 to float32",
     "embed_rows": "6 of 9 x 544",
     "tiles": "100 x 160, 19 x float32",
+    "prompt_product": "65 x 128, 48 x float16",
+    "prompt_product_tensors": "65 x 128, 48 x float16",
     "dense": "9 x 520, 6",
     "attention": "6 heads, 2 of keys, 24 wide, pages of 5, 31 and 32 and 1 keys",
     "norm_gate_up": "9 x 544, 6 x float16, silu",
@@ -108,8 +111,10 @@ def test_no_two_threads_race(kernel: str):
             output_shapes=entry.output_shapes, output_dtypes=entry.output_dtypes, seed=seed, build="races",
         )  # fmt: skip
         first = first or found
+        # Metal leaves the order of sums open in products of tensors.
+        nearly = 2.0**-10 if kernel == "prompt_product_tensors" else 0
         for y, wanted in zip(found, first, strict=True):
-            np.testing.assert_array_equal(np.array(y), np.array(wanted))
+            np.testing.assert_allclose(np.array(y), np.array(wanted), rtol=nearly, atol=nearly)
 
 
 def test_activations_other_than_silu():
@@ -161,6 +166,31 @@ def test_unknown_ids_are_no_numbers():
     rows = np.array(embed_rows.embed_rows(table, mx.array([2, -1, 3, 0], mx.int32)))
     np.testing.assert_array_equal(rows[[0, 3]], expanded(table)[[2, 0]])
     assert np.isnan(rows[[1, 2]]).all()
+
+
+def test_a_gemv_of_bfloat16_is_rounded_once():
+    rng = np.random.default_rng(3)
+    x, weight = numbers(rng, (2, 96), "bfloat16"), matrix(rng, 7, 96)
+    exact = matvec.matvec(x, weight)
+    assert share(np.array(exact), matvec.reference(x, weight)) <= 1
+    np.testing.assert_array_equal(np.array(exact), np.array(matvec.matvec(x.astype(mx.float32), weight)))
+    assert mx.array_equal(matvec.matvec(x, weight, dtype=mx.bfloat16), exact.astype(mx.bfloat16)).item()
+
+
+@pytest.mark.parametrize(
+    ("macos", "architecture", "expected"),
+    [
+        ("26.2", "applegpu_g17s", True),
+        ("27.0.1", "applegpu_g18p", True),
+        ("26.1", "applegpu_g17s", False),
+        ("26.2", "applegpu_g16s", False),
+        ("26.2", "applegpu_g17p", False),
+        ("26.2", "", False),
+        ("", "applegpu_g17s", False),
+    ],
+)
+def test_accelerators_are_used_where_mlx_uses_them(macos: str, architecture: str, expected: bool):
+    assert prompt_product_tensors.has_accelerators(macos, architecture) == expected
 
 
 # ---- in the same bits ----
@@ -260,15 +290,17 @@ def test_every_kernel_has_cases_of_all_kinds(kernel: str):
     assert {entry.kernel.name for entry in launches} == {kernel}
     if kernel in ("head_norm_rope", "attention", "dense", "norm_rows"):
         return
-    matrices = [next(a for a in case.arguments() if isinstance(a, StoredMatrix)).shape for case in own]
+    stored = StoredMatrix, AffineMatrix
+    matrices = [next(a for a in case.arguments() if isinstance(a, stored)).shape for case in own]
     assert {1, 32} <= {n for n, _ in matrices}
     assert any(n % 2 and n > 1 for n, _ in matrices)
     assert 32 in {k for _, k in matrices}
     assert any(k % 512 and k > 512 for _, k in matrices)
     if kernel not in ("dequantize", "embed_rows"):
         inputs = [case.arguments()[0] for case in own]
-        assert {x.dtype for x in inputs} == {mx.float16, mx.float32}
-        assert set(range(1, 9)) <= {len(x) for x in inputs} or kernel == "tiles"
+        is_prompt = kernel.startswith("prompt_product")
+        assert {x.dtype for x in inputs} == {mx.float16, mx.bfloat16 if is_prompt else mx.float32}
+        assert set(range(1, 9)) <= {len(x) for x in inputs} or kernel == "tiles" or is_prompt
     if kernel in ("matvec", "project_add"):
         assert {dict(entry.template)["KS"] for entry in launches} == {1, 2, 4}
 

@@ -150,6 +150,7 @@ def test_every_type_is_right_in_every_kernel():
     kernels = {case.kernel for case in TYPED}
     assert kernels == {
         "matvec", "norm_project", "norm_qkv", "norm_gate_up", "project_add", "tiles", "embed_rows", "dequantize",
+        "prompt_product", "prompt_product_tensors",
     }  # fmt: skip
 
 

@@ -90,8 +90,7 @@ def test_metal_does_not_have_fixed_point_either():
         create_backend("metal", activations="i16")
 
 
-def test_metal_with_rounded_activations_is_mlx_by_another_name():
-    """The kernels of `metal` read float32."""
+def test_metal_with_rounded_activations_multiplies_a_few_rows_as_mlx():
     with mock.patch.dict("os.environ", {VARIABLE: "emulate"}):
         found = mlx_engine.load(MICRO, "metal", activations="bf16")
     assert (found.backend.name, found.backend.activations) == ("metal", "bf16")

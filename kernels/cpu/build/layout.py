@@ -42,7 +42,7 @@ SCRATCH_BYTES = 4 << 20
 # all matrices together. CHUNK_GEMV and CHUNK_GEMM are rows of a chunk; HAND_OUT is 0 if one thread runs a small batch
 # faster than several. MATRICES is the number of matrices. The POST_NORM words are a norm of the output. HAS_GEMV is 0
 # if rows cannot be multiplied as they are stored. FIXED is the number of matrices whose products are in fixed point,
-# by the tasks FIXED_GEMM and FIXED_PREPARE, for one or two tokens FIXED_GEMV and FIXED_RECORDS. From TABLE on each
+# by the tasks FIXED_GEMM and FIXED_PREPARE, for a few tokens FIXED_GEMV and FIXED_RECORDS. From TABLE on each
 # matrix has WIDTH words: WEIGHTS, its address, ROWS, BIAS, the address of its bias or 0, COLUMN, the first column of
 # its products in the output, CHUNK, the number of its first chunk in a job, and from FORMAT on the words of its format.
 (
@@ -55,11 +55,12 @@ OWN, TABLE = 22, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
 # Words of a format (`format.py`): the addresses of its kernels, weights and bytes of a block, and the most vectors
 # that are multiplied with its rows as they are stored. Then those of a matrix that is multiplied in fixed point: the
-# address of the kernel that expands rows to panels, 0 for other matrices, the kind of the format (`panels.py`), and the
-# address of the kernel that multiplies rows as they are stored (`fixed_rows.py`).
+# address of the kernel that expands rows to panels, 0 for other matrices, the kind of the format (`panels.py`), the
+# most tokens that are multiplied with rows as they are stored, and the address of the kernel for that
+# (`fixed_rows.py`).
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
 PANEL = FORMAT + FORMAT_WIDTH
-PANEL_KIND, EIGHT_ROWS, WIDTH = PANEL + 1, PANEL + 2, PANEL + 3
+PANEL_KIND, PANEL_MOST, EIGHT_ROWS, WIDTH = range(PANEL + 1, PANEL + 5)
 MOST_MATRICES = 8
 
 # Columns that a dot product sums before it adds their total to the totals before: part of the order of summation

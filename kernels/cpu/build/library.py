@@ -54,7 +54,7 @@ _HOMES = {
     "run_experts": "experts",
     "short_conv": "states",
     "convolve_span": "states",
-    "sigmoid_gate": "states",
+    "gate_rows": "states",
     "gate_span": "states",
     "delta_net": "states",
     "delta_head": "states",
@@ -88,7 +88,7 @@ ENTRIES = {
     "sum_exp": "iifi",
     "soft_cap": "iifi",
     "short_conv": "iiiiiiiiiiiii",
-    "sigmoid_gate": "iiiiiiiii",
+    "gate_rows": "iiiiiiiiii",
     "delta_net": "iiiiiiiiiiiii",
     "read_words": "iii",
     "read_words_in_order": "iii",
@@ -252,11 +252,13 @@ class Panels(NamedTuple):
     Attributes:
         expand: address of the kernel that expands rows.
         kind: the kind of the format.
+        most: the most tokens that are multiplied with rows as they are stored.
         eight_rows: address of the kernel that multiplies rows as they are stored.
     """
 
     expand: int
     kind: int
+    most: int
     eight_rows: int
 
 
@@ -278,7 +280,7 @@ class Library:
     sum_exp: Callable[..., None]
     soft_cap: Callable[..., None]
     short_conv: Callable[..., None]
-    sigmoid_gate: Callable[..., None]
+    gate_rows: Callable[..., None]
     delta_net: Callable[..., None]
     read_words: Callable[..., None]
     read_words_in_order: Callable[..., None]
@@ -348,11 +350,11 @@ class Library:
         """Return a quantised format's panels."""
         found = self._panels.get(name)
         if found is None:
-            part, kind = name + FIXED_END, ctypes.c_int64()
+            part, facts = name + FIXED_END, (ctypes.c_int64 * 2)()
             self.need([part, FIXED])
             code = self._parts[part]
-            function(code.address(f"{name}_panel_kind"), "i")(ctypes.addressof(kind))
-            kernels = code.address(f"{name}_panel"), kind.value, code.address(f"{name}_eight_rows")
+            function(code.address(f"{name}_panel_kind"), "i")(ctypes.addressof(facts))
+            kernels = code.address(f"{name}_panel"), *facts, code.address(f"{name}_eight_rows")
             found = self._panels[name] = Panels(*kernels)
         return found
 

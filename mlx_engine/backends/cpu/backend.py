@@ -16,6 +16,7 @@ import numpy as np
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.cpu.descriptors import (
     FLOAT32,
+    KINDS,
     Block,
     ExpertBlock,
     Matrix,
@@ -62,11 +63,6 @@ from mlx_engine.quant.weight import Weight
 
 # Query heads of one wide KV head for which the kernel has scratch memory.
 AT_ONCE = 16
-
-_KINDS: dict[Gating, int] = {
-    "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
-    "clamped_swiglu": layout.CLAMPED_SWIGLU,
-}  # fmt: skip
 
 
 class CompiledBackend(SimdBackend):
@@ -177,12 +173,12 @@ class CompiledBackend(SimdBackend):
         """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
         if not norm_fits(norm):
             return super().norm_gate_up(x, norm, gate, up, activation)
-        return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
+        return self._project(x, self._block((gate, up), norm, KINDS[activation]))
 
     def norm_up(self, x: Native, norm: Norm | None, up: Linear, activation: Activation) -> Native:
         if not norm_fits(norm):
             return super().norm_up(x, norm, up, activation)
-        return self._project(x, self._block((up,), norm, _KINDS[activation]))
+        return self._project(x, self._block((up,), norm, KINDS[activation]))
 
     def norm_experts(self, x: Native, norm: Norm, experts: Experts) -> Native:
         return self._run_experts(x, self.expert_block(norm, experts, False), None)
@@ -392,7 +388,7 @@ class CompiledBackend(SimdBackend):
             fixed = self.activations == "i16"
             linears = [*experts.dense, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
-            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
+            block = ExpertBlock(experts, norm, KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block
         return block
 
@@ -409,18 +405,32 @@ class CompiledBackend(SimdBackend):
             raise CannotCompileError("a norm that is too wide")
         if len(linears) > layout.MOST_MATRICES:
             raise CannotCompileError("too many matrices")
-        return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
+        return self._block(linears, norm, 0 if activation is None else KINDS[activation], post)
 
     # ---- states: short convolutions and delta rules ----
     # A state is read and written in its slots, without a copy.
 
     def sigmoid_gate(self, x: Native, gate: Native) -> Native:
-        if x.shape[1] % layout.LANES:
-            return super().sigmoid_gate(x, gate)
-        x, gate, out = strided_rows(x), strided_rows(gate), aligned(*x.shape)
+        return super().sigmoid_gate(x, gate) if x.shape[1] % layout.LANES else self._gate_rows(0, x, gate)
+
+    def gated(self, gate: Native, up: Native, gating: Gating) -> Native:
+        if up.shape[1] % layout.LANES:
+            return super().gated(gate, up, gating)
+        return self._gate_rows(KINDS[gating], up, gate)
+
+    def activate(self, x: Native, activation: Activation) -> Native:
+        if x.ndim != 2 or x.shape[1] % layout.LANES:
+            return super().activate(x, activation)
+        return self._gate_rows(KINDS[activation], None, x)
+
+    def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
+        """Return the gate (T, N) after the activation function of this number, 0 for the sigmoid, times x if given."""
+        gate, out = strided_rows(gate), aligned(*gate.shape)
+        x = None if x is None else strided_rows(x)
+        at, row = (0, 0) if x is None else (address(x), x.strides[0] // 4)
         self.run_entry(
-            self.library.sigmoid_gate, self.library.address("gate_span"), *x.shape, address(x), x.strides[0] // 4,
-            address(gate), gate.strides[0] // 4, address(out),
+            self.library.gate_rows, self.library.address("gate_span"), kind, *gate.shape, at, row, address(gate),
+            gate.strides[0] // 4, address(out),
         )  # fmt: skip
         return out
 

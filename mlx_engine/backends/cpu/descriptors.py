@@ -15,12 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlx_engine.backends.experts import Experts, Routing
-from mlx_engine.backends.parameters import Convolution, DeltaRule, LayerNorm, Linear, Norm, Scores
+from mlx_engine.backends.parameters import Convolution, DeltaRule, Gating, LayerNorm, Linear, Norm, Scores
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
 
 # The format of matrices that are not quantised, and of those that are expanded when they are loaded.
 FLOAT32 = "float32"
+
+# The numbers of activation functions in descriptors and steps.
+KINDS: dict[Gating, int] = {
+    "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
+    "clamped_swiglu": layout.CLAMPED_SWIGLU,
+}  # fmt: skip
 
 
 def address(array: np.ndarray) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.cpu.descriptors import (
+    KINDS,
     Block,
     ExpertBlock,
     address,
@@ -32,6 +33,7 @@ from mlx_engine.backends.parameters import (
     Array,
     Convolution,
     DeltaNet,
+    Gating,
     Linear,
     Norm,
     RMSNorm,
@@ -404,12 +406,23 @@ class Lowering:
         return out
 
     def sigmoid_gate(self, x: Place, gate: Place) -> Place:
-        a, b = self._place(x), self._place(gate)
+        return self._gate(0, x, gate)
+
+    def gated(self, gate: Place, up: Place, gating: Gating) -> Place:
+        return self._gate(KINDS[gating], up, gate)
+
+    def activate(self, x: Place, activation: Activation) -> Place:
+        return self._gate(KINDS[activation], None, x)
+
+    def _gate(self, kind: int, x: Place | None, gate: Place) -> Place:
+        b = self._place(gate)
+        a = b if x is None else self._place(x)
         if (a.width, a.is_wanted) != (b.width, b.is_wanted) or a.width % layout.LANES:
             raise CannotCompileError("a gate of another shape, or of a width that the kernel does not support")
         out = self._new(a.width, a.is_wanted)
-        step = self._emit(layout.GATE, a.is_wanted, OUT=out.buffer, ROW_WIDTH=a.width)
-        self._read(step, layout.A_AT, a)
+        step = self._emit(layout.GATE, a.is_wanted, OUT=out.buffer, ROW_WIDTH=a.width, STEP_BLOCK=kind)
+        if x is not None:
+            self._read(step, layout.A_AT, a)
         self._read(step, layout.B_AT, b)
         return out
 

@@ -33,7 +33,7 @@ _CALLED = {
     layout.TASK_PUT_SPAN: ("put_span", None),
     layout.ENTRY_NORM_ADD: ("norm_add", None),
     layout.ENTRY_EXPERTS: ("run_experts", layout.EXPERTS),
-    layout.ENTRY_GATE: ("sigmoid_gate", layout.GATE),
+    layout.ENTRY_GATE: ("gate_rows", layout.GATE),
     layout.TASK_GATE: ("gate_span", layout.GATE),
     layout.ENTRY_CONVOLVE: ("short_conv", layout.CONVOLVE),
     layout.ENTRY_DELTA: ("delta_net", layout.DELTA),

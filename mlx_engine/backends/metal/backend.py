@@ -1,6 +1,7 @@
 """`metal` and `cuda`: the `mlx` backend with our own kernels. Both run the same kernel source.
 
-Kernels compute in float32. With float16 or bfloat16 activations, `metal` and `cuda` are `MlxBackend` itself.
+Kernels compute in float32. With float16 or bfloat16 activations, `metal` is `RoundedMetalBackend`, and `cuda` is
+`MlxBackend`.
 
 A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
 attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take

@@ -27,6 +27,8 @@ from mlx_engine.kernels.metal.norm_project import norm_project
 from mlx_engine.kernels.metal.norm_qkv import norm_qkv
 from mlx_engine.kernels.metal.norm_rows import norm_rows
 from mlx_engine.kernels.metal.project_add import project_add
+from mlx_engine.kernels.metal.prompt_product import PromptMatrix, prompt_product
+from mlx_engine.kernels.metal.prompt_product_tensors import prompt_product_tensors
 from mlx_engine.kernels.metal.rows import MOST_VECTORS, Tuning
 from mlx_engine.observe.log import LOGGER
 
@@ -39,10 +41,12 @@ class Kernels:
     """The kernels of one executor. Every method returns None if the kernel was refused.
 
     Attributes:
+        tensors: whether `matmul2d` multiplies prompts.
         refused: the error message of each refused kernel, by its name.
     """
 
-    def __init__(self, executor: ExecutorName, tuner: Tuner | None = None) -> None:
+    def __init__(self, executor: ExecutorName, tuner: Tuner | None = None, *, tensors: bool = False) -> None:
+        self.tensors = tensors
         self.refused: dict[str, str] = {}
         self._refusals = _refusals(executor)
         self._tuner = tuner
@@ -69,9 +73,18 @@ class Kernels:
         """Return a product added to the residual stream."""
         return self._run(project_add, (tile(x), weight.instance), x, weight.matrix, residual)
 
-    def multiply(self, x: mx.array, weight: SplitMatrix) -> mx.array | None:
-        """Return the product of x with a stored matrix."""
-        return self._run(matvec, (tile(x), weight.instance), x, weight.matrix)
+    def multiply(self, x: mx.array, weight: SplitMatrix, dtype: mx.Dtype = mx.float32) -> mx.array | None:
+        """Return the product of x with a stored matrix, of a type: float32, or that of x."""
+        return self._run(matvec, (tile(x), weight.instance, x.dtype, dtype), x, weight.matrix, dtype=dtype)
+
+    def prompt_product(self, x: mx.array, matrix: PromptMatrix) -> mx.array | None:
+        """Return the product of many rows of float16 or bfloat16 with a matrix, of their type.
+
+        One instantiation multiplies matrices of all shapes. If `matmul2d` is refused, `simdgroup_matrix` is used.
+        """
+        key = matrix.code, x.dtype, matrix.inputs[-1].dtype
+        y = self._run(prompt_product_tensors, key, x, matrix) if self.tensors else None
+        return self._run(prompt_product, key, x, matrix) if y is None else y
 
     def dense(self, x: mx.array, weight: mx.array) -> mx.array | None:
         """Return the product of x with a float32 matrix."""

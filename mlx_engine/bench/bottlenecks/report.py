@@ -31,6 +31,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load, open_source
 from mlx_engine.loop.memory import linears
+from mlx_engine.options import OFF
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
 
@@ -148,7 +149,7 @@ def report(
         "allow_settings": settings.allow_settings,
         **settings.conversion.options(),
     }
-    how |= {"activations": settings.activations, "kv_type": settings.kv_type}
+    how |= {"activations": settings.activations, "kv_type": settings.kv_type, "speculate": OFF}
     check(settings.test, open_source(path, settings.backend, **how))
     engine, phases = loaded(lambda: load(path, settings.backend, **how))
     checkpoint = open_model(path, settings.allow_settings)

@@ -69,7 +69,28 @@ Speculate: TypeAlias = Annotated[
     typer.Option(
         "--speculate",
         metavar="HOW",
-        help="off, lookup or auto: check tokens of earlier text, several in one pass; answers are the same.",
+        help="off, lookup, draft, mtp or auto: check guessed tokens, several in one pass; answers are the same.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
+]
+Draft: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="A small model with the same vocabulary that proposes tokens.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
+]
+AdapterPaths: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="[NAME=]PATH",
+        help="Folder of a LoRA adapter, of PEFT or mlx-lm. Several may be given to a server, which has a model "
+        "MODEL:NAME for each; elsewhere the first is used.",
         rich_help_panel=MODEL_PANEL,
     ),
     RARE,

@@ -133,11 +133,13 @@ MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matr
       msl_at at = lies->at[t * lies->capacity + i];
       if (at.row < 0) continue;
       auto value = share->elements[i];
-      if (!is_input && msl_is_never_written(value))
+      if (msl_is_never_written(value))
         msl_tensor_wrong(matrix.file, matrix.line,
-                         "element [%d, %d] of the destination, to which a product is added, was never written\n"
-                         "set all elements to 0 first, or multiply without accumulation",
-                         at.column, at.row);
+                         is_input ? "element [%d, %d] of %s was never written\n"
+                                    "set all elements that are valid, to 0 where the matrix has ended"
+                                  : "element [%d, %d] of %s, to which a product is added, was never written\n"
+                                    "set all elements to 0 first, or multiply without accumulation",
+                         at.column, at.row, matrix.name);
       to.of(at.row, at.column) = msl_number<N>(value, matrix.rounds);
       if (!first) first = &share->elements[i];
       differ = differ || __builtin_memcmp(&value, first, sizeof value) != 0;

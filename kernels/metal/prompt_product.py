@@ -1,0 +1,81 @@
+"""Prompts in float16 or bfloat16: tiles in the matrix units of every GPU, by `simdgroup_matrix`.
+
+A threadgroup expands each weight once for 64 vectors, in a tile of threadgroup memory, and sums in float32. The result
+is rounded to the type of x. `prompt_product_tensors` is the same kernel with `matmul2d`.
+
+For float16, tiles are float16, too: the matrix units multiply these without another conversion. For bfloat16, tiles are
+float32: GPUs before the M5 have no bfloat16 units, and the weights are then not rounded.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from ..kernel import Kernel
+from ..launch import Size, launch
+from .arguments import described
+from .layout import AffineMatrix, StoredMatrix
+from .reference import EPSILON, SEQUENTIAL, Expected, wide
+
+INPUTS, OUTPUTS = ["x", "wq", "ws", "biases"], ["y"]
+KERNEL = Kernel.load("prompt_product", INPUTS, OUTPUTS, headers=["prompt", "tile_simdgroups"])
+TILE, THREADS = 64, 128
+# From this many vectors on the engine uses these kernels: below, most of a tile of 64 vectors would be empty.
+FEWEST = 32
+# The largest relative error of rounding to a type.
+ROUNDING = {mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
+
+PromptMatrix = StoredMatrix | AffineMatrix
+
+
+def prompt_product(x: mx.array, weight: PromptMatrix) -> mx.array:
+    """Compute `x @ weight.T` for many vectors, by `simdgroup_matrix`.
+
+    Args:
+        x: (V, K) float16 or bfloat16, any V.
+        weight: (N, K), of any stored type, or in MLX's affine arrays.
+
+    Returns:
+        (V, N) of x's type: the sums in float32, rounded once. For float16 each weight is rounded to float16.
+
+    Raises:
+        ValueError: x does not fit.
+    """
+    return product("prompt_product", KERNEL, x, weight, mx.float16 if x.dtype == mx.float16 else mx.float32)
+
+
+def product(name: str, kernel: Kernel, x: mx.array, weight: PromptMatrix, tile: mx.Dtype) -> mx.array:
+    """Launch one of the two kernels with tiles of a type."""
+    N, K = weight.shape
+    if x.ndim != 2 or x.shape[1] != K or x.dtype not in ROUNDING or x.shape[0] < 1:
+        raise ValueError(f"{name}: expected x (V, {K}) of float16 or bfloat16, found {described(x)}")
+    wq, *scales = weight.inputs
+    (y,) = launch(
+        kernel,
+        [x, wq, scales[0], scales[-1]],
+        template=(("W", weight.code), ("T", x.dtype), ("TILE", tile)),
+        grid=grid(N, len(x))[0],
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(len(x), N)],
+        output_dtypes=[x.dtype],
+    )
+    return y
+
+
+def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
+    """Return the grid and the threadgroup; group (i, j) begins at row 64 i, vector 64 j."""
+    return (-(-n_rows // TILE) * THREADS, -(-vectors // TILE), 1), (THREADS, 1, 1)
+
+
+def reference(x: mx.array, weight: PromptMatrix) -> Expected:
+    """Return the same in float64, with the error bound of the sums and of the rounding to x's type."""
+    return rounded_product(x, weight, mx.float16 if x.dtype == mx.float16 else mx.float32)
+
+
+def rounded_product(x: mx.array, weight: PromptMatrix, tile: mx.Dtype) -> Expected:
+    """Return the product with weights that are rounded to the type of tiles."""
+    with mx.stream(mx.cpu):
+        vectors, weights = (wide(part.astype(mx.float32)) for part in (x, weight.dequantized().astype(tile)))
+    y = vectors @ weights.T
+    return Expected(y, SEQUENTIAL * EPSILON * (np.abs(vectors) @ np.abs(weights).T) + ROUNDING[x.dtype] * np.abs(y))

@@ -1,0 +1,60 @@
+// Products of tiles by `simdgroup_matrix`, 8 x 8 elements at a time: for every GPU. Of a tile of 64 by 64 sums, a
+// SIMD-group has 32 vectors by 32 rows.
+
+// Elements from one row of a tile to the next: rows begin in different banks of memory.
+enum { TILE_STRIDE = 36, TILE_HELD = 4 * 64 };
+
+// Sums of 8 vectors by 8 rows: those of square i, j are of vectors 8 i and rows 8 j on.
+struct TileSums {
+  simdgroup_matrix<float, 8, 8> of[4][4];
+};
+
+template <typename TILE>
+METAL_FUNC TileSums tile_sums() {
+  TileSums sums;
+  return sums;
+}
+
+METAL_FUNC void clear_sums(thread TileSums& sums) {
+  UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL for (int j = 0; j < 4; j++) sums.of[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+}
+
+template <typename TILE>
+METAL_FUNC void add_tiles(
+    thread TileSums& sums, const threadgroup TILE* vectors, const threadgroup TILE* weights, int simdgroup) {
+  vectors = vectors + simdgroup / 2 * 32 * TILE_STRIDE;
+  weights = weights + simdgroup % 2 * 32 * TILE_STRIDE;
+  for (int k = 0; k < 32; k += 8) {
+    simdgroup_matrix<TILE, 8, 8> rows[4];
+    UNROLL for (int j = 0; j < 4; j++) {
+      simdgroup_load(rows[j], weights + j * 8 * TILE_STRIDE + k, TILE_STRIDE, ulong2(0, 0), true);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+      simdgroup_matrix<TILE, 8, 8> v;
+      simdgroup_load(v, vectors + i * 8 * TILE_STRIDE + k, TILE_STRIDE);
+      UNROLL for (int j = 0; j < 4; j++) simdgroup_multiply_accumulate(sums.of[i][j], v, rows[j], sums.of[i][j]);
+    }
+  }
+}
+
+// Write the sums that are inside of y. They pass through threadgroup memory, 64 at a time: y has another type.
+template <typename T>
+METAL_FUNC void store_sums(
+    thread TileSums& sums, device T* y, threadgroup float* held, int row0, int vector0, int N, int count,
+    int simdgroup, int lane) {
+  held = held + simdgroup * 64;
+  UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL for (int j = 0; j < 4; j++) {
+      simdgroup_store(sums.of[i][j], held, 8);
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL for (int at = lane; at < 64; at += 32) {
+        const int row = row0 + simdgroup % 2 * 32 + j * 8 + at % 8;
+        const int vector = vector0 + simdgroup / 2 * 32 + i * 8 + at / 8;
+        if (row < N && vector < count) y[size_t(vector) * N + row] = T(held[at]);
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+}

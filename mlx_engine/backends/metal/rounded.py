@@ -1,0 +1,101 @@
+"""`metal` with float16 or bfloat16 activations: MLX's operations, and our kernels for the products of prompts.
+
+From 32 rows on, a product with a quantised matrix is one launch: of `prompt_product_tensors`, where the GPU has neural
+accelerators, else of `prompt_product`. With fewer rows it is MLX's product of the same arrays. MLX's format has no
+Q6_K, whose products with fewer rows are of `matvec`.
+
+Float matrices, experts and attention are MLX's: its kernels for these use the same units of the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from mlx_engine.backends.metal.kernels import Kernels
+from mlx_engine.backends.metal.tuning import tuner
+from mlx_engine.backends.metal.weights import SplitMatrix, split
+from mlx_engine.backends.mlx.backend import MlxBackend
+from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.backends.parameters import Native
+from mlx_engine.errors import OptionError
+from mlx_engine.kernels.launch import ExecutorName, use
+from mlx_engine.kernels.metal.formats import GROUPS, KINDS
+from mlx_engine.kernels.metal.layout import AffineMatrix
+from mlx_engine.kernels.metal.prompt_product import FEWEST
+from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
+from mlx_engine.quant.weight import Weight
+
+# Chooses the kernel of prompts: "on" for `matmul2d`, "off" for `simdgroup_matrix`; unset, the GPU decides.
+VARIABLE = "MLX_ENGINE_TENSORS"
+
+
+class RoundedMetalBackend(MlxBackend):
+    """`MlxBackend` whose quantised matrices are multiplied with prompts by our kernels."""
+
+    def __init__(self, activations: str, executor: ExecutorName) -> None:
+        self.executor = executor
+        super().__init__(activations, "metal")
+        if executor == "emulator":
+            self.device = "emulated on cpu"
+            self._real = mx.float64
+            self._use(mx.Device(mx.cpu))
+        self.prompts = Kernels(executor, tuner(executor), tensors=uses_tensors(executor))
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the stream, and launch kernels on this backend's executor."""
+        with super().session(), use(self.executor):
+            yield
+
+    def prepare(self, weight: Weight) -> Native:
+        """Keep quantised matrices as `MlxBackend` does, and Q6_K as it is stored."""
+        if weight.type.name == "Q6_K":
+            matrix = split(weight, self.prompts)
+            return super().prepare(weight) if matrix is None else StoredPromptMatrix(matrix.matrix, self.prompts)
+        made: mx.array | GroupMatrix = super().prepare(weight)
+        if not isinstance(made, GroupMatrix) or made.biases is None:
+            return made
+        if made.mode != "affine" or made.bits not in KINDS or made.group not in GROUPS:
+            return made
+        return PromptMatrix(made.wq, made.scales, made.biases, made.group, made.bits, kernels=self.prompts)
+
+
+def uses_tensors(executor: ExecutorName) -> bool:
+    """Return whether `matmul2d` multiplies prompts.
+
+    Raises:
+        OptionError: the environment variable has another value.
+    """
+    chosen = os.environ.get(VARIABLE)
+    if chosen not in (None, "on", "off"):
+        raise OptionError(f"{VARIABLE} must be 'on', 'off' or unset, not {chosen!r}", option=VARIABLE, found=chosen)
+    return has_accelerators() and executor == "metal" if chosen is None else chosen == "on"
+
+
+@dataclass(frozen=True, eq=False)
+class PromptMatrix(GroupMatrix):
+    """A matrix in MLX's affine arrays, and the kernels that multiply it with prompts."""
+
+    kernels: Kernels = field(kw_only=True, repr=False)
+
+    def multiply(self, x: mx.array) -> mx.array:
+        y = None
+        if len(x) >= FEWEST and self.biases is not None:
+            matrix = AffineMatrix(self.wq, self.scales, self.biases, self.group, self.bits)
+            y = self.kernels.prompt_product(x, matrix)
+        return super().multiply(x) if y is None else y
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPromptMatrix(SplitMatrix):
+    """A matrix as it is stored, of a type that MLX's format cannot express."""
+
+    def multiply(self, x: mx.array) -> mx.array:
+        kernels, is_prompt = self.kernels, len(x) >= FEWEST
+        y = kernels.prompt_product(x, self.matrix) if is_prompt else kernels.multiply(x, self, x.dtype)
+        return x @ self.matrix.dequantized().astype(x.dtype).T if y is None else y
