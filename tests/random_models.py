@@ -28,7 +28,7 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
-    "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
+    "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
     "glm4moe", "minimax-m2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
@@ -36,6 +36,13 @@ SAMPLED = (
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek2": ("gguf", {
+        **_DECODER, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
+        "attention.key_length_mla": 320, "attention.value_length_mla": 64, "attention.kv_lora_rank": 256,
+        "attention.q_lora_rank": 256, "rope.dimension_count": 64, "expert_count": 6, "expert_used_count": 2,
+        "expert_feed_forward_length": 256, "expert_shared_count": 1, "leading_dense_block_count": 1,
+        "expert_gating_func": 1, "expert_weights_norm": False,
+    }),
     "ernie4_5-moe": ("gguf", {
         **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
         "expert_shared_count": 2, "leading_dense_block_count": 1,

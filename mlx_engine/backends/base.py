@@ -189,16 +189,19 @@ class Backend(Primitives):
     # ---- KV stores: the cache assigns slots to sequences, the backend decides the memory layout ----
 
     @abstractmethod
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Array:
         """Return a KV store of `n_slots` uninitialised slots; a slot holds keys and values (G, E) of one token.
 
-        Slots are of the type `kv_type`.
+        With one array, keys are values, too. Slots are of the type `kv_type`.
         """
 
     @storage
     @abstractmethod
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """Write keys and values (T, G, E) to slots (T,) int64 and return the store, which may be changed in place."""
+        """Write keys and values (T, G, E) to slots (T,) int64 and return the store, which may be changed in place.
+
+        A store of one array gets the keys alone.
+        """
 
     @abstractmethod
     def kv_copy(self, store: Array, source: int, target: int, n: int) -> Array:
@@ -209,7 +212,7 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_read(self, store: Array, first: int, n: int) -> np.ndarray:
-        """Return slots [first, first + n) as they are stored (2, G, n, row): a view of the store, or a copy.
+        """Return slots [first, first + n) as they are stored (2 or 1, G, n, row): a view of the store, or a copy.
 
         `quant/key_values.py` defines the elements. May be called outside of sessions. If the backend is not lazy,
         another thread may call it while passes write to other slots.
@@ -217,7 +220,7 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
-        """Write what `kv_read` has returned (2, G, n, row) to slots [first, first + n), and return the store.
+        """Write what `kv_read` has returned to slots [first, first + n), and return the store.
 
         The store may be changed in place. May be called outside of sessions.
         """

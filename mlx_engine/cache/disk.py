@@ -151,7 +151,7 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
     states: list[Piece] = []
     for i, layer in enumerate(pool.layers):
         if isinstance(layer, KVLayer):
-            shape = 2, layer.n_kv_heads, pool.page, row_length(layer.head_dim, layer.type)
+            shape = layer.n_arrays, layer.n_kv_heads, pool.page, row_length(layer.head_dim, layer.type)
             parts[str(pool.stores.group_of[i])].append(Piece(i, 0, shape, np.dtype(DTYPES[layer.type])))
         else:
             states += [Piece(i, j, shape, np.dtype(np.float32)) for j, shape in enumerate(layer.shapes)]

@@ -33,17 +33,21 @@ LONGEST_PASS = 512
 
 @dataclass(frozen=True)
 class KVLayer:
-    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window, None for all tokens, and the type."""
+    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window, None for all tokens, and the type.
+
+    With one array, keys are values, too: a latent, of which values are the first elements.
+    """
 
     n_kv_heads: int
     head_dim: int
     window: int | None = None
     type: str = "f32"
+    n_arrays: int = 2
 
     @property
     def token_nbytes(self) -> int:
         """Bytes of one token's keys and values."""
-        return 2 * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
+        return self.n_arrays * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
 
 
 # The cache of a layer for one sequence: keys and values, or a state.
@@ -113,7 +117,7 @@ class KVPool:
         stores: list[Array | None] = []
         for layer, group in zip(layers, group_of, strict=True):
             if isinstance(layer, KVLayer) and (kept or layer not in shared):
-                shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page)
+                shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page, layer.n_arrays)
             stores.append(shared[layer] if isinstance(layer, KVLayer) else None)
         with_state = [layer if isinstance(layer, StateLayer) else None for layer in layers]
         self.states = StatePool(backend, with_state, n_sequences, kept=kept, n_proposed=n_proposed)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+# Of latent attention; `attn_q`, `attn_q_b` and `attn_kv_a_mqa` are loaded in two parts. The matrices of single heads,
+# attn_k_b and attn_v_b, have none: they keep their type.
+_LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", "attn_k_pe")
+
 # Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
 GROUPS = {
     # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; loaded models have all three.
-    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate"),
+    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", *_LATENT),
     # The projections of layers with a state. `in_proj` of LFM2 is loaded in three parts, and `ssm_ba` and `ssm_in` of
     # Qwen3-Next in two.
     "mixer": (

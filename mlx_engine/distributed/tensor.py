@@ -35,7 +35,16 @@ from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, 
 from mlx_engine.distributed.messages import Message, StagePools
 from mlx_engine.errors import NotShardableError
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, SharedAttention, ShortConv
+from mlx_engine.models.layer import (
+    Attention,
+    Columns,
+    LatentAttention,
+    Layer,
+    Mixer,
+    RowNorms,
+    SharedAttention,
+    ShortConv,
+)
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
@@ -459,7 +468,7 @@ class RankSlices:
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
         """Return a mixer with this rank's heads or channels, and a state of their size."""
-        if isinstance(mixer, SharedAttention):
+        if isinstance(mixer, SharedAttention | LatentAttention):
             return mixer
         if isinstance(mixer, Attention):
             norms = mixer.norms

@@ -17,7 +17,7 @@ from mlx_engine.backends.parameters import Array, Linear, Norm, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.errors import OptionError
-from mlx_engine.models.layer import Attention, Layer, SharedAttention, decoder_layer
+from mlx_engine.models.layer import Attention, LatentAttention, Layer, SharedAttention, decoder_layer
 from mlx_engine.quant.key_values import fits
 from mlx_engine.weights.model import ExtraLayer, Model
 from mlx_engine.weights.parameters import Parameters
@@ -201,14 +201,19 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     """
     kept: list[CacheLayer] = []
     for mixer in (w.mix for w in layers):
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, Attention | LatentAttention):
             if not fits(mixer.head_dim, type_):
                 message = (
                     f"keys and values of {type_} are blocks of 32 numbers of a head, and heads of {mixer.head_dim} do "
                     "not fill them; use f16"
                 )
                 raise OptionError(message, option="kv_type", expected="f32, f16 or bf16", found=type_)
-            kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window, type_))
+            of = (
+                (1, mixer.head_dim, None)
+                if isinstance(mixer, LatentAttention)
+                else (mixer.n_kv_heads, mixer.head_dim, mixer.window)
+            )
+            kept.append(KVLayer(*of, type_, 1 if isinstance(mixer, LatentAttention) else 2))
         elif not isinstance(mixer, SharedAttention):
             kept.append(StateLayer(mixer.state))
     return kept

@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
     "ernie4_5_moe": ARCH.ERNIE4_5_MOE, "granitemoe": ARCH.GRANITE_MOE, "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
     "lfm2_moe": ARCH.LFM2MOE, "qwen3_next": ARCH.QWEN3NEXT,
     "glm4_moe": ARCH.GLM4_MOE, "minimax_m2": ARCH.MINIMAXM2, "olmoe": ARCH.OLMOE,
@@ -52,7 +53,17 @@ MULTIPLIERS = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
 }  # fmt: skip
+_LATENT = {
+    "kv_lora_rank": "attention.kv_lora_rank", "q_lora_rank": "attention.q_lora_rank",
+    "v_head_dim": "attention.value_length_mla", "qk_rope_head_dim": "rope.dimension_count",
+    "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+}  # fmt: skip
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 KEYS_OF_KIND = {
+    "deepseek_v2": _LATENT, "deepseek_v3": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
+    "glm4_moe_lite": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
     "ernie4_5_moe": {
         "moe_layer_interval": "interleave_moe_layer_step", "moe_layer_start_index": "leading_dense_block_count",
         "moe_num_shared_experts": "expert_shared_count",
@@ -136,6 +147,12 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
     if kind in ("cohere2", "hunyuan_v1_dense", "hunyuan_v1_moe"):
         made["rope.scaling.type"] = "none"
+    if kind in LATENT:
+        made["attention.head_count_kv"] = 1
+        made["attention.key_length"] = c["kv_lora_rank"] + c["qk_rope_head_dim"]
+        made["attention.value_length"] = c["kv_lora_rank"]
+        made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+        made["expert_gating_func"] = 1 if kind == "deepseek_v2" else 2
     if kind == "lfm2_moe":
         heads = [c["num_key_value_heads"] * (of == "full_attention") for of in c["layer_types"]]
         made["attention.head_count_kv"] = heads
@@ -161,6 +178,8 @@ def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         made["original_context_length"] = rope["original_max_position_embeddings"]
         if c["model_type"] == "ministral3":
             made["yarn_log_multiplier"] = rope["mscale_all_dim"]
+        if c["model_type"] in LATENT:
+            made["yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     if rope["rope_type"] == "longrope":
         original = c["original_max_position_embeddings"]
         factor = float(np.sqrt(1 + np.log(c["max_position_embeddings"] / original) / np.log(original)))
@@ -207,6 +226,11 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_heads = np.split(values.reshape(groups, -1, values.shape[1]), np.cumsum([key, key, value]), axis=1)
             q, k, v, z = (of.reshape(-1, values.shape[1]) for of in of_heads)
             made[f"{stem}.in_proj_qkv.weight"], made[f"{stem}.in_proj_z.weight"] = np.concatenate([q, k, v]), z
+        elif last == "kv_b_proj":
+            n, heads = c["qk_nope_head_dim"], c["num_attention_heads"]
+            of_each = values.reshape(heads, -1, values.shape[1])
+            made[f"{stem}.k_b_proj.weight"] = of_each[:, :n].transpose(0, 2, 1)
+            made[f"{stem}.v_b_proj.weight"] = of_each[:, n:]
         elif c["model_type"] == "lfm2_moe" and ".experts." in name:
             part = {"w1": "gate", "w2": "down", "w3": "up"}[last]
             made[f"{stem}.{part}_proj.weight"] = values

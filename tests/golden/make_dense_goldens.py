@@ -22,12 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
 from transformers.models.arcee import modeling_arcee
 from transformers.models.cohere2 import modeling_cohere2
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.ernie4_5 import modeling_ernie4_5
 from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
 from transformers.models.exaone4 import modeling_exaone4
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.glm4 import modeling_glm4
 from transformers.models.glm4_moe import modeling_glm4_moe
+from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
 from transformers.models.granite import modeling_granite
 from transformers.models.granitemoe import modeling_granitemoe
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
@@ -51,6 +54,7 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
+    modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
     modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
     modeling_minimax_m2,
     modeling_glm4_moe,
@@ -91,7 +95,27 @@ AROUND = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "num_local_experts": 0,
     "num_experts_per_tok": 0,
 }  # fmt: skip
+# Latent attention: 32 elements of the latent, and 16 rotated ones.
+LATENT = {
+    "kv_lora_rank": 32, "qk_rope_head_dim": 16, "moe_intermediate_size": 32, "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4, "tie_word_embeddings": False,
+    "experts_implementation": "eager",
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "deepseek2lite": {
+        "model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "n_shared_experts": 2, "routed_scaling_factor": 1.5,
+        "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek3": {
+        "model_type": "deepseek_v3", **LATENT, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "glm4moelite": {
+        "model_type": "glm4_moe_lite", **LATENT, "q_lora_rank": 32, "qk_nope_head_dim": 48, "v_head_dim": 64,
+        "n_shared_experts": 1, "rope_parameters": PLAIN, "mlp_layer_types": ["dense", "sparse"],
+    },
     "ernie4_5moe": {
         "model_type": "ernie4_5_moe", **NO_HEAD_DIM, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32,
         "moe_num_shared_experts": 2, "rope_parameters": PLAIN, "experts_implementation": "eager",

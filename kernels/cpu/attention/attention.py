@@ -82,9 +82,11 @@ from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 # of a page. COLUMN is the word of a sequence that holds its number of queries. SPAN is the number of tokens of a chunk
 # in prefill. SCALE is the factor of the scores, or with a soft cap the cap, and INNER_SCALE the factor of the argument
 # of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the store.
+# ARRAYS is the number of its arrays: with 1, keys are values, too.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
-) = range(17)  # fmt: skip
+    ARRAYS,
+) = range(18)  # fmt: skip
 
 # The largest score of no keys.
 LEAST = np.float32(-np.inf)
@@ -220,7 +222,7 @@ def attend_block(
     pages, kind = words(sequence[SEQ_PAGES]), KV_F32 if expanded != 0 else job[TYPE]
     # A row of another type is widened in registers by each tile that reads it: for several tiles it is expanded first.
     in_pieces = kind != KV_F32 and n > tile_vectors()
-    by_value = 4 * width * BLOCK if expanded != 0 else job[G] * job[SLOTS] * row_bytes(job[TYPE], width)
+    by_value = 4 * width * BLOCK if expanded != 0 else _by_value(job)
     far, j = expanded == 0 and sequence[job[COLUMN]] <= SMALL_BATCH, first
     while j < last:
         keys, stop = _key_run(job, pages, head, start, j, last, expanded)
@@ -264,6 +266,13 @@ def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: i
 
 
 @jit
+def _by_value(job: Any) -> int:
+    """Return the bytes from a key to its value in the store."""
+    size: int = (job[ARRAYS] - 1) * job[G] * job[SLOTS] * row_bytes(job[TYPE], job[E])
+    return size
+
+
+@jit
 def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
     """Expand the keys and values of a block that the tokens from `position` on attend to; return where they are.
 
@@ -275,7 +284,7 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
         return 0
     pages, row = words(sequence[SEQ_PAGES]), row_bytes(kind, width)
     j, _ = _visible(job, position, start)
-    last, by_value = min(BLOCK, position + n_tokens - start), job[G] * job[SLOTS] * row
+    last, by_value = min(BLOCK, position + n_tokens - start), _by_value(job)
     while j < last:
         keys, stop = _key_run(job, pages, head, start, j, last, 0)
         at = memory + 4 * j * width
@@ -502,8 +511,8 @@ def _join_blocks(job: Any, n_sequences: int, parts: Any, out: Any) -> None:
 @entry
 def attend(
     address: int, decode: int, prefill: int, q: int, n_rows: int, n_heads: int, n_kv_heads: int, width: int, store: int,
-    kind: int, slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float,
-    softcap: float, sinks: int, parts: int, out: int,
+    kind: int, slots: int, arrays: int, page: int, window: int, sequences: int, n_sequences: int, column: int,
+    scale: float, softcap: float, sinks: int, parts: int, out: int,
 ) -> None:  # fmt: skip
     """Compute (R, H, E) attention of queries over pages of a store.
 
@@ -520,6 +529,7 @@ def attend(
         store: address of (2, G, slots, E).
         kind: the type of the store, one of `KV_TYPES`.
         slots: slots per head of the store.
+        arrays: 2, or 1 if the store has one array (1, G, slots, E), of keys that are values, too.
         page: tokens per page.
         window: number of latest tokens that a token attends to; 0 is all.
         sequences: address of the words of each sequence (`layout.py`).
@@ -535,6 +545,7 @@ def attend(
     job = words(address)[JOB:]
     job[Q], job[STORE], job[OUT], job[H], job[G], job[E] = q, store, out, n_heads, n_kv_heads, width
     job[TYPE], job[SLOTS], job[PAGE], job[WINDOW], job[SINKS] = kind, slots, page, window, sinks
+    job[ARRAYS] = arrays
     # The outer factor has log2(e), for powers of 2.
     job[SCALE] = word((scale if softcap == 0 else softcap) / math.log(2))
     job[INNER_SCALE] = word(0.0 if softcap == 0 else scale / softcap)

@@ -82,7 +82,7 @@ ENTRIES = {
     "put_pair": "iiiiiiiiiiiii",
     "run_experts": "iiiiiii",
     "norm_add": "iiiiiii",
-    "attend": "iiiiiiiiiiiiiiiiffiii",
+    "attend": "iiiiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiii",
     "sum_exp": "iifi",

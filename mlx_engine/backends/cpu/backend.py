@@ -61,6 +61,9 @@ from mlx_engine.quant import key_values
 from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
+# Query heads of one wide KV head for which the kernel has scratch memory.
+AT_ONCE = 16
+
 
 class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
@@ -324,7 +327,7 @@ class CompiledBackend(SimdBackend):
         row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
         # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
         fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
-        fits = fits and k.shape == v.shape and store.shape[1::2] == row and store.flags.c_contiguous
+        fits = fits and len(store) == 2 and k.shape == v.shape and store.shape[1::2] == row and store.flags.c_contiguous
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (k, v)):
             return super().kv_write(store, slots, k, v)
         self.run_entry(
@@ -337,15 +340,18 @@ class CompiledBackend(SimdBackend):
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
-        _, n_kv_heads, slots, _ = kv.store.shape
+        n_arrays, n_kv_heads, slots, _ = kv.store.shape
+        if n_kv_heads == 1 and n_heads > AT_ONCE and not heads_fit(n_heads, width, self.kv_type):
+            pieces = (q[:, first : first + AT_ONCE] for first in range(0, n_heads, AT_ONCE))
+            return np.concatenate([self.attention(of, kv, counts, scores) for of in pieces], axis=1)
         if not heads_fit(n_heads // n_kv_heads, width, self.kv_type) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scores)
         q, out, sequences = contiguous(q), aligned(*q.shape), sequence_descriptors(kv.spans, counts, counts)
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
-            n_kv_heads, width, address(kv.store), layout.KV_TYPES[self.kv_type], slots, kv.page, kv.window or 0,
-            address(sequences), len(sequences),
+            n_kv_heads, width, address(kv.store), layout.KV_TYPES[self.kv_type], slots, n_arrays, kv.page,
+            kv.window or 0, address(sequences), len(sequences),
             layout.SEQ_NEW, scores.scale, scores.softcap or 0.0, sinks_address(scores, n_heads), parts, address(out),
         )  # fmt: skip
         return out

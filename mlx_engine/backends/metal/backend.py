@@ -167,7 +167,7 @@ class MetalBackend(MlxBackend):
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
-        if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
+        if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD and len(kv.store) == 2:
             of = self._places_of(kv, counts)
             y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scores)
         return super().attention(q, kv, counts, scores) if y is None else y
@@ -182,7 +182,7 @@ class MetalBackend(MlxBackend):
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write keys and values in one update if they are the halves of one array."""
-        both = joined(k, v)
+        both = joined(k, v) if len(store) == 2 else None
         if both is None:
             return super().kv_write(store, slots, _whole(k), _whole(v))
         store[:, :, indices(slots)] = stored_rows(both, self.kv_type)

@@ -212,7 +212,7 @@ class MlxBackend(Backend):
             if n:
                 first = kv.first_visible(span, n)
                 slots = indices(span.slots(first, span.length, kv.page))
-                keys, values = (expanded_rows(kv.store[i, None][:, :, slots], q.dtype) for i in (0, 1))
+                keys, values = (expanded_rows(kv.store[i, None][:, :, slots], q.dtype) for i in (0, -1))
                 sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)
                 mask = _mask(n, span.length - first, kv.window)
                 queries = q[end - n : end].transpose(1, 0, 2)[None]
@@ -280,6 +280,15 @@ class MlxBackend(Backend):
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
         return mlx_experts.multiply(x, linear.weights, ids, row_by_row=False)
 
+    def head_linear(self, x: Native, linear: ExpertLinear) -> Native:
+        n_tokens, n_heads, _ = x.shape
+        ids = mx.broadcast_to(mx.arange(n_heads), (n_tokens, n_heads))
+        y: Any = self.expert_linear(x[..., : linear.shape[1]].reshape(-1, linear.shape[1]), linear, ids)
+        return y.reshape(n_tokens, n_heads, linear.shape[0])
+
+    def join_heads(self, a: Native, b: Native) -> Native:
+        return mx.concatenate([a, b], axis=-1)
+
     def combine(self, y: Native, weights: Native) -> Native:
         return mlx_experts.combine(y, weights)
 
@@ -296,18 +305,19 @@ class MlxBackend(Backend):
         row = mlx_sampling.adjust(logits.squeeze(0), draw)
         return mx.argmax(row) if draw.sampling.is_greedy else mlx_sampling.draw(row, draw.sampling, draw.u, self._real)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Native:
         """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
         self.guard.check()  # in a forked process MLX may wait forever for a lock that a thread of the parent held
         row = key_values.row_length(head_dim, self.kv_type)
         dtype = DTYPES.get(self.kv_type, mx.uint8)
-        return mx.zeros((2, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
+        return mx.zeros((n_arrays, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
         where = indices(slots)
         store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
-        store[1, :, where] = stored_rows(v.transpose(1, 0, 2), self.kv_type)
+        if len(store) == 2:
+            store[1, :, where] = stored_rows(v.transpose(1, 0, 2), self.kv_type)
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:

@@ -131,8 +131,8 @@ class SimdBackend(Backend):
             if n:
                 rows, first = slice(end - n, end), kv.first_visible(span, n)
                 seen = kv.store[:, :, span.slots(first, span.length, kv.page)]
-                keys, values = key_values.expanded(seen, self.kv_type)
-                y[rows] = self._attend(q[rows], keys, values, kv.window, scores)
+                expanded = key_values.expanded(seen, self.kv_type)
+                y[rows] = self._attend(q[rows], expanded[0], expanded[-1], kv.window, scores)
         return y
 
     def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
@@ -226,6 +226,15 @@ class SimdBackend(Backend):
             y[rows] = self.linear(x[rows // each], linear.weights[e])
         return y
 
+    def head_linear(self, x: Native, linear: ExpertLinear) -> Native:
+        y = np.empty((*x.shape[:2], linear.shape[0]), dtype=np.float32)
+        for h, of in enumerate(linear.weights):
+            y[:, h] = self.linear(np.ascontiguousarray(x[:, h, : linear.shape[1]]), of)
+        return y
+
+    def join_heads(self, a: Native, b: Native) -> Native:
+        return np.concatenate((a, b), axis=-1)
+
     def combine(self, y: Native, weights: Native) -> Native:
         y = y.reshape(*weights.shape, -1)
         total = weights[:, 0, None] * y[:, 0]
@@ -245,14 +254,14 @@ class SimdBackend(Backend):
             return int(np.argmax(row))
         return definition.draw(definition.probabilities(row, draw.sampling), draw.u)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Native:
         """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""
         row = key_values.row_length(head_dim, self.kv_type)
-        return np.empty((2, n_kv_heads, n_slots, row), dtype=key_values.DTYPES[self.kv_type])
+        return np.empty((n_arrays, n_kv_heads, n_slots, row), dtype=key_values.DTYPES[self.kv_type])
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         where = in_order(slots)
-        for of, x in zip(store, (k, v), strict=True):
+        for of, x in zip(store, (k, v)[: len(store)], strict=True):
             of[:, where] = key_values.stored(x, self.kv_type).transpose(1, 0, 2)
         return store
 
