@@ -90,7 +90,7 @@ def run(scheduler: Scheduler, prompts: list[list[int]], n_new: int) -> float:
 
 
 def limit(of: Sizes, n: int, depth: int, read_gbs: float, peak_gflops: float) -> tuple[float, float]:
-    """Return tokens/s of n sequences if only memory counted, and if only arithmetic did."""
+    """Return the limits in tokens/s of n sequences by memory bandwidth and by arithmetic."""
     nbytes = of.nbytes + n * of.cached * depth
     flops = 2.0 * (of.layers + of.head + of.scored * depth)
     return n * read_gbs * 1e9 / nbytes, peak_gflops * 1e9 / flops

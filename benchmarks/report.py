@@ -1,6 +1,6 @@
 """Write BENCHMARKS.md from the committed results: `python -m benchmarks.report`. A test checks that it is current.
 
-The page begins with a summary: one figure for one thing, taken from the newest rows of the sections.
+The page begins with a summary of single figures, taken from the newest rows of the sections.
 """
 
 from __future__ import annotations

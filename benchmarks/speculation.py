@@ -1,4 +1,4 @@
-"""Lookup beside llama.cpp's own: the factor of each over itself without proposals, on the same file and texts.
+"""Lookup compared with llama.cpp's lookup: the speedup of each engine, on the same file and texts.
 
     python -m benchmarks.speculation MODEL --python PATH      appends to benchmarks/results/speculation.jsonl
     python -m benchmarks.speculation shape:qwen3-0.6b --texts benchmarks/speculation_costs.jsonl
@@ -7,8 +7,8 @@
 
 PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The texts are those of
 `bench --speculate`, by default benchmarks/speculation.jsonl; each drafter of the model has a row. Rounds of both
-engines alternate. llama.cpp computes rows of a pass with several tokens with other bits than single ones, so its answer
-may change: rows say whether it did.
+engines alternate. In llama.cpp, the bits of a row depend on the number of tokens in the pass, so its answer may change;
+rows record whether it did.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.log import FOLDER, Log, Row
 from mlx_engine import load
 from mlx_engine.bench.speculation import markdown, rows, texts_of
 from mlx_engine.bench.tables import aligned
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 from mlx_engine.options import LOOKUP
 
 RESULTS, TEXTS = FOLDER / "speculation.jsonl", Path(__file__).with_suffix(".jsonl")

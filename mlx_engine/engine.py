@@ -55,11 +55,10 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
-from mlx_engine.kernels.drafts import draft as new_file
-from mlx_engine.kernels.folder import cache_folder
+from mlx_engine.kernels.files import cache_folder
+from mlx_engine.kernels.files import draft as new_file
 from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
-from mlx_engine.loop.finite import check_logits
-from mlx_engine.loop.forward import forward_logits
+from mlx_engine.loop.forward import check_logits, forward_logits
 from mlx_engine.loop.memory import Traffic, pool_for, spare_bytes
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import NoText, Output
@@ -69,7 +68,7 @@ from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.speculation import MOST_STATES, PassDrafter, Speculation, use_of
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.forks import kept_over_forks
-from mlx_engine.machine.limits import available_memory, bounded_threads, give_back_freed
+from mlx_engine.machine.memory import available_memory, bounded_threads, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
     AUTO_SPECULATION,
@@ -164,16 +163,17 @@ def load(
             for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
         activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
             are faster and round, see docs/precision.md.
-        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
-            activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
-        speculate: proposed tokens are checked several in one pass, which changes no answer, see docs/speculation.md.
-            "lookup" proposes tokens of earlier text, "draft" those of the draft model, "mtp" those of the model's layer
-            of multi-token prediction; "auto" does all that it can, looking in earlier text where bits are fixed and
-            passes are long; "off" proposes none.
+        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
+            the activations have this type, else "f32", which is exact. The other types take a half or a quarter of the
+            memory of "f32".
+        speculate: how tokens are proposed, of which a pass checks several. This changes no answer, see
+            docs/speculation.md. "lookup" proposes tokens of earlier text, "draft" those of the draft model, "mtp" those
+            of the model's layer of multi-token prediction. "auto" uses all of these that it can; it looks in earlier
+            text only if results are bit-identical in every batch and passes are long. "off" proposes none.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model that needs more memory than is free.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
-            computing them again; see docs/prefixes.md. None keeps none on disk.
+            computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the most bytes of files in this folder; the least recently used are removed.
         adapters: folders of LoRA adapters that PEFT or mlx-lm has written, such as ["style"] or {"style": "runs/7"}.
             A run chooses one by the option `adapter`; the first is the default, and "base" is the model alone.
@@ -215,7 +215,7 @@ class Engine:
         n_parameters: number of the model's parameters.
         speculation: whether and how tokens are proposed, and why.
         drafters: the names of the drafters with passes of their own that are loaded.
-        proposals: what was proposed in the last scheduler that proposes tokens; None before there is one.
+        proposals: the `Speculation` of the last scheduler that proposes tokens; None before there is one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -267,7 +267,7 @@ class Engine:
         self._prompts.close()
 
     def keep_prefixes(self, folder: str | Path, max_nbytes: int = DEFAULT_NBYTES) -> None:
-        """Keep the keys and values of prompts in a folder, for schedulers made from now on and for later runs.
+        """Keep the keys and values of prompts in a folder, for schedulers made after this call and for later runs.
 
         Raises:
             OptionError: several processes share the model, or its backend is `scalar`; or `max_nbytes` is negative.
@@ -303,8 +303,8 @@ class Engine:
         Args:
             path: the file, from which the prompt can be recovered.
             prompt: text, token ids, or messages for the model's chat template.
-            scheduler: has run the prompt, perhaps as the beginning of another one, and has a prefix cache; None runs
-                the prompt.
+            scheduler: a scheduler with a prefix cache that has run the prompt, or a longer prompt that begins with it;
+                with None, the prompt is run by this call.
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
@@ -330,8 +330,8 @@ class Engine:
     def load_prefix(self, path: str | Path) -> list[int]:
         """Use the keys and values of a file that `save_prefix` has written, and return the token ids of its prompt.
 
-        Schedulers made from now on begin with them where a prompt begins with the same ids; answers have the bits that
-        they have without the file. Damaged pages are computed.
+        Schedulers made after this call reuse the keys and values if a prompt begins with the same ids. Answers are
+        bit-identical to those without the file. Damaged pages are computed again.
 
         Raises:
             FormatError: it is no such file, or is of another model, version or type of keys and values.

@@ -60,15 +60,15 @@ class About:
         most: the largest value.
         above: an exclusive lower bound.
         also: a value outside of the bounds that has a special meaning.
-        unset: the meaning of the default, for help texts; if None, help shows the default itself.
-        flags: names on the command line; without any, "--min-p" for min_p.
+        unset: the meaning of the default, for help texts. If it is None, help shows the default itself.
+        flags: names on the command line. If empty, the name of the field, such as "--min-p" for min_p.
         aliases: names in other projects, such as "n_predict".
         metavar: the word for a value in help.
         parameter: the type of the server's parameter of this name; None if the server has none.
         gguf: the GGUF key of a suggested value, below "general.sampling."; generation_config.json has our names.
         needs_draw: whether the option does nothing in greedy decoding.
         is_rare: whether only `--help-all` lists the option.
-        has_flag: whether the command line has one flag for the option; else it has several, or none.
+        has_flag: whether the command line has exactly one flag for the option, and not several or none.
     """
 
     help: str
@@ -268,7 +268,7 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
     """Return a mapping, pairs, or texts such as "17=-100" as pairs, sorted by id.
 
     Raises:
-        OptionError: an id is no whole number >= 0 or stands twice, or a bias is out of its range.
+        OptionError: an id is no whole number >= 0 or occurs twice, or a bias is out of its range.
     """
     pairs = list(given.items()) if isinstance(given, Mapping) else given
     if isinstance(pairs, list | tuple):

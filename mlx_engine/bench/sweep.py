@@ -36,7 +36,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
 from mlx_engine.errors import listed, require
-from mlx_engine.machine.limits import bounded_threads
+from mlx_engine.machine.memory import bounded_threads
 from mlx_engine.options import OFF
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight

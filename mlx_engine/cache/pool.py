@@ -1,6 +1,6 @@
-"""The KV pool: the memory of all keys and values, as a fixed number of pages that sequences take and give back.
+"""The KV pool: the memory of all keys and values, as a fixed number of pages that sequences allocate and free.
 
-Layers with a state in place of keys and values have no pages: their slots are in `states.py`.
+Layers that have a state in place of keys and values have no pages; `states.py` has their slots.
 
 Layers with the same attention window form a group, and each group has its own pages. A page is `page` consecutive
 slots, one per token, in the KV store of every layer of the group. Keys and values are written once and never moved.
@@ -151,7 +151,7 @@ class KVPool:
         return np.asarray(self._references[group][pages // self.page])
 
     def make_room(self, needs: Sequence[int]) -> bool:
-        """Return whether each group has the needed number of free pages, after reclaiming pages where it lacks them."""
+        """Reclaim pages if a group has too few; return whether each group then has the needed number of free pages."""
         if self.reclaim is not None:
             for group, need in enumerate(needs):
                 if self._n_free[group] < need:
@@ -209,10 +209,10 @@ def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
     """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
 
-    Without a window: the last page of each sequence may be almost empty. So the sequences need at most
-    `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
-    With a window: a sequence keeps at most `window - 1 + longest_pass` tokens. The first of them may be anywhere in
-    its page, so each sequence needs one page more than these tokens fill.
+    Without a window: the last page of each sequence may be almost empty. So the sequences need at most `n_sequences -
+    1` pages more than one sequence of `n_tokens` tokens. With a window: a sequence keeps at most `window - 1 +
+    longest_pass` tokens. The first of them may be anywhere in its page, so each sequence needs one page more than the
+    number of pages that these tokens fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:

@@ -9,8 +9,9 @@ When the pool has too few free pages, or the cache exceeds its bound, the cache 
 recently used first. A page that no sequence holds is then free; one that a sequence also holds stays allocated. The
 order of uses is recorded with a counter, not with the time of day.
 
-In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
-the pages before its end are still held; the caller must therefore call `insert` after each prompt chunk.
+In layers with a window, a sequence frees the pages that have left the window. So a prefix can be reused only if the
+tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each prompt
+chunk.
 
 A model with a state needs the state at exactly the end of the prefix. `insert` keeps the states that the sequence has:
 the state after the last token, and the state at the last page boundary in its last chunk. So a prefix ends where a
@@ -189,8 +190,8 @@ class PrefixCache:
 
         The caller leaves the last token out of `ids`: its logits are not cached, so it must be computed. If nothing is
         found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before
-        that page. If others wait for this thread (`is_busy`), it reads files in pieces, and `has_more` asks for another
-        look-up.
+        that page. With `is_busy`, because other requests wait for this thread, files are read in pieces; `has_more`
+        asks for another look-up.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
@@ -214,7 +215,8 @@ class PrefixCache:
     def _load(self, disk: DiskPrefixes, ids: np.ndarray, *, is_busy: bool) -> tuple[int, int, bool]:
         """Add to the tree what the disk has of a prefix of ids; return the range of its tokens, and if there are more.
 
-        If others wait, it adds one piece. Prefixes with windows or states have an end in few places: they are one.
+        With `is_busy`, add one piece. A prefix with windows or states can end at few positions, so it is a single
+        piece.
         """
         page, chain = self.pool.page, disk.chain(ids)
         path, n = self._tree.walk(ids)
@@ -270,7 +272,7 @@ class PrefixCache:
         self._offer(saver, ids[:n], path)
 
     def _offer(self, disk: DiskPrefixes | Saver, ids: np.ndarray, path: Sequence[Node]) -> None:
-        """Have the whole pages of a path written, and the states that are held after one of them."""
+        """Offer the whole pages of a path to the disk, and the states that are held after a whole page."""
         page, held, states = self.pool.page, self._tree.held, self.pool.states
         chain = disk.chain(ids)
         for group in range(len(self.pool.windows)):
@@ -325,7 +327,10 @@ class PrefixCache:
             states.give_back(node.states.pop(-length))
 
     def _thin(self, group: int, n: int) -> None:
-        """Free pages of a group with a window. Their nodes remain; in a node, the pages at its end are kept longest."""
+        """Free pages of a group with a window, but keep their nodes.
+
+        Within a node, the pages at its end are freed last.
+        """
         for node in self._nodes:
             pages = node.pages[group]
             (at,) = (pages >= 0).nonzero()

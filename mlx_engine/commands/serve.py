@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from mlx_engine.serve.worker import Cores, Worker
     from mlx_engine.weights.outline import Need
 
-# Python's own defaults: new objects, and collections of the younger generation, between two collections.
+# Python's own thresholds of garbage collection, by generation: new objects, and collections of the younger generation.
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
 NO_PREFIXES = PrefixOptions()
-# Addresses that mean all networks of this machine, and where a client on it finds the server.
+# Addresses that stand for all networks of this machine, and the address for clients on this machine.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -231,7 +231,6 @@ class ModelsOptions:
             "--models-dir",
             metavar="DIR",
             file_okay=False,
-            exists=True,
             help="Serve the GGUF files and Hugging Face folders in this folder, too, up to two folders down.",
         ),
     ] = None
@@ -256,8 +255,15 @@ class ModelsOptions:
     ] = None
 
     def check(self) -> None:
-        """Check time and size; raise OptionError if one is none."""
+        """Check the values.
+
+        Raises:
+            OptionError: a time or a size is none, or there is no such folder.
+        """
         _ = self.idle_seconds, self.memory
+        if self.models_dir is not None and not self.models_dir.is_dir():
+            message = f"--models-dir {self.models_dir}: there is no such folder; give one that has models"
+            raise OptionError(message, option="--models-dir", found=str(self.models_dir))
 
     @property
     def idle_seconds(self) -> float | None:
@@ -484,7 +490,9 @@ class OpenedModel:
         context = min(context, capacity.context_len or context)
         most = pool_nbytes(layers, capacity.slots * context, capacity.slots)
         least = pool_nbytes(layers, min(context, LEAST_TOKENS), capacity.slots)
-        return need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
+        need = need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
+        draft = self.opened.draft  # whose keys and values are a share of these
+        return need if draft is None else need + need_of(outlined(draft.planned, self.opened.made), kv=0)
 
     def load(self, room: int | None = None) -> tuple[Engine, Scheduler]:
         """Load the model, and make its scheduler. Called in the engine thread.
@@ -705,11 +713,11 @@ def collect_garbage_again() -> None:
 def served_name(source: str) -> str:
     """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf.
 
-    The name says nothing about where the file lies.
+    The name does not reveal the folder of the file.
     """
     path = Path(source)
     if not path.exists():
-        from mlx_engine.checkpoint.hub_names import hub_name
+        from mlx_engine.checkpoint.sources import hub_name
 
         source = str(hub_name(source) or source)  # an address becomes a hub id
         path = Path(source)
@@ -778,7 +786,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
-    # A file is found again from any folder.
+    # An absolute path, so that `replay` finds the file from any folder.
     where = str(Path(source).resolve()) if Path(source).exists() else source
     kept = dict(options)
     if "context" in kept:  # --context-len may be longer than the model's context, `load` refuses that

@@ -24,7 +24,7 @@ def print_json(value: object) -> None:
 
 def jsonable(value: Any) -> Any:
     """Convert `value` to JSON types. Numbers that are not finite become null."""
-    if hasattr(value, "tolist"):  # of NumPy, which help need not import
+    if hasattr(value, "tolist"):  # a NumPy value; NumPy is not imported here, because help does not need it
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}

@@ -32,7 +32,7 @@ from mlx_engine.config.rope import Rotation
 from mlx_engine.convert.mlx_tensors import KEEP, OTHERS, TABLE, TARGETS, Part, mlx_form, parts_of, target_type
 from mlx_engine.convert.requantize import Line, Matrix, check_finite, check_mixed
 from mlx_engine.errors import ModelError, OptionError, SourceError, UnsupportedConfigError, listed
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.files import draft
 from mlx_engine.models.qwen3_5 import DELTA
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.groups import GroupType

@@ -19,9 +19,8 @@ from mlx_engine.loop.constraint import Matcher
 from mlx_engine.loop.logprobs import TokenLogprobs
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
-from mlx_engine.loop.processors import Processors
 from mlx_engine.loop.row_reader import PromptLogprobs, RowReader
-from mlx_engine.loop.sampler import Choice, Sampler
+from mlx_engine.loop.sampler import Choice, Processors, Sampler
 from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
 
@@ -44,7 +43,8 @@ class Times:
 class Request:
     """A prompt, and one or more answers to it.
 
-    A request does not refer to its sequences, so that a scheduler that is dropped frees its memory at once.
+    A request has no reference to its sequences, so the memory of a scheduler is freed at once when it is
+    garbage-collected.
 
     Attributes:
         prompt_ids: the tokens of the prompt.
@@ -135,7 +135,7 @@ class Sequence:
             and they become sequences of their own.
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
-        draft: its drafter and how often that was right; None until it has proposed.
+        draft: the sequence's drafter, and how often its proposals were right; None before the first proposal.
         hidden: hidden states of the last tokens that passes have run, if a drafter reads them: the position of the
             first, and rows (n, D). They include the last `ModelRunner.n_hidden` tokens.
     """
@@ -158,7 +158,7 @@ class Sequence:
         prompt = request.prompt_ids
         logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(
             INFO
-        )  # the log of tokens has probabilities
+        )  # the log line of a token has its probability
         matcher = None if request.matcher is None else request.matcher.copy()
         sampler = Sampler(
             backend, request.options.sampling, prompt, logprobs=logprobs, matcher=matcher,
@@ -214,22 +214,22 @@ class ScheduledChunk:
 
     Attributes:
         sequence: the sequence.
-        n: the number of its tokens: unread ones, then proposed ones. When the choices are known, without those
-            proposed tokens that were not chosen.
-        samplers: each chooses a token from the logits of the last of these tokens. The first one is the sequence's own.
-            Empty if other unread tokens follow.
+        n: the number of tokens in the chunk: unread ones, then proposed ones. When the choices are known, proposed
+            tokens that were not chosen no longer count.
+        samplers: the samplers that choose a token from the logits of the chunk's last token. The first one is the
+            sequence's own. Empty if the sequence has more unread tokens after the chunk.
         row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
         n_wanted: the number of last tokens whose logits or hidden states the pass returns.
         n_read: the number of last tokens whose rows the request's reader gets.
         first: the position of the first of these tokens.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
-        proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is that
-            of the unread token.
+        proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is the
+            row of the unread token.
         drafter: the name of the drafter.
         hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
-        logits: the logits of the pass, if tokens are proposed: the choices after the first are made when the pass is
-            settled.
+        logits: the logits of the pass if tokens are proposed, because the choices after the first are made when the
+            pass is settled.
     """
 
     sequence: Sequence

@@ -1,4 +1,4 @@
-"""Speculation: proposed next tokens are checked in the pass that computes the next token: one pass gives several.
+"""Speculation: the pass that computes the next token also checks proposed tokens, so one pass may give several tokens.
 
 A drafter sees the ids of a sequence and proposes ids that may follow. The pass runs them after the sequence's unread
 token, and every row of logits is wanted. The scheduler then chooses token after token as without proposals, each from
@@ -8,13 +8,13 @@ no answer depends on proposals.
 
 How many tokens are proposed is chosen for each pass, so that the expected number of tokens per second is highest. It
 depends on how often proposals were right after a match of about the same length, and on the measured time of passes by
-their number of rows. Every first proposed token is compared with the next token, whether a pass has run it or not, so
-that acceptance is known before a wrong proposal has cost anything. Each sequence has an account of tokens that
-proposals have gained or cost; when it is empty, nothing is proposed.
+their number of rows. The first proposed token is always compared with the next token, even if no pass has run it, so
+that the rate of acceptance is known before a wrong proposal costs time. Each sequence has an account of the tokens that
+proposals have gained or cost; when the account is empty, nothing is proposed.
 
-Proposals of earlier text (`lookup.py`) cost nothing. Where there are none as good, a drafter that runs passes of its
-own proposes for all such sequences together (`draft.py`). The number of its tokens depends on the time of its passes,
-too, and the accounts of the sequences pay for them.
+Proposals of earlier text (`lookup.py`) cost nothing. If none of them is as good, a drafter that runs passes of its own
+proposes for all such sequences together (`draft.py`). The number of its tokens also depends on the time of its passes,
+which the accounts of the sequences pay for.
 """
 
 from __future__ import annotations
@@ -35,21 +35,24 @@ from mlx_engine.weights.model import Model
 # The most tokens that are proposed for one sequence in a pass, and the most rows of a pass with proposed tokens: up to
 # 32 rows all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# Matches of at least so many ids are one kind of evidence, and the share that is right before anything is known.
+# Each kind of evidence: a match of at least this many ids.
 LENGTHS = (1, 3, 4, 6, 9, 16)
-# The kinds of evidence of drafters with passes of their own, and the shares that are right before anything is known.
+# The kinds of evidence of drafters with passes of their own, and the assumed share of right proposals of each kind
+# before any is counted.
 KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
 PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
-# The weight of what was known before, in proposals; and the number of latest proposals that count.
+# The weight of the assumed share, in proposals; and the number of latest proposals that count.
 WEIGHT, LATEST = 4.0, 64
-# Tokens that proposals may cost a sequence at its start, more for each of its tokens, and the most that it saves.
+# The account of a sequence, in tokens: its value at the start, what each token adds, and the largest value.
 START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
-# The expected rate with proposals must be so much higher than without.
+# The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
-# On a lazy backend a sequence waits for its token before the next pass if a proposal is as likely as this to be right.
+# On a lazy backend a sequence waits for its token before the next pass if the probability of a right proposal is at
+# least this.
 PROMISING = 0.5
-# The time of a pass by rows before any is measured: 1, this for each row up to the fourth, and this for further ones.
-# CPU kernels multiply four rows in about the time of one; after that arithmetic is the limit.
+# The assumed time of a pass by its rows, before any is measured: 1 for one row, and the added time of each row up to
+# the fourth and of each further row. CPU kernels multiply four rows in about the time of one; after that arithmetic is
+# the limit.
 PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.25, 4
 # Rows whose times are kept, the number of new times that change them, and the weights of a longer and a shorter time.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
@@ -269,7 +272,7 @@ class Draft:
 
 
 class Speculation:
-    """Proposes tokens for the sequences of one scheduler, and learns from what became of them.
+    """Proposes tokens for the sequences of one scheduler, and learns from how often they were right.
 
     Attributes:
         drafters: makes the drafters that look in earlier text; None for none.
@@ -278,7 +281,7 @@ class Speculation:
         costs: the time of passes.
         n_drafts: passes of a sequence with proposed tokens.
         n_proposed: proposed tokens that passes have run.
-        n_accepted: those that were right.
+        n_accepted: proposed tokens that were right.
     """
 
     def __init__(
@@ -553,7 +556,7 @@ def _may_ask(chunk: ScheduledChunk) -> bool:
 
 
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
-    """Return how many of n proposed tokens have room in free pages and slots, of which others take these numbers."""
+    """Return how many of n proposed tokens fit into the free pages and slots; others take these numbers of them."""
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
     free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-# Errors of one run of a batch, which do not end the other runs.
+# The errors of one run in a batch that do not end the other runs.
 RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
 RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
@@ -155,13 +155,16 @@ class Stream:
         return output.pieces[self._n_yielded - 1]
 
     def close(self) -> None:
-        """Cancel the run and free its KV cache; `generation` keeps the result so far."""
+        """Cancel the run and free its KV cache. `generation` keeps the result so far."""
         if self._scheduler is not None:
             self._leave()
             self._scheduler = None
 
     def cancel(self) -> None:
-        """End the iteration before its next forward pass. Unlike `close`, another thread may call it meanwhile."""
+        """End the iteration before its next forward pass.
+
+        Unlike `close`, this may be called by another thread during a pass.
+        """
         self._is_cancelled = True
 
     def __aiter__(self) -> AsyncStream:
@@ -239,7 +242,10 @@ def drained(stream: Stream) -> Generation:
 
 
 def outcome(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result; if this run alone failed, the result so far with the error."""
+    """Run a stream to its end and return the result.
+
+    If only this run failed, the result has the tokens so far and the error.
+    """
     try:
         return drained(stream)
     except RUN_ERRORS as error:

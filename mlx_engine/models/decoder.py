@@ -192,9 +192,9 @@ class NextToken(ExtraLayer):
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return the cache of each layer of a model; layers that share the keys and values of another have none.
+    """Return the cache of each layer of a model, except layers that share the keys and values of another layer.
 
-    These layers are the last ones, so that a layer and its store have the same index.
+    Layers without a cache are the last ones, so that a layer and its store have the same index.
 
     Raises:
         OptionError: the type has blocks that the heads do not fill.

@@ -59,7 +59,7 @@ class HybridConfig(Config):
             "normalization_function": "rmsnorm",
             "init_method": "mup",
         },
-        # Of the layers with a state, and of experts.
+        # Settings of the layers with a state, and of experts.
         harmless=(
             *("mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand"),
             *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit", "num_experts_per_tok"),

@@ -62,7 +62,7 @@ class LayerTensors(NamedTuple):
         return self.linear(part) if self.has(part) else None
 
     def norm(self, part: str) -> Norm:
-        """Return a norm, which is a layer norm if it has a bias or all norms are."""
+        """Return a norm. It is a layer norm if it has a bias or if all norms of the model are layer norms."""
         return self.p.norm(f"blk.{self.i}.{part}", self.eps, is_layer_norm=self.layer_norms)
 
     def norm_or_none(self, part: str) -> Norm | None:
@@ -81,7 +81,7 @@ class Columns(NamedTuple):
     """The columns [first, last) of a projection with `of` columns: those that this rank uses.
 
     Attributes:
-        are_all_here: whether this rank computes all columns of the projection, so that no exchange is needed.
+        are_all_here: whether this rank computes all columns of the projection, and no exchange is needed.
     """
 
     first: int
@@ -358,7 +358,10 @@ FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
 
 
 def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
-    """Return x plus the layer's feed-forward network of `of`, which is x if the layer is no parallel block."""
+    """Return x plus the layer's feed-forward network applied to `of`.
+
+    `of` is x unless the layer is a parallel block.
+    """
     match w:
         case Gated():
             return project_add(be, gated(be, w, of), w.down, w.post, x)

@@ -88,7 +88,7 @@ class FeedForward:
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key, that the rule does not apply, and its numbers, which mlx-lm requires all the same."""
+        """Return the key, a flag that the rule does not apply, and the rule's numbers, which mlx-lm requires."""
         rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         return {"intermediate_size": value, **rule}
 

@@ -65,7 +65,7 @@ HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
 INTERVAL, INTERVAL_KEY = 4, "full_attention_interval"
-# Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
+# The three position ids (time, height, width) are equal for text, so their shares of the frequencies do not matter.
 MROPE = ("mrope_section", "mrope_interleaved")
 # The sections that llama.cpp expects in every file.
 SECTIONS = [11, 11, 10, 0]
@@ -335,7 +335,7 @@ class Config(ConfigBase):
 
     @cached_property
     def rope(self) -> Rope:
-        """The frequencies of a head whose rotated elements are first in each half; the others stand still."""
+        """The frequencies of a head whose rotated elements are first in each half. The others have frequency 0."""
         rotated = Rope.plain(self.rotary_dim, self.rope_theta).frequencies
         return Rope(rotated + (0.0,) * (self.head_dim // 2 - len(rotated)))
 

@@ -47,7 +47,7 @@ from mlx_engine.serve.sse import LateStream, failure_event, unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The limit of /tokenize in bytes, per token of the limit of /detokenize.
+# The limit of /tokenize, in bytes per token of the limit of /detokenize.
 BYTES_PER_TOKEN = 8
 
 # The memory for bodies that are being read, in multiples of the largest body.
@@ -272,7 +272,7 @@ async def converted(
     service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
     """Call `convert` with a body in a thread, when it is the request's turn, and respond with the result."""
-    _ = service.engine  # refuse at once what cannot be answered now
+    _ = service.engine  # refuse a request at once if it cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))
     await respond(response)

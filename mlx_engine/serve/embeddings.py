@@ -127,7 +127,7 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
 
 
 async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
-    """Run the requests of a call. A request that has begun waits for room in the queue, others are refused."""
+    """Run the requests of a call. If the queue is full, a call that has begun waits; other calls are refused."""
     while True:
         try:
             service.worker.check_room(call.n_answers)

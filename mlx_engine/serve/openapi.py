@@ -1,6 +1,6 @@
 """The OpenAPI document of the server, from the types of its requests and replies.
 
-The types say which parameters there are. What the engine and `Parameters.check` require beyond them is added here.
+The types define the parameters. This module adds the further requirements of the engine and of `Parameters.check`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from mlx_engine.tokenizer.chat_prompt import ROLES
 
 Schema = dict[str, Any]
 
-# Fields of a message that are not there: clients send messages back with all their fields.
+# Absent fields of a message: clients send messages back with all their fields.
 ABSENT: Schema = {"enum": [None, []]}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# What the types of parameters do not say. Those of `mlx_engine.options` have their bounds, but for a few.
+# Schemas of what the types of parameters do not express. Most options of `mlx_engine.options` declare their bounds.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
@@ -332,7 +332,8 @@ def _items(most: int | None) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, **_most("maxItems", most), "items": {"anyOf": [message, *known, others]}}
-    items["contains"] = {"anyOf": [message, *known[1:]]}  # reasoning alone may be of another server, and left out
+    # An item with only reasoning may be from another server; it is left out.
+    items["contains"] = {"anyOf": [message, *known[1:]]}
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
         "input": {"anyOf": [TEXT, items]},
@@ -355,7 +356,10 @@ def _parts(*others: str) -> list[Schema]:
 
 
 def _part(kind: str, properties: Schema, required: Sequence[str] | None = None) -> Schema:
-    """Return the schema of an object of a type, of whose properties all are required, unless others are named."""
+    """Return the schema of an object of a type.
+
+    All of its properties are required, unless the required ones are named.
+    """
     return _object({"type": {"const": kind}, **properties}, ["type", *(properties if required is None else required)])
 
 
@@ -368,7 +372,7 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _message() -> Schema:
-    """Return the schema of a message. An assistant's may have tool calls, and then no content."""
+    """Return the schema of a message. An assistant's message may have tool calls, and then needs no content."""
     part = {
         "type": "object",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},

@@ -42,8 +42,8 @@ def routes(
     Args:
         snapshots: yields the latest status of the engine that a query string names, and then each newer one; those that
             came meanwhile are skipped. It may raise ApiError.
-        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is asked for
-            `/events` alone: `/` contains no data, and asks its reader for the key when a request is answered with 401.
+        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is called only for
+            `/events`. `/` contains no data; the page asks its reader for the key when a request is answered with 401.
         pause: the least number of seconds between two statuses.
         heartbeat: seconds without a status after which a comment is sent.
     """
@@ -86,7 +86,7 @@ def policy(text: str) -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # Browsers that know it refuse text as HTML, from wherever it comes.
+            # Browsers that support this directive refuse to parse any text as HTML.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )

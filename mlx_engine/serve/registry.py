@@ -26,7 +26,7 @@ from anyio import move_on_after
 from mlx_engine.engine import Engine
 from mlx_engine.errors import EngineError
 from mlx_engine.loop.scheduler import Scheduler
-from mlx_engine.machine.limits import available_memory, give_back_freed
+from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.serve.errors import ApiError, api_error, cut
 from mlx_engine.serve.parameters import parse
 from mlx_engine.serve.prometheus import Metrics, text_of_models

@@ -103,7 +103,7 @@ class Service:
         loaded: dict[str, object] = {}
         if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
             loaded = {"max_model_len": self.context, **types_of(self.engine.backend)}
-        alias = {} if name == self.model else {"alias_of": self.model}
+        alias = {"alias_of": self.model} if name in self.aliases and name != self.model else {}
         return {"id": name, **openai, **anthropic, **alias, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:

@@ -22,7 +22,7 @@ from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, UnknownArchitectureError
-from mlx_engine.machine.limits import available_memory
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.weights.adapters import Adapters
 from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.parameters import Parameters, Progress

@@ -15,7 +15,7 @@ from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.machine.mapped_pages import map_small_pages, release, release_rows
+from mlx_engine.machine.memory import map_small_pages, release, release_rows
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.adapters import Adapters

@@ -465,6 +465,12 @@ def test_a_server_without_a_prefix_cache_refuses_a_folder(tmp_path: Path):
     assert "--prefix-dir cannot be combined with --no-prefix-cache" in refused.stderr
 
 
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_a_size_without_a_folder_is_refused(command: str):
+    refused = CliRunner().invoke(app, [command, "--prefix-disk", "1GiB"])
+    assert (refused.exit_code, "--prefix-disk needs --prefix-dir" in refused.stderr) == (2, True)
+
+
 def test_metrics_count_files_and_tokens():
     text = Metrics().text(Load(disk=disk.DiskStats(written=3, nbytes=70)))
     assert "mlx_engine:prefix_disk_written 3\n" in text

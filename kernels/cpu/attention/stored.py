@@ -95,8 +95,8 @@ def _loads(read: Read) -> Any:
 
 
 _load_f16, _load_bf16, _load_q8_0 = map(_loads, (read_f16, read_bf16, read_q8_0))
-_dots_f32, _dots_f16, _dots_bf16, _dots_q8_0 = map(dots_of, (read_f32, read_f16, read_bf16, read_q8_0))
-_sum_f32 = weighted_of(read_f32, widens=False)
+_dots_f32, _sum_f32 = (make(read_f32, widens=False) for make in (dots_of, weighted_of))
+_dots_f16, _dots_bf16, _dots_q8_0 = (dots_of(read, widens=True) for read in (read_f16, read_bf16, read_q8_0))
 _sum_f16, _sum_bf16, _sum_q8_0 = (weighted_of(read, widens=True) for read in (read_f16, read_bf16, read_q8_0))
 
 
@@ -114,7 +114,10 @@ def _put_f16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
-    """Round 16 floats at address `x` to bfloat16, to nearest even. NaN becomes a quiet NaN: a carry would end it."""
+    """Round 16 floats at address `x` to bfloat16, to nearest even.
+
+    NaN becomes a quiet NaN, because a carry could turn it into an infinity.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = ir.VectorType(_I32, LANES)
@@ -145,7 +148,7 @@ def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
         inverse = builder.fdiv(ir.Constant(_F32, 1.0), scale)
         factor = builder.select(builder.fcmp_ordered("==", scale, nothing), nothing, inverse)
         products = builder.fmul(builder.bitcast(bits, vectors), everywhere(builder, factor, _BLOCK))
-        # The largest float below a half: adding a half itself would round 0.49999997 up.
+        # The largest float below 0.5: adding 0.5 itself would round 0.49999997 up.
         half = ir.Constant(vectors, [0.49999997019767761] * _BLOCK)
         away = call_llvm(builder, f"llvm.copysign.v{_BLOCK}f32", vectors, [half, products])
         rounded = builder.fadd(products, away)

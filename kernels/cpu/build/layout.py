@@ -1,7 +1,7 @@
 """The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
 
-A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. Nothing here
-needs a compiler: a process that loads machine code from disk imports this module and `library.py` alone.
+A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. This module needs
+no compiler: a process that loads machine code from disk imports only this module and `library.py`.
 """
 
 from __future__ import annotations
@@ -134,12 +134,11 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
 # Steps between two calls of the kernels: the sum and the columns of all ranks.
 ALL_SUM, ALL_COLUMNS = 12, 13
-# Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
+# Words of a step. All values are in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
-# absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.
-# ROW_WIDTH is the head dim, or the width of copied, multiplied or scaled rows. STEP_SCALE, which is also the factor of
-# SCALE, and STEP_SOFTCAP are the bits of float64 numbers; 0 is no soft cap. STEP_SINKS is the address of sinks (H,), or
-# 0.
+# absent. A step with WANTED processes only the wanted rows; FROM_ALL means that its input still has all rows. ROW_WIDTH
+# is the head dim, or the width of copied, multiplied or scaled rows. STEP_SCALE, which is also the factor of SCALE, and
+# STEP_SOFTCAP are the bits of float64 numbers; 0 is no soft cap. STEP_SINKS is the address of sinks (H,), or 0.
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
     N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, C_AT, C_COLUMN, C_ROW, D_AT, D_COLUMN,

@@ -20,8 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...drafts import draft
-from ...folder import cache_folder
+from ...files import cache_folder, draft
 from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
@@ -39,7 +38,8 @@ BASE = {
     ),
     "attention": ("attention.attention", "attention.heads", "program"),
 }
-# What products in fixed point need besides, and what a format's name ends with in the part that has its panels.
+# The part that products in fixed point need in addition, and the ending of a part's name that has the panels of a
+# format.
 FIXED, FIXED_END = "fixed", ".fixed"
 # The modules of all parts but formats. Those that are not in `BASE` are compiled for models that need them.
 MODULES = {
@@ -72,7 +72,7 @@ FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
 )  # fmt: skip
-# What to do where the kernels can be neither found nor compiled.
+# The hint to the user if the kernels can be neither found nor compiled.
 HOW_TO_COMPILE = "Numba, which compiles it, is not installed: pip install numba"
 # The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
@@ -303,7 +303,7 @@ class Library:
         return all(part in self._parts for part in parts)
 
     def need(self, parts: Iterable[str]) -> None:
-        """Load these parts; what has not been compiled yet is compiled now, all at the same time.
+        """Load these parts. Parts that have not been compiled yet are compiled, all at the same time.
 
         Raises:
             ImportError: the compiler is not installed.
@@ -312,7 +312,8 @@ class Library:
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            # Parts for different processors have different layouts of memory: what is absent is not compiled here.
+            # Parts for different processors have different memory layouts, so parts that the prebuilt code lacks are
+            # not compiled.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
@@ -388,7 +389,9 @@ announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
-    """Return the machine code of these parts, by part, from the cache; compile what is not there, all at once.
+    """Return the machine code of these parts, by part, from the cache.
+
+    Parts that are missing there are compiled, all at once.
 
     Raises:
         ImportError: the compiler is not installed.
@@ -405,7 +408,7 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
 
 
 def _made(parts: list[str], done: Callable[[str], None]) -> dict[str, bytes]:
-    """Compile parts and keep their code, but for those that another process has compiled since."""
+    """Compile parts and keep their code, except parts that another process has compiled in the meantime."""
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
     for part in found:
         done(part)

@@ -329,7 +329,7 @@ class _Step:
         ]
 
     def minus_totals(self, sums: list[Any], record: Any) -> list[Any]:
-        """Return the sums of a block without what was added to every quant."""
+        """Return the sums of a block, corrected for the number that was added to every quant."""
         if not self.minus:
             return sums
         totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []

@@ -21,7 +21,7 @@ and the first one keeps its sums in memory. So one sweep of several tiles shares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -209,8 +209,13 @@ def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Op
     return [operand(pointer) for pointer in pointers]
 
 
-def _sweep(builder: Any, rows: list[Operand], vectors: list[Operand], n: Any) -> list[Any]:
-    """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first."""
+def _sweep(
+    builder: Any, rows: list[Operand], vectors: list[Operand], n: Any, after: Sequence[Any] = ()
+) -> list[Any]:  # fmt: skip
+    """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first.
+
+    The same columns of the float rows `after` (pointers to bytes) are prefetched.
+    """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
 
@@ -218,6 +223,8 @@ def _sweep(builder: Any, rows: list[Operand], vectors: list[Operand], n: Any) ->
         # Hold rows or vectors in registers, whichever are fewer, and load the others one at a time.
         held, loaded = (rows, vectors) if len(rows) <= len(vectors) else (vectors, rows)
         registers = [load(column) for load in held]
+        for row in after:
+            _prefetch(builder, _at(builder, row, builder.mul(column, ir.Constant(_I64, 4))))
         for i, load in enumerate(loaded):
             one = load(column)
             for j, other in enumerate(registers):
@@ -302,14 +309,14 @@ def _switch(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -
     builder.position_at_end(after)
 
 
-def dots_of(read: Read) -> Any:
+def dots_of(read: Read, *, widens: bool) -> Any:
     """Make the kernel that writes the dot products of stored rows and a tile of vectors.
 
     `y[y_at + t y_row + r] = row r . x vector t` for n_rows rows and T vectors, at most `tile_vectors()`, in the order
     of `add_dots`. Rows are `w_row` bytes apart from address w on; vectors begin at element `x_at + t x_row` of x. Both
     have n columns, a multiple of 16 and at most STRETCH. Up to three more products may be written after the last row.
     Each element is widened in a register, once for all vectors. If `ahead` is not 0, rows are prefetched so many bytes
-    ahead, and with them the same bytes at the address `also`.
+    ahead, and with them the same bytes at the address `also`. `widens` is False for float32.
     """
 
     @intrinsic
@@ -332,7 +339,8 @@ def dots_of(read: Read) -> Any:
                     row = builder.mul(first, w_row)
                     _prefetch_rows(builder, w, also, ahead, row, w_row)
                     rows = _rows_of(builder, _at(builder, w, row), apart, TILE_ROWS)
-                    _set_dots(builder, read, rows, vectors, n, _at(builder, y, first), y_row)
+                    after = [] if widens else _all_at(builder, rows, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
+                    _set_dots(builder, read, rows, vectors, n, _at(builder, y, first), y_row, after)
 
                 _for_tiles(builder, n_rows, w_row, tile)
 
@@ -375,14 +383,22 @@ def _prefetch_rows(builder: Any, w: Any, also: Any, ahead: Any, row: Any, w_row:
         stop = builder.add(row, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
         with cgutils.for_range_slice(builder, row, stop, ir.Constant(_I64, LINE_BYTES), _I64) as (at, _):
             for address in (_at(builder, w, builder.add(at, ahead)), _at(builder, also, at)):
-                hints = [ir.Constant(_I32, i) for i in (0, 3, 1)]
-                call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
+                _prefetch(builder, address)
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    hints = [ir.Constant(_I32, i) for i in (0, 3, 1)]
+    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
 
 
 def _set_dots(
-    builder: Any, read: Read, rows: list[Any], vectors: list[Any], n: Any, y: Any, y_row: Any
+    builder: Any, read: Read, rows: list[Any], vectors: list[Any], n: Any, y: Any, y_row: Any, after: list[Any]
 ) -> None:  # fmt: skip
-    """Write the dot products of four stored rows and some vectors."""
+    """Write the dot products of four stored rows and some vectors.
+
+    The last of several sweeps finds the rows in the first-level cache, so it prefetches the rows `after`. A single
+    sweep would become a tenth slower by this.
+    """
     width = register_lanes()
     kind, sweeps = ir.VectorType(_F32, width), []
 
@@ -391,7 +407,8 @@ def _set_dots(
 
     for first in range(0, LANES, width):
         stored = [operand(row, first) for row in rows]
-        sweeps.append(_sweep(builder, stored, _floats(builder, vectors, first, LANES), n))
+        ahead = after if 0 < first == LANES - width else []
+        sweeps.append(_sweep(builder, stored, _floats(builder, vectors, first, LANES), n, ahead))
     for t, four in enumerate(_fours(builder, _add_sweeps(builder, sweeps), width)):
         _store(builder, four, _at(builder, y, builder.mul(y_row, ir.Constant(_I64, t))), 0)
 

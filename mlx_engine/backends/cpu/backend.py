@@ -55,10 +55,10 @@ from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library, is_format
 from mlx_engine.kernels.cpu.build.pool import Pool
-from mlx_engine.machine.mapped_pages import read_ahead
+from mlx_engine.machine.memory import read_ahead
 from mlx_engine.observe.log import event
 from mlx_engine.quant import key_values
-from mlx_engine.quant.regroup import in_gguf_order
+from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
 
@@ -77,7 +77,7 @@ class CompiledBackend(SimdBackend):
         self._mapped: list[np.ndarray] = []
         # The descriptors of embedding tables.
         self._embedded: dict[Matrix, np.ndarray] = {}
-        # Compiled blocks and heads, by their parameters, which are compared by identity.
+        # The compiled blocks and heads, by the identity of their parameters.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
@@ -114,7 +114,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Leave tables of other types in the file: a pass reads only a few rows of a table of up to gigabytes."""
+        """Leave tables of other types in the file: a pass reads only a few of their rows, which may have gigabytes."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -206,7 +206,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Leave the matrices in the file until a token chooses their expert: do not read them ahead."""
+        """Leave the matrices in the file until a token chooses their expert; do not read them ahead."""
         unread = {id(linear.weight.data) for linear in linears}
         self._mapped = [data for data in self._mapped if id(data) not in unread]
         return super().stack(linears)
@@ -241,7 +241,10 @@ class CompiledBackend(SimdBackend):
         return block
 
     def scratch_address(self, n: int) -> int:
-        """Return the address of scratch memory for n floats, reused by every call: page faults would cost more time."""
+        """Return the address of scratch memory for n floats.
+
+        Every call reuses it, because page faults of new memory cost time.
+        """
         if self.scratch.size < n:
             self.scratch = aligned(n)
         return address(self.scratch)
@@ -376,7 +379,10 @@ class CompiledBackend(SimdBackend):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
-        """Return the kernel parameters of a mixture, made once and kept; with `adds`, its kernel adds the residual."""
+        """Return the kernel parameters of a mixture, which are made once and kept.
+
+        With `adds`, the kernel adds the residual.
+        """
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
@@ -488,5 +494,8 @@ class CompiledBackend(SimdBackend):
 
 
 def _is_multiplied_as_stored(weight: Weight) -> bool:
-    """Return whether the kernels have this type; F32 is copied, because the file may not align it."""
+    """Return whether the kernels multiply this type as stored.
+
+    F32 is copied, because it may not be aligned in the file.
+    """
     return is_format(weight.type.name.lower())

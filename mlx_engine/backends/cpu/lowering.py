@@ -2,9 +2,8 @@
 
 `lower` runs the definition of the layers on a `Lowering` in place of a backend. Its public methods have the names and
 arguments of `Backend`'s operations: each emits a step of `kernels/cpu/program.py` and returns the `Place` of its
-result. If the kernels have no such step, the method raises CannotCompileError, and the layers run operation by
-operation. All intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step
-reads.
+result. If the kernels have no such step, the method raises CannotCompileError, and the layers run op by op. All
+intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step reads.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ class Lowering:
         return x
 
     def _place(self, x: object) -> Place:
-        """Return the location of a value, or raise CannotCompileError for an array of the definition's own."""
+        """Return the location of a value. Raise CannotCompileError if the definition has made the array itself."""
         if not isinstance(x, Place):
             raise CannotCompileError("an operation on an array that no operation has returned")
         return x
@@ -479,7 +478,8 @@ class Lowered:
         x: buffer of the input, the hidden states before the first layer.
         y: location of the result.
         floats: scratch floats per token, for all values.
-        inputs: K of the widest product, in whole vectors: packing needs so many floats for each token of the pass.
+        inputs: K of the widest product, rounded up to whole vectors: packing needs this many floats per token of the
+            pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
@@ -535,7 +535,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     )
 
 
-# The operations that have a step.
+# The operations for which the kernels have a step.
 LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 

@@ -16,12 +16,20 @@ from mlx_engine.backends import EXACT, types_of
 from mlx_engine.backends.costs import nbytes_of, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.profiled import role_of
-from mlx_engine.bench.bottlenecks.against import KIND
+from mlx_engine.bench.bottlenecks.analysis import (
+    Clock,
+    Round,
+    kinds,
+    measure,
+    phase,
+    phases,
+    profiling_overhead,
+    spread,
+)
 from mlx_engine.bench.bottlenecks.analysis import Limits as Reached
-from mlx_engine.bench.bottlenecks.analysis import kinds, phase, phases, profiling_overhead, spread
 from mlx_engine.bench.bottlenecks.page import command
-from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import check
+from mlx_engine.bench.compare import KIND
 from mlx_engine.bench.origin import OtherProcesses, describe, fields, origin
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of

@@ -187,3 +187,58 @@ def with_parity(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     folded ^= folded >> np.uint8(2)
     folded ^= folded >> np.uint8(1)
     return bits | folded << np.uint8(7)
+
+
+# Twice the values of E2M1. ggml reads the code of -0 as 0.
+LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
+# Half of 2 ** (e - 127), for every byte e.
+HALF_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128)
+
+
+def _half_e4m3() -> NDArray[np.float32]:
+    """Return half the value of every byte as E4M3; the sign bit is ignored, and 127, which is NaN, is 0."""
+    codes = np.arange(256)
+    exponents, mantissas = codes >> 3 & 15, (codes & 7).astype(np.float32)
+    significands = np.where(exponents, 8 + mantissas, mantissas)
+    values: NDArray[np.float32] = np.ldexp(significands.astype(np.float32), np.maximum(exponents, 1) - 11)
+    values[127] = 0
+    return values
+
+
+_HALF_SCALES = _half_e4m3()
+
+
+def dequantize_mxfp4(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 17) bytes of MXFP4 to (n, 32) weights."""
+    block = blocks.view(layout.MXFP4)[:, 0]
+    return scale_groups(HALF_POWERS[block["e"]][:, None], LEVELS[bit_fields(block["qs"], 4)])
+
+
+def dequantize_nvfp4(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 36) bytes of NVFP4 to (n, 64) weights."""
+    block = blocks.view(layout.NVFP4)[:, 0]
+    return scale_groups(_HALF_SCALES[block["scales"]], LEVELS[bit_fields(block["qs"], 4)])
+
+
+def dequantize_tq1_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 54) bytes of TQ1_0 to (n, 256) weights."""
+    block = blocks.view(layout.TQ1_0)[:, 0]
+    parts = [_digits(block["qs"][:, :32], 5), _digits(block["qs"][:, 32:], 5), _digits(block["qh"], 4)]
+    return _trits(block["d"], np.concatenate(parts, axis=1))
+
+
+def dequantize_tq2_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Dequantise (n, 66) bytes of TQ2_0 to (n, 256) weights."""
+    block = blocks.view(layout.TQ2_0)[:, 0]
+    return _trits(block["d"], bit_fields(block["qs"].reshape(-1, 2, 32), 2).reshape(-1, 256))
+
+
+def _digits(packed: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
+    """Return the first n digits of (m, k) bytes, (m, n k): digit j of all bytes precedes digit j + 1."""
+    rests = packed[:, None] * np.array([3**j for j in range(n)], dtype=np.uint8)[:, None]  # modulo 256
+    return (rests.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8).reshape(len(packed), -1)
+
+
+def _trits(scale: NDArray[np.float16], quants: NDArray[np.uint8]) -> NDArray[np.float32]:
+    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
+        return scale.astype(np.float32)[:, None] * (quants.astype(np.float32) - np.float32(1))

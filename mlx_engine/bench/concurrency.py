@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_engine.bench.concurrency.clients import Scheduled, Served
-from mlx_engine.bench.concurrency.load import Figures, Load, Run, Target, figures, medians
+from mlx_engine.bench.clients import Figures, Load, Run, Scheduled, Served, Target, figures, medians
 from mlx_engine.bench.origin import OtherProcesses, disturbed, fields, origin
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import engines
