@@ -113,6 +113,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "folders": ("Hugging Face folders, compared with transformers", sections.folders),
     "llama_quants": ("Files quantised by llama.cpp", sections.llama_quants),
     "activations": ("Activations in fixed point", sections.activations),
+    "precision": ("Errors of rounded types", sections.precision),
     "kv_types": ("Types of keys and values", sections.kv_types),
     "prefix_disk": ("The first token after a restart", sections.prefix_disk),
     "states": ("A model with states, compared with llama.cpp", sections.states),

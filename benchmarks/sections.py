@@ -320,6 +320,26 @@ def kv_types(rows: Sequence[Row]) -> str:
     return f"{source(rows[-1])}\n\n{KV_TYPES_INTRO}\n\n{table(head, lines, n_words=3)}\n"
 
 
+PRECISION_INTRO = """The error of the logits (largest difference over the largest logit), the mean divergence (KL) and
+the share of equal likeliest tokens, against the same file with float32 activations, keys and values."""
+
+
+def precision(rows: Sequence[Row]) -> str:
+    """Return the errors of each type of activations, and of keys and values, by model."""
+    newest = {(row["model"], row["setting"]): row for row in rows}
+    lines = []
+    for (model, setting), row in newest.items():
+        found = row["reference"]
+        cells = [
+            f"{found['logits_error']:.1e}",
+            f"{found['kl']['mean']:.1e}",
+            f"{100 * found['top_1_agreement']:.4g} %",
+        ]
+        lines.append([model, setting, f"{row['n_scored']:,}", *cells])
+    head = ["file", "setting", "tokens", "error", "KL", "same token"]
+    return f"{source(rows[-1])}\n\n{PRECISION_INTRO}\n\n{table(head, lines, n_words=2)}\n"
+
+
 PREFIX_DISK_INTRO = """Seconds from the submission of a prompt to its first token, by a new engine: computed, and with
 the prompt's pages of 64 tokens in files, which the system holds in memory or has to read from the disk. The last page
 is computed. The factor is over the same prompt computed, in the same rounds; MB are those of the files."""
