@@ -1,4 +1,4 @@
-"""Activations in float32 and in fixed point beside llama.cpp, on files that llama.cpp has quantised.
+"""Activations in float32 and in fixed point compared with llama.cpp, on files that llama.cpp has quantised.
 
     python -m benchmarks.activations --python PATH        appends to benchmarks/results/activations.jsonl
     python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 b8 --out new.jsonl
@@ -42,7 +42,7 @@ from benchmarks.peers.process import PeerError, Process
 from benchmarks.sections import factor, fastest
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = FOLDER / "activations.jsonl"
 TESTS = {

@@ -38,7 +38,7 @@ STEPS, ROUNDS = 4, 7
 def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
     """Measure all numbers of sequences."""
     log = Log("batch", RESULTS)
-    engine = mlx_engine.load(source, "parallel")
+    engine = mlx_engine.load(source, "parallel", speculate="off")
     if not isinstance(engine.backend, CompiledBackend):
         raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
     checkpoint = open_checkpoint(engine.path)
@@ -90,7 +90,7 @@ def run(scheduler: Scheduler, prompts: list[list[int]], n_new: int) -> float:
 
 
 def limit(of: Sizes, n: int, depth: int, read_gbs: float, peak_gflops: float) -> tuple[float, float]:
-    """Return tokens/s of n sequences if only memory counted, and if only arithmetic did."""
+    """Return the limits in tokens/s of n sequences by memory bandwidth and by arithmetic."""
     nbytes = of.nbytes + n * of.cached * depth
     flops = 2.0 * (of.layers + of.head + of.scored * depth)
     return n * read_gbs * 1e9 / nbytes, peak_gflops * 1e9 / flops

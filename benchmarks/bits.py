@@ -2,9 +2,9 @@
 
     python -m benchmarks.bits                appends to benchmarks/results/bits.jsonl
 
-The built-in model's logits at every position of a prompt, as a SHA-256 of their float32 bits. The order of summation
-of the compiled kernels does not depend on the shape of the pass, so there is one result. NumPy's products, whose order
-does, are measured for comparison, and so are MLX's.
+The built-in model's logits at every position of a prompt, as a SHA-256 of their float32 bits. The order of summation of
+the compiled kernels does not depend on the shape of the pass, so there is one result. NumPy's and MLX's products, whose
+order depends on the shape, are measured for comparison.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import mlx_engine
 from benchmarks.log import Log, Row
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "bits.jsonl"
 

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--temp", type=float, default=0.0)
     given = parser.parse_args()
-    engine = mlx_engine.load(given.model, given.backend)
+    engine = mlx_engine.load(given.model, given.backend, speculate="off")
     if given.vocab is not None:
         tokenizer = mlx_engine.load_tokenizer(given.vocab).padded(engine.config.vocab_size)
         engine.prompts._grammars = Grammars(tokenizer, engine.config.vocab_size)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.crossover           appends to benchmarks/results/crossover.jsonl, every sample kept
 
-One vector is multiplied with square matrices in F32 and in block formats, interleaved, on one thread and on all.
-Each call takes another matrix, so that weights are read from memory as in a model; of the narrowest matrices there are
-fewer bytes. The constant in `mlx_engine/weights/conversion.py` was chosen from this table.
+One vector is multiplied with square matrices in F32 and in block formats, interleaved, on one thread and on all. Each
+call takes another matrix, so that weights are read from memory as in a model; for the narrowest matrices, all copies
+together have fewer bytes than the cache. The constant in `mlx_engine/weights/conversion.py` was chosen from this table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BACKENDS = ("simd", "parallel")
 # Bytes in the smallest format, larger than a processor's last cache; and the most matrices of one width.
 TOTAL, MOST = 64 * 2**20, 4000
 ROUNDS = 15
-# A product that takes up to so much longer does not count as slower: rounds differ by more.
+# A product that takes longer by up to this share does not count as slower, because rounds differ by more.
 TOLERANCE = 1.02
 
 

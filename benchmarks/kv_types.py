@@ -1,10 +1,10 @@
-"""Decode after long texts with keys and values of each type, beside llama.cpp, whose keys and values are float16.
+"""Decode after long texts with keys and values of each type, compared with llama.cpp with float16.
 
     python -m benchmarks.kv_types --python PATH        appends to benchmarks/results/kv_types.jsonl
     python -m benchmarks.kv_types --python PATH --depths 4096 --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python. Our keys and values are filled, and not computed: decode takes as long. All
-contestants of a depth run once per round.
+PATH is a Python that has llama-cpp-python. Our keys and values are filled with numbers and not computed, which does not
+change the time of decode. All contestants of a depth run once per round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.sections import factor
 from mlx_engine.backends import KV_TYPES
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = FOLDER / "kv_types.jsonl"
 

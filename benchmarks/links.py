@@ -2,10 +2,10 @@
 
     python -m benchmarks.links [--sizes 4096,1048576] [--links 1e9:0.0001,1e10:0.001]
 
-A message goes from rank 0 to rank 1, which answers with 4 bytes. For each size the table has the time of both over
-loopback, and over each link, with the ratio to the time that the link promises: that of loopback, two times the
-latency, and the bytes at the rate. Times are the shortest of several, because other programs share the cores. The sizes
-are those of decode (4 to 64 KB) and of prefill (1 to 16 MB).
+A message goes from rank 0 to rank 1, which answers with 4 bytes. For each size the table has the time of the message
+with its answer over loopback and over each link, and the ratio to the expected time of the link: the time over
+loopback, plus two times the latency, plus the bytes divided by the rate. Times are the shortest of several, because
+other programs share the cores. The sizes are those of decode (4 to 64 KB) and of prefill (1 to 16 MB).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from mlx_engine.distributed.group import Group, Ring
 SIZES = (4 << 10, 16 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20)
 LINKS = tuple((rate, latency) for rate in (1e9, 1e10) for latency in (1e-4, 1e-3, 5e-3))
 FLOAT_BYTES, BITS = 4, 8
-# Messages of a size: at least so many, and for at least so long.
+# The smallest number of messages of a size, and the least number of seconds for which they are sent.
 LEAST, SECONDS = 5, 1.0
 
 
 class Trip(NamedTuple):
-    """A message and its answer: bytes of the message, and the fewest seconds of both."""
+    """The bytes of a message, and the shortest time of the message with its answer."""
 
     nbytes: int
     seconds: float
 
 
 def promised(loopback: Trip, rate: float, latency: float) -> float:
-    """Return the seconds of a message and its answer over a link, from those over loopback."""
+    """Return the expected seconds of a message with its answer over a link, given the seconds over loopback."""
     return loopback.seconds + 2 * latency + (loopback.nbytes + FLOAT_BYTES) * BITS / rate
 
 
@@ -79,7 +79,7 @@ def measure(sizes: Sequence[int], link: tuple[float, float] | None = None) -> li
 
 
 def table(plain: Sequence[Trip], links: Sequence[tuple[float, float]], found: Sequence[Sequence[Trip]]) -> list[str]:
-    """Return the lines of the table: a row per size; per link the measured ms and their ratio to what it promises."""
+    """Return the lines of the table: a row per size; for each link the measured ms and the ratio to the expected."""
     heads = [f"{rate / 1e9:g} Gbit/s, {latency * 1e3:g} ms" for rate, latency in links]
     lines = ["| Bytes | loopback | " + " | ".join(heads) + " |", "|---:|" + "---:|" * (1 + len(links))]
     for i, trip in enumerate(plain):

@@ -1,4 +1,4 @@
-"""The log of a benchmark: what all its rows have in common, and which rows are kept."""
+"""The log of a benchmark: the fields that all its rows have in common, and which rows are kept."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ FOLDER = Path(__file__).parent / "results"
 class Log:
     """Rows of one benchmark, appended to a file.
 
-    The project's own results, `benchmarks/results/`, take rows of a commit alone: if files of the working tree have
-    changed, nothing is written, and stderr says so before anything is measured. Any other file takes all rows.
+    The project's own results, `benchmarks/results/`, take only rows that were measured at a commit. If files of the
+    working tree have changed, nothing is written, and a line on stderr says so before the measurement. Any other file
+    takes all rows.
 
     Attributes:
         common: machine, versions and commit, which every row records.

@@ -5,8 +5,8 @@ of a call. `--sizes`: operations of a Qwen3-0.6B-shaped model for 1 token and fo
 measured.
 
 A case builds its inputs and calls the operation. The call is recorded once and then repeated alone, so that only the
-operation is timed. Of a model's operations each call takes the next layer's weights, or the next of several KV caches:
-arrays that were just used would still be in the processor's cache, which they are not in a model.
+operation is timed. Each call of a model's operation takes the next layer's weights, or the next of several KV caches.
+Otherwise the arrays would still be in the processor's cache, unlike in a model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.contract.check import BACKENDS, PLAIN, backend
 
 RESULTS = Path(__file__).parent / "results" / "ops.jsonl"
 
-# A sample repeats a call for at least so many seconds; a call that takes longer is made once per sample.
+# A sample repeats a call for at least this many seconds; a call that takes longer is made once per sample.
 SAMPLE_SECONDS, SAMPLES = 2e-3, 5
 
 

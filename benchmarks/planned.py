@@ -2,10 +2,10 @@
 
     python -m benchmarks.planned [--shard tensor] [--layers 8] [--ranks 2,4] [--links 1e9:0.0001,1e10:0.005]
 
-Each rank has one thread and is pinned to a core; with more ranks than cores they share them. One process alone gives
-the memory bandwidth and the arithmetic of a host, a process on each core how much they slow each other, and two ranks
-over loopback the time of the software per message; all else is the plan's. Times are the shortest of several passes,
-because other programs share the cores: so they are those of passes that met no other program.
+Each rank has one thread and is pinned to a core; with more ranks than cores they share them. A single process gives the
+memory bandwidth and the arithmetic of a host. A process on each core shows how much the processes slow each other. Two
+ranks over loopback give the time of the software per message. The plan computes all other values. Times are the
+shortest of several passes, so that they are not disturbed by other programs on the cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mlx_engine.distributed.plan import (
     tensor,
 )
 from mlx_engine.distributed.tensor import sliced
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import outlined
@@ -56,7 +56,7 @@ PROMPT, PROMPTS, TOKENS = 8, 40, 120
 REPEATS = 3
 # A link that takes no time: bits per second, and seconds.
 NO_DELAY = (1e12, 0.0)
-# Seconds after which processes that are to work at the same time begin: they load the model before.
+# Seconds after which processes that work at the same time begin. Before that they load the model.
 LOADING = 4.0
 
 
@@ -97,7 +97,7 @@ def passes(kind: ShardKind, n: int) -> int:
 
 
 def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times | None:
-    """Be a rank, or a process alone that begins at a time of the clock. Return the times on rank 0."""
+    """Run as a rank, or as a single process that begins at a given time. Return the times on rank 0."""
     from mlx_engine.cache import SequenceInput
     from mlx_engine.distributed.shard import join
     from mlx_engine.engine import Engine, open_source

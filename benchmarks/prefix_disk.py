@@ -61,7 +61,7 @@ def measure(source: str, n_tokens: int, kv_type: str, folder: Path) -> Row:
 
 def first_token(source: str, n_tokens: int, kv_type: str, folder: Path | None) -> float:
     """Load the model, and return the seconds from the submission of a prompt to its first token."""
-    with mlx_engine.load(source, "parallel", kv_type=kv_type, prefix_dir=folder) as engine:
+    with mlx_engine.load(source, "parallel", kv_type=kv_type, prefix_dir=folder, speculate="off") as engine:
         ids = [(7 * i) % 5000 for i in range(n_tokens)]
         kv_memory = pool_nbytes(engine.model.kv_layers, n_tokens + 256)
         scheduler = engine.scheduler(slots=1, kv_memory=kv_memory, whole_pages=True)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.relay --rate 1e9 --latency 0.001 LISTEN_PORT:TARGET_PORT ...
 
-The relay is a simulated link, which needs no root. Each direction of a connection is a wire: bytes leave one after the
-other at the rate, and arrive after the latency. One thread serves all wires, because threads of Python would wait for
-each other's interpreter lock.
+The relay is a simulated link, which needs no root. Each direction of a connection is a wire: bytes are sent at the
+rate, and arrive after the latency. One thread serves all wires, because threads of Python would wait for each other's
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def urgent() -> None:
 BITS = 8
 # Bytes that are read at once: at 10 Gbit/s they take 0.1 ms.
 CHUNK = 128 << 10
-# prctl's option for how late a sleeping thread may wake, and the value in ns; the default is 50 us.
+# prctl's option for the timer slack of a thread, and its value in ns; the default is 50 us.
 PR_SET_TIMERSLACK, SLACK_NS = 29, 1
 
 
@@ -131,7 +131,7 @@ class Wire:
 
     @property
     def capacity(self) -> float:
-        """Bytes that may be under way: what a wire of this rate and latency holds, and some chunks."""
+        """The largest number of bytes under way: rate times latency, plus some chunks."""
         return self.rate * self.latency / BITS + 4 * CHUNK
 
     def read(self) -> None:

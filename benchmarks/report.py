@@ -1,6 +1,6 @@
 """Write BENCHMARKS.md from the committed results: `python -m benchmarks.report`. A test checks that it is current.
 
-The page begins with a summary: one figure for one thing, taken from the newest rows of the sections.
+The page begins with a summary of single figures, taken from the newest rows of the sections.
 """
 
 from __future__ import annotations
@@ -113,9 +113,12 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "folders": ("Hugging Face folders, compared with transformers", sections.folders),
     "llama_quants": ("Files quantised by llama.cpp", sections.llama_quants),
     "activations": ("Activations in fixed point", sections.activations),
+    "precision": ("Errors of rounded types", sections.precision),
     "kv_types": ("Types of keys and values", sections.kv_types),
+    "prefix_disk": ("The first token after a restart", sections.prefix_disk),
     "states": ("A model with states, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
+    "speculation": ("Proposed tokens, compared with llama.cpp's lookup", sections.speculation),
     "rows": ("Several rows in one pass", sections.rows_in_one_pass),
     "batch": ("Several sequences in one decode step", sections.batch),
     "concurrency": ("Several sequences, compared with llama.cpp", sections.concurrency),

@@ -30,7 +30,7 @@ ROUNDS = 9
 def main(source: str = "shape:qwen3-0.6b") -> None:
     """Measure all numbers of rows."""
     log = Log("rows", RESULTS)
-    engine = mlx_engine.load(source, "parallel")
+    engine = mlx_engine.load(source, "parallel", speculate="off")
     if not isinstance(engine.backend, CompiledBackend):
         raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
     row = {"model_name": engine.path.stem, "threads": engine.backend.threads, **measure(engine)}

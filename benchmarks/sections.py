@@ -320,6 +320,47 @@ def kv_types(rows: Sequence[Row]) -> str:
     return f"{source(rows[-1])}\n\n{KV_TYPES_INTRO}\n\n{table(head, lines, n_words=3)}\n"
 
 
+PRECISION_INTRO = """The error of the logits (largest difference over the largest logit), the mean divergence (KL) and
+the share of equal likeliest tokens, against the same file with float32 activations, keys and values."""
+
+
+def precision(rows: Sequence[Row]) -> str:
+    """Return the errors of each type of activations, and of keys and values, by model."""
+    newest = {(row["model"], row["setting"]): row for row in rows}
+    lines = []
+    for (model, setting), row in newest.items():
+        found = row["reference"]
+        cells = [
+            f"{found['logits_error']:.1e}",
+            f"{found['kl']['mean']:.1e}",
+            f"{100 * found['top_1_agreement']:.4g} %",
+        ]
+        lines.append([model, setting, f"{row['n_scored']:,}", *cells])
+    head = ["file", "setting", "tokens", "error", "KL", "same token"]
+    return f"{source(rows[-1])}\n\n{PRECISION_INTRO}\n\n{table(head, lines, n_words=2)}\n"
+
+
+PREFIX_DISK_INTRO = """Seconds from the submission of a prompt to its first token, by a new engine: computed, and with
+the prompt's pages of 64 tokens in files, which the system holds in memory or has to read from the disk. The last page
+is computed. The factor is over the same prompt computed, in the same rounds; MB are those of the files."""
+
+
+def prefix_disk(rows: Sequence[Row]) -> str:
+    """Return the time to the first token with and without files, by type of keys and values."""
+    newest = {(row["model_name"], row["n_tokens"], row["kv_type"]): row for row in rows}
+    lines = []
+    for (name, n_tokens, kv_type), row in newest.items():
+        cold = row["samples_s"]["cold"]
+        cells = [spread(cold)]
+        for way in ("page cache", "disk"):
+            seconds = row["samples_s"][way]
+            cells += [spread(seconds), figure(statistics.median(seconds) / statistics.median(cold))]
+        about = [figure(row["nbytes"] / 1e6), figure(row["disk_gbs"])]
+        lines.append([kv_type, f"{name.removeprefix('shape:')}, {n_tokens:,} tokens", *cells, *about])
+    head = ["type", "prompt", "computed", "files in memory", "factor", "files on disk", "factor", "MB", "disk GB/s"]
+    return f"{source(rows[-1])}\n\n{PREFIX_DISK_INTRO}\n\n{table(head, lines, n_words=2)}\n"
+
+
 def llama_quants(rows: Sequence[Row]) -> str:
     """Return the newest measurement as text."""
     rows = [row for row in rows if row["time"] == rows[-1]["time"]]
@@ -504,6 +545,37 @@ def chunks(rows: Sequence[Row]) -> str:
     )
     head = ["weights", "1 thread", f"{newest[0]['threads']} threads", "factor"]
     return words + table(head, lines, n_words=1)
+
+
+SPECULATION_INTRO = """A text is answered with and without proposed tokens, in turn; the ids are the same. Rates are of
+the tokens after the first, medians of the rounds; the factor is over no proposals. A drafter "recorded" proposes the
+tokens of the answer itself, and others named with a share run their passes and then do so: each token is right with
+this probability, which gives the factor at this acceptance for models with random weights. The factor of llama.cpp is
+that of its LlamaPromptLookupDecoding over itself without it, on the same file and text, interleaved; with it the answer
+may be another one, because llama.cpp computes rows of a pass with other bits."""
+
+
+def speculation(rows: Sequence[Row]) -> str:
+    """Return a table for each file, from its newest rows."""
+    newest = {(row["file"], row["draft"], row["text"], row["drafter"], row["copies"]): row for row in rows}
+    parts = [SPECULATION_INTRO]
+    for file in dict.fromkeys(row["file"] for row in rows):
+        of = [row for row in newest.values() if row["file"] == file]
+        lines = []
+        for row in of:
+            theirs, cells = row["llama.cpp"], ["", ""]
+            if theirs is not None:
+                factor = statistics.median(theirs["off"]) / statistics.median(theirs["on"])
+                cells = [figure(factor), "the same" if theirs["is_same"] else "another"]
+            lines.append([
+                row["text"] if row["copies"] == 1 else f"{row['text']}, {row['copies']} at once",
+                row["drafter"] if row["draft"] is None else f"{row['drafter']} ({row['draft']})",
+                figure(row["off"]), figure(row["on"]), figure(row["factor"]),
+                f"{row['accepted']:,} of {row['proposed']:,}", *cells,
+            ])  # fmt: skip
+        head = ["text", "drafter", "off, tokens/s", "on, tokens/s", "factor", "accepted", LLAMA, "its answer"]
+        parts += [f"### {file}", source(of[-1]), table(head, lines, n_words=2)]
+    return "\n\n".join(parts) + "\n"
 
 
 def last_run(rows: Sequence[Row]) -> list[Row]:

@@ -1,10 +1,10 @@
-"""The server on the 0.6B shape: how long it takes to start, what it holds when idle, and how it answers under load.
+"""The server on the 0.6B shape: the time to start, the memory when idle, and latencies under load.
 
     python -m benchmarks.server              appends to benchmarks/results/server.jsonl, every sample kept
 
 Each start is a process of its own, from its creation to the first 200 of /health; compiled kernels and the model file
-are there before. Then, on the last of these processes: its memory; the latency of /health while 8 answers are
-generated; and the gaps between the tokens of a running answer, alone and while a prompt of 2,000 tokens is read.
+exist already. Then, on the last of these processes: its memory; the latency of /health while 8 answers are generated;
+and the gaps between the tokens of a running answer, alone and while a prompt of 2,000 tokens is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results" / "server.jsonl"
 MODEL = "shape:qwen3-0.6b"
 
 N_STARTS, N_ANSWERS, N_PROMPT = 5, 8, 2000
-# Token ids of prompts: the weights are random, so any of them do. Each prompt is another one, so nothing is cached.
+# Token ids of prompts: the weights are random, so any ids will do. All prompts differ, so nothing is cached.
 PROMPT_IDS = range(1000, 9000)
 
 

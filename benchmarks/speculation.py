@@ -1,11 +1,14 @@
-"""Lookup beside llama.cpp's own: the factor of each over itself without proposals, on the same file and texts.
+"""Lookup compared with llama.cpp's lookup: the speedup of each engine, on the same file and texts.
 
     python -m benchmarks.speculation MODEL --python PATH      appends to benchmarks/results/speculation.jsonl
-    python -m benchmarks.speculation MODEL --texts FILE --rounds 3 --out new.jsonl
+    python -m benchmarks.speculation shape:qwen3-0.6b --texts benchmarks/speculation_costs.jsonl
+    python -m benchmarks.speculation shape:qwen3.5-0.8b-mtp --texts benchmarks/speculation_mtp.jsonl
+    python -m benchmarks.speculation MODEL --draft SMALL --texts FILE --rounds 3 --out new.jsonl
 
 PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The texts are those of
-`bench --speculate`, by default benchmarks/speculation.jsonl. Rounds of both engines alternate. llama.cpp computes rows
-of a pass with several tokens with other bits than single ones, so its answer may change: rows say whether it did.
+`bench --speculate`, by default benchmarks/speculation.jsonl; each drafter of the model has a row. Rounds of both
+engines alternate. In llama.cpp, the bits of a row depend on the number of tokens in the pass, so its answer may change;
+rows record whether it did.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from benchmarks.log import FOLDER, Log, Row
 from mlx_engine import load
 from mlx_engine.bench.speculation import markdown, rows, texts_of
 from mlx_engine.bench.tables import aligned
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
+from mlx_engine.options import LOOKUP
 
 RESULTS, TEXTS = FOLDER / "speculation.jsonl", Path(__file__).with_suffix(".jsonl")
 
@@ -69,7 +73,8 @@ def factor(row: Row) -> float:
 def main() -> None:
     """Measure the texts, print a table, and append the rows."""
     parser = argparse.ArgumentParser(prog="benchmarks.speculation", description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("model", help="a GGUF file, or shape:NAME")
+    parser.add_argument("--draft", help="a draft model")
     parser.add_argument("--python", help="the interpreter that has llama-cpp-python")
     parser.add_argument("--texts", type=Path, default=TEXTS)
     parser.add_argument("--threads", type=int, default=usable_cores())
@@ -78,18 +83,22 @@ def main() -> None:
     options = parser.parse_args()
     log, texts = Log("speculation", options.out), texts_of(options.texts)
     found: list[Row] = []
-    with load(options.model, "parallel", threads=options.threads) as engine:
-        prompts: list[Any] = [(engine.prompts.ids(text["prompt"]), text.get("max_tokens", 256)) for text in texts]
-        for i, row in enumerate(rows(engine, texts, options.rounds)):
-            others = [] if options.python is None else [prompts[i]]
-            theirs = peers(options.python, options.model, others, options.threads, options.rounds) if others else []
-            about = {"file": options.model.name, "threads": options.threads, "llama.cpp": theirs[0] if theirs else None}
-            found.append(log.append({**row, **about}))
+    with load(options.model, "parallel", threads=options.threads, draft=options.draft) as engine:
+        for text in texts:
+            prompt = engine.prompts.ids(text["prompt"]), text.get("max_tokens", 256)
+            for row in rows(engine, [text], options.rounds):
+                is_compared = options.python is not None and row["drafter"] == LOOKUP
+                others: list[Any] = [prompt] if is_compared else []
+                theirs = peers(options.python, engine.path, others, options.threads, options.rounds) if others else []
+                about = {"file": engine.path.name, "threads": options.threads, "draft": options.draft}
+                found.append(log.append({**row, **about, "llama.cpp": theirs[0] if theirs else None}))
     print(markdown(found))
     if options.python is not None:
         table = [["text", "ours", "llama.cpp", "its answer"]]
         for row in found:
             theirs = row["llama.cpp"]
+            if theirs is None:
+                continue
             same = "the same" if theirs["is_same"] else "another one"
             table.append([row["text"], f"{row['factor']:.2f}", f"{factor(theirs):.2f}", same])
         print("\nThe factor of each over itself without proposals:\n\n" + aligned(table))

@@ -3,8 +3,8 @@
     python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
     python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot go back, so before each test
-both engines read the tokens before it anew, which is not timed; the engines are interleaved.
+PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot be rewound. So before each test
+both engines run the tokens before it again, which is not timed. The engines are interleaved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlx_engine.bench.origin import describe
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "states.jsonl"
 MODEL = "shape:qwen3.5-0.8b"

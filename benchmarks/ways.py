@@ -26,7 +26,7 @@ from kernels.cpu.build.memory import raw
 from kernels.cpu.build.vectors import add as add_vectors
 from kernels.cpu.build.vectors import fma, load, total, zeros
 from kernels.cpu.formats import float32, q8_0
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = Path(__file__).parent / "results" / "ways.jsonl"
 

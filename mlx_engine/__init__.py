@@ -11,12 +11,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# Environment variables that MLX reads when it is imported (later). Values set by the user are kept.
-# By default MLX may compute float32 matrix products in TensorFloat-32 on new hardware; results here are exact.
+# MLX reads these environment variables when it is imported, which is later. Values set by the user are kept. By default
+# MLX may compute float32 matrix products in TensorFloat-32 on new hardware; results here are exact.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if sys.platform == "darwin":
-    # By default MLX closes a command buffer after about 50 operations or megabytes, weights included: a dozen times
-    # per token, at about 20 us each.
+    # By default MLX closes a command buffer after about 50 operations or megabytes, weights included. That is a dozen
+    # times per token, about 20 us each time.
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 

@@ -13,7 +13,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from mlx_engine.cache.disk import (
     source_digest,
 )
 from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.checkpoint.identity import kept_digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.pooling import read_pooling
@@ -54,24 +55,27 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
-from mlx_engine.kernels.drafts import draft
-from mlx_engine.kernels.folder import cache_folder
+from mlx_engine.kernels.files import cache_folder
+from mlx_engine.kernels.files import draft as new_file
 from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
-from mlx_engine.loop.finite import check_logits
-from mlx_engine.loop.forward import forward_logits
-from mlx_engine.loop.memory import Traffic, pool_for
+from mlx_engine.loop.forward import check_logits, forward_logits
+from mlx_engine.loop.memory import Traffic, pool_for, spare_bytes
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.row_reader import LastLogits, PooledHidden, PromptLogprobs, RowReader
 from mlx_engine.loop.scheduler import Scheduler
-from mlx_engine.loop.speculation import MOST_STATES, Speculation, use_of
+from mlx_engine.loop.speculation import MOST_STATES, PassDrafter, Speculation, use_of
 from mlx_engine.loop.stream import Generation, Progress, Stream, drained, outcome
 from mlx_engine.machine.forks import kept_over_forks
-from mlx_engine.machine.limits import available_memory, bounded_threads, give_back_freed
+from mlx_engine.machine.memory import available_memory, bounded_threads, give_back_freed
 from mlx_engine.observe import log
 from mlx_engine.options import (
+    AUTO_SPECULATION,
     DEFAULT_MAX_TOKENS,
+    DRAFT,
+    LOOKUP,
+    MTP,
     OFF,
     UNTIL_FULL,
     BatchOptionValues,
@@ -82,9 +86,10 @@ from mlx_engine.options import (
     one_per_prompt,
     shows_options,
 )
+from mlx_engine.weights.adapters import Adapters, named, open_adapters, refuse
 from mlx_engine.weights.allowed import check_allowed, open_model
-from mlx_engine.weights.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.weights.model import Loaded, Model, ModelConfig, Planned, plan_model
+from mlx_engine.weights.conversion import AUTO, KEEP, Conversion, check_load_options
+from mlx_engine.weights.model import ExtraLayer, Loaded, Model, ModelConfig, Planned, plan_model
 from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:
@@ -110,6 +115,8 @@ Self = TypeVar("Self", bound="Engine")
 BATCH_SLOTS = 32
 # The values that `hidden_states` returns by default.
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
+# Tokens whose keys and values share the memory between a model and its draft model.
+COMPARED = 4096
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
 
@@ -128,10 +135,12 @@ def load(
     context: int | None = None,
     activations: str = EXACT,
     kv_type: str | None = None,
-    speculate: str = OFF,
+    speculate: str = AUTO_SPECULATION,
+    draft: str | Path | None = None,
     allow_too_large: bool = False,
     prefix_dir: str | Path | None = None,
     prefix_disk: int = DEFAULT_NBYTES,
+    adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
@@ -154,14 +163,20 @@ def load(
             for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
         activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
             are faster and round, see docs/precision.md.
-        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: the type of
-            activations of f16 and bf16, else "f32", which is exact. The others take a half or a quarter of the memory.
-        speculate: "lookup" proposes tokens from earlier text and checks several in one pass, which changes no answer,
-            see docs/speculation.md; "auto" does so where bits are fixed and passes are long; "off" does not.
+        kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
+            the activations have this type, else "f32", which is exact. The other types take a half or a quarter of the
+            memory of "f32".
+        speculate: how tokens are proposed, of which a pass checks several. This changes no answer, see
+            docs/speculation.md. "lookup" proposes tokens of earlier text, "draft" those of the draft model, "mtp" those
+            of the model's layer of multi-token prediction. "auto" uses all of these that it can; it looks in earlier
+            text only if results are bit-identical in every batch and passes are long. "off" proposes none.
+        draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model that needs more memory than is free.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
-            computing them again; see docs/prefixes.md. None keeps none on disk.
+            computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the most bytes of files in this folder; the least recently used are removed.
+        adapters: folders of LoRA adapters that PEFT or mlx-lm has written, such as ["style"] or {"style": "runs/7"}.
+            A run chooses one by the option `adapter`; the first is the default, and "base" is the model alone.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
 
@@ -175,7 +190,7 @@ def load(
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
     options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
-    options |= {"speculate": speculate}
+    options |= {"speculate": speculate, "draft": draft, "adapters": adapters}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -199,7 +214,8 @@ class Engine:
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
         speculation: whether and how tokens are proposed, and why.
-        proposals: what was proposed in the last scheduler that proposes tokens; None before there is one.
+        drafters: the names of the drafters with passes of their own that are loaded.
+        proposals: the `Speculation` of the last scheduler that proposes tokens; None before there is one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -215,7 +231,12 @@ class Engine:
         how = {"config": repr(opened.config), "conversion": str(planned.conversion), "layers": repr(model.kv_layers)}
         self._identified = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in how.items()}
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
-        self.speculation = use_of(model, opened.speculate, self.n_parameters)
+        self._draft = opened.draft
+        # The time of the layer and the head over that of a pass, about.
+        n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
+        self._extra_share = (planned.n_extra + n_head) / self.n_parameters
+        self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
+        self.speculation = use_of(model, opened.speculate, self.n_parameters, self.drafters)
         self.proposals: Speculation | None = None
         shared = () if opened.shard is None else opened.shard.notes
         notes = opened.checkpoint.notes, converted.notes(), context_notes(model.config), shared
@@ -240,13 +261,13 @@ class Engine:
         """
         if self._prefixes is not None:
             self._prefixes.close()
-        model, self._model = self._model, None
+        model, self._model, self._draft = self._model, None, None
         if model is not None:
             model.backend.close()
         self._prompts.close()
 
     def keep_prefixes(self, folder: str | Path, max_nbytes: int = DEFAULT_NBYTES) -> None:
-        """Keep the keys and values of prompts in a folder, for schedulers made from now on and for later runs.
+        """Keep the keys and values of prompts in a folder, for schedulers made after this call and for later runs.
 
         Raises:
             OptionError: several processes share the model, or its backend is `scalar`; or `max_nbytes` is negative.
@@ -282,8 +303,8 @@ class Engine:
         Args:
             path: the file, from which the prompt can be recovered.
             prompt: text, token ids, or messages for the model's chat template.
-            scheduler: has run the prompt, perhaps as the beginning of another one, and has a prefix cache; None runs
-                the prompt.
+            scheduler: a scheduler with a prefix cache that has run the prompt, or a longer prompt that begins with it;
+                with None, the prompt is run by this call.
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
@@ -298,7 +319,7 @@ class Engine:
         if prefix is None:
             message = "save_prefix needs a scheduler with a prefix cache"
             raise OptionError(message, option="scheduler", expected="a prefix cache")
-        with draft(path) as new:
+        with new_file(path) as new:
             with new.open("wb", buffering=0) as file:
                 new.chmod(0o600)
                 saver = Saver(file, DiskPrefixes(scheduler.pool, SavedPrefixes(identity)), identity, ids)
@@ -309,8 +330,8 @@ class Engine:
     def load_prefix(self, path: str | Path) -> list[int]:
         """Use the keys and values of a file that `save_prefix` has written, and return the token ids of its prompt.
 
-        Schedulers made from now on begin with them where a prompt begins with the same ids; answers have the bits that
-        they have without the file. Damaged pages are computed.
+        Schedulers made after this call reuse the keys and values if a prompt begins with the same ids. Answers are
+        bit-identical to those without the file. Damaged pages are computed again.
 
         Raises:
             FormatError: it is no such file, or is of another model, version or type of keys and values.
@@ -323,8 +344,10 @@ class Engine:
 
     def check_kept(self, option: str) -> None:
         """Raise OptionError, which names the option, if keys and values of this model cannot be kept on disk."""
-        if self.model.is_shared or self.backend.name == "scalar":
+        has_adapters = self.prompts.adapters is not None
+        if self.model.is_shared or has_adapters or self.backend.name == "scalar":
             whose = "a model that this process has alone" if self.model.is_shared else "another backend than scalar"
+            whose = "a model without adapters" if has_adapters else whose
             raise OptionError(f"{option} needs {whose}", option=option, expected=whose)
 
     @property
@@ -707,19 +730,94 @@ class Engine:
             OptionError: the memory is too small for a single page.
         """
         n_proposed = MOST_STATES if self.speculation.is_on else 0
+        kv_memory, of_drafters = self._shares(slots, kv_memory)
         pool = pool_for(self.model, slots, kv_memory, n_proposed)
         prefix = PrefixCache(pool, whole_pages=whole_pages, disk=self._disk(pool)) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
         if self.speculation.is_on:
             # With whole pages, nothing may tell a client about the texts of others.
-            options["speculation"] = self._speculation(keeps_others=prefix is not None and not whole_pages)
+            keeps_others = prefix is not None and not whole_pages
+            how: dict[str, Any] = {
+                "slots": slots,
+                "n_tokens": pool.n_tokens,
+                "kv_memory": of_drafters,
+                "whole_pages": whole_pages,
+                "keeps_others": keeps_others,
+            }
+            options["speculation"] = self.new_speculation(self.speculation.names, **how)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
-    def _speculation(self, *, keeps_others: bool = False) -> Speculation:
-        from mlx_engine.loop.lookup import Lookups
+    def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
+        """Return the bytes for keys and values of the model, and of each drafter that has some."""
+        own = {
+            name: pool_nbytes(of.kv_layers, COMPARED, slots)
+            for name, of in ((DRAFT, None if self._draft is None else self._draft.model), (MTP, self.model.extra))
+            if of is not None and name in self.speculation.names
+        }
+        if not own:
+            return kv_memory, {}
+        nbytes = spare_bytes(self.model) if kv_memory is None else kv_memory
+        whole = pool_nbytes(self.model.kv_layers, COMPARED, slots) + sum(own.values())
+        shares = {name: nbytes * size // whole for name, size in own.items()}
+        return nbytes - sum(shares.values()), shares
 
-        self.proposals = Speculation(Lookups(keeps_others=keeps_others), int(self.config.vocab_size))
+    def new_speculation(
+        self,
+        names: Collection[str],
+        *,
+        slots: int,
+        n_tokens: int,
+        kv_memory: Mapping[str, int] | None = None,
+        keeps_others: bool = False,
+        whole_pages: bool = False,
+    ) -> Speculation:
+        """Return what proposes tokens for a scheduler with so many slots and tokens.
+
+        Args:
+            names: the names of the drafters.
+            slots: the slots of the scheduler.
+            n_tokens: the tokens of its pool.
+            kv_memory: bytes for keys and values of each drafter that has some; None for as many tokens as the pool has.
+            keeps_others: also look in sequences that have ended.
+            whole_pages: reuse only whole pages of earlier sequences.
+        """
+        from mlx_engine.loop.draft import MOST, DraftModel
+        from mlx_engine.loop.lookup import Lookups
+        from mlx_engine.loop.mtp import NextTokens
+
+        def pool_of(name: str, of: Model | ExtraLayer) -> KVPool:
+            n = n_tokens + slots * MOST
+            if kv_memory is not None:
+                n = min(n, max(1, tokens_that_fit(of.kv_layers, kv_memory[name], slots, most=n)))
+            return of.new_pool(n, n_sequences=slots, n_proposed=slots * MOST)
+
+        passes: list[PassDrafter] = []
+        if MTP in names and self.model.extra is not None:
+            pool = pool_of(MTP, self.model.extra)
+            passes.append(NextTokens(self.model, self.model.extra, pool, self._extra_share))
+        if DRAFT in names and self._draft is not None:
+            share, pool = self._draft.n_parameters / self.n_parameters, pool_of(DRAFT, self._draft.model)
+            passes.append(DraftModel(self._draft.model, pool, share, whole_pages=whole_pages))
+        lookups = Lookups(keeps_others=keeps_others) if LOOKUP in names else None
+        usual = self.speculation.names
+        self.proposals = Speculation(lookups, int(self.config.vocab_size), passes=passes, usual=usual)
         return self.proposals
+
+    def _proposing(self, requests: Sequence[Request]) -> list[str]:
+        """Return the names of the drafters that requests use.
+
+        Raises:
+            OptionError: a request asks for a drafter that was not loaded.
+        """
+        asked = {request.options.speculate for request in requests}
+        if DRAFT in asked and self._draft is None:
+            message = "speculate is 'draft', but the model was loaded without a draft model; load it with draft=MODEL"
+            raise OptionError(message, option="speculate", expected="a draft model", found=DRAFT)
+        if MTP in asked and self.model.extra is None:
+            message = "speculate is 'mtp', but the model has no layer of multi-token prediction; use 'auto' or 'lookup'"
+            raise OptionError(message, option="speculate", expected="another value", found=MTP)
+        own = {*asked} - {AUTO_SPECULATION, OFF}
+        return [*own, *(self.speculation.names if AUTO_SPECULATION in asked else ())]
 
     def scheduler_for(self, requests: Sequence[Request], *, keeps: bool = False) -> Scheduler:
         """Return a scheduler with memory for these requests; with `keeps`, it has a prefix cache."""
@@ -733,11 +831,12 @@ class Engine:
         slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
         lengths = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
         n_tokens = max(sum(lengths[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
-        if not self.speculation.is_on:
+        names = self._proposing(requests)
+        if not names:
             pool, proposals = self.model.new_pool(n_tokens, n_sequences=slots), None
         else:
             pool = self.model.new_pool(n_tokens, n_sequences=slots, n_proposed=MOST_STATES)
-            proposals = self._speculation()
+            proposals = self.new_speculation(names, slots=slots, n_tokens=n_tokens)
         prefix = None
         if self._prefixes is not None:
             self._prefixes.flush()  # writes that wait hold the memory of earlier pools
@@ -802,10 +901,11 @@ class RequestBuilder:
         config: the model's config.
         phases: seconds of the phases of loading so far, included in the metrics of every request.
         pooling: how the model makes embeddings, and whether it is a reranker.
+        adapters: the adapters of the model; None without adapters.
     """
 
-    def __init__(self, checkpoint: Checkpoint, path: Path, config: Any) -> None:
-        self.config, self.phases = config, dict[str, float]()
+    def __init__(self, checkpoint: Checkpoint, path: Path, config: Any, adapters: Adapters | None = None) -> None:
+        self.config, self.phases, self.adapters = config, dict[str, float](), adapters
         self.pooling = read_pooling(checkpoint, path)
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
@@ -867,10 +967,26 @@ class RequestBuilder:
         reader = None if n_top is None else PromptLogprobs(prompt_ids, n_top)
         predicted = [] if options.prediction is None else self.tokenizer.encode(options.prediction)
         return Request(
-            prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader, predicted_ids=predicted
-        )
+            prompt_ids, options, outputs, metrics=metrics, matcher=matcher, reader=reader, predicted_ids=predicted,
+            adapter=self.adapter(options.adapter),
+        )  # fmt: skip
 
-    def embedding(self, text: str | Sequence[int], check: Callable[[str], None] = lambda text: None) -> Request:
+    def adapter(self, name: str | None) -> int:
+        """Return the number of an adapter for a request; None is the default.
+
+        Raises:
+            OptionError: no adapter has this name.
+        """
+        if self.adapters is not None:
+            return self.adapters.index(name)
+        return 0 if name is None else cast(int, refuse(name, ()))
+
+    def embedding(
+        self,
+        text: str | Sequence[int],
+        check: Callable[[str], None] = lambda text: None,
+        adapter: str | None = None,
+    ) -> Request:
         """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
 
         The text is encoded with the first and last tokens that the model's files define. `check(text)` runs before it
@@ -900,7 +1016,7 @@ class RequestBuilder:
             ids = self.checked([*self.ids(text), *end])
         else:
             ids = self.checked(text)
-        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind))
+        return self.reading(ids, PooledHidden(len(ids), self.pooling.kind), adapter)
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise OptionError unless `dimensions` is None or from 1 to the size of the model's vectors."""
@@ -920,6 +1036,7 @@ class RequestBuilder:
         document: str,
         instruction: str | None = None,
         check: Callable[[str], None] = lambda text: None,
+        adapter: str | None = None,
     ) -> Request:
         """Return a request that computes a document's relevance. When it has ended, `relevance(request)` returns it.
 
@@ -939,8 +1056,8 @@ class RequestBuilder:
             check(text)
         ids = self.checked(ranking_ids(self.tokenizer, ranking.template, query, document, instruction))
         if ranking.classifier is not None:
-            return self.reading(ids, PooledHidden(len(ids), "last"))
-        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)))
+            return self.reading(ids, PooledHidden(len(ids), "last"), adapter)
+        return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)), adapter)
 
     def relevance(self, request: Request) -> float:
         """Return the relevance, from 0 to 1, of a request of `reranking` that has ended: a float32 value."""
@@ -954,11 +1071,12 @@ class RequestBuilder:
         yes, no = values
         return float(np.float32(1 / (1 + math.exp(min(no - yes, 700)))))
 
-    def reading(self, ids: list[int], reader: RowReader) -> Request:
+    def reading(self, ids: list[int], reader: RowReader, adapter: str | None = None) -> Request:
         """Return a request that generates nothing: it runs a prompt for its reader."""
         self.fitting(len(ids), 0, None)
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
-        return Request(ids, Options(0), [output], metrics=Metrics(phases=dict(self.phases)), reader=reader)
+        phases = Metrics(phases=dict(self.phases))
+        return Request(ids, Options(0), [output], metrics=phases, reader=reader, adapter=self.adapter(adapter))
 
     @property
     def grammars(self) -> Grammars:
@@ -1092,11 +1210,15 @@ def open_source(
     activations: str = EXACT,
     kv_type: str | None = None,
     speculate: str = OFF,
+    draft: str | Path | None = None,
     allow_too_large: bool = False,
+    adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
 ) -> CheckedCheckpoint:
     """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
+
+    By default nothing is proposed: what is measured has one row per token.
 
     `Engine(checked)` loads the weights. Before that, the `prompts` of the result can check prompts.
 
@@ -1113,13 +1235,64 @@ def open_source(
     check_backend(backend, activations)
     kv_type = kv_type_of(activations, kv_type)
     check_speculate(speculate)
+    folders = named(adapters)
+    if folders and shard is not None:
+        message = "adapters need a model that one process runs alone; leave out shard"
+        raise OptionError(message, option="adapters", expected="none", found=list(folders))
+    check_draft(draft, speculate, is_shared=shard is not None)
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
-    planned = plan_model(checkpoint, conversion, context)
+    with_extra = speculate in (MTP, AUTO_SPECULATION) and shard is None
+    planned = plan_model(checkpoint, conversion, context, with_extra=with_extra)
+    if speculate == MTP and not planned.n_extra:
+        message = (
+            f"speculate is 'mtp', but {checkpoint.where} has no layer of multi-token prediction that this version runs "
+            "(Qwen3.5 and 3.6, dense, on one rank); use 'auto' or 'lookup'"
+        )
+        raise OptionError(message, option="speculate", expected="another value", found=MTP)
+    planned = planned._replace(adapters=open_adapters(folders, planned.tensors))
     seconds = time.perf_counter() - start
     how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
-    return CheckedCheckpoint(path, planned, backend, *how)
+    opened = CheckedCheckpoint(path, planned, backend, *how)
+    if draft is not None:
+        opened.add_draft(resolve(draft, progress))
+    return opened
+
+
+def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) -> None:
+    """Check that a draft model is given where it is used, and only there.
+
+    Raises:
+        OptionError: `speculate` and `draft` exclude each other, or several processes share the model.
+    """
+    if draft is None and speculate == DRAFT:
+        message = "speculate is 'draft', but no draft model is given; add draft, a small model with the same vocabulary"
+        raise OptionError(message, option="draft", expected="a model", found=None)
+    if draft is not None and speculate not in (DRAFT, AUTO_SPECULATION):
+        message = f"draft is used if speculate is 'draft' or 'auto', not {shown(speculate)}; leave one of them out"
+        raise OptionError(message, option="draft", expected="speculate of 'draft' or 'auto'", found=speculate)
+    if draft is not None and is_shared:
+        message = "draft needs a model that this process has alone; leave out draft, or run the model on one rank"
+        raise OptionError(message, option="draft", expected="one rank", found=shown(draft))
+
+
+@dataclass(eq=False)
+class LoadedDraft:
+    """A draft model, planned first and then built.
+
+    Attributes:
+        planned: its config and tensors.
+        model: the model, when it is built.
+    """
+
+    planned: Planned
+    model: Model = field(init=False)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of parameters."""
+        return self.planned.n_parameters
 
 
 @dataclass(eq=False)
@@ -1139,6 +1312,7 @@ class CheckedCheckpoint:
         activations: the type of the backend's activations.
         kv_type: the type of keys and values.
         speculate: how tokens are proposed.
+        draft: the draft model, or None.
     """
 
     path: Path
@@ -1153,6 +1327,7 @@ class CheckedCheckpoint:
     kv_type: str = EXACT
     speculate: str = OFF
     prompts: RequestBuilder = field(init=False)
+    draft: LoadedDraft | None = None
     _is_checked: bool = False
 
     def __post_init__(self) -> None:
@@ -1161,7 +1336,20 @@ class CheckedCheckpoint:
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
             settings |= {"activations": self.activations, "kv_type": self.kv_type}
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
-        self.prompts = RequestBuilder(self.checkpoint, self.path, self.config)
+        self.prompts = RequestBuilder(self.checkpoint, self.path, self.config, self.planned.adapters)
+
+    def add_draft(self, path: Path) -> None:
+        """Use a draft model.
+
+        Raises:
+            OptionError: its vocabulary is another one.
+            EngineError: it cannot be read.
+        """
+        from mlx_engine.loop.draft import check_vocabulary
+
+        planned = plan_model(open_model(path, ()), Conversion())
+        check_vocabulary(self.prompts.tokenizer, RequestBuilder(planned.checkpoint, path, planned.config).tokenizer)
+        self.draft = LoadedDraft(planned)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -1176,7 +1364,8 @@ class CheckedCheckpoint:
     @cached_property
     def made(self) -> Backend:
         """The backend."""
-        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": self.planned.needs()}
+        needs = self.planned.needs() | (frozenset() if self.draft is None else self.draft.planned.needs())
+        how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": needs}
         return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
@@ -1196,6 +1385,8 @@ class CheckedCheckpoint:
         for line in expansions(outline, self.made.name):
             log.warn(line)
         need = need_of(outline, n_tokens, kv=kv)
+        if self.draft is not None:  # `kv` is for both
+            need += need_of(outlined(self.draft.planned, self.made), n_tokens, kv=None if kv is None else 0)
         need.check(self.checkpoint.where, available_memory(), allowed=self.allow_too_large)
 
     def build(self, progress: Progress | None = None) -> Loaded:
@@ -1239,6 +1430,8 @@ class CheckedCheckpoint:
         created = time.perf_counter()
         try:
             loaded = self.planned.build(backend, progress)
+            if self.draft is not None:
+                self.draft.model = self.draft.planned.build(backend).model
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
         return backend, loaded, created

@@ -1,4 +1,4 @@
-"""Import the folder `kernels`, which a checkout has beside this package and a wheel inside, as `mlx_engine.kernels`.
+"""Import the folder `kernels` as `mlx_engine.kernels`. It is next to this package in a checkout, inside it in a wheel.
 
 If `import kernels` finds this folder, both names have the same module objects. If `kernels` is another distribution, it
 keeps its name, and the folder is imported only as `mlx_engine.kernels`.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # How tokens are proposed: `load` and docs/speculation.md describe the values.
-OFF, LOOKUP, AUTO_SPECULATION = "off", "lookup", "auto"
-SPECULATE = (OFF, LOOKUP, AUTO_SPECULATION)
+OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION = "off", "lookup", "draft", "mtp", "auto"
+SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
@@ -60,15 +60,15 @@ class About:
         most: the largest value.
         above: an exclusive lower bound.
         also: a value outside of the bounds that has a special meaning.
-        unset: the meaning of the default, for help texts; if None, help shows the default itself.
-        flags: names on the command line; without any, "--min-p" for min_p.
+        unset: the meaning of the default, for help texts. If it is None, help shows the default itself.
+        flags: names on the command line. If empty, the name of the field, such as "--min-p" for min_p.
         aliases: names in other projects, such as "n_predict".
         metavar: the word for a value in help.
         parameter: the type of the server's parameter of this name; None if the server has none.
         gguf: the GGUF key of a suggested value, below "general.sampling."; generation_config.json has our names.
         needs_draw: whether the option does nothing in greedy decoding.
         is_rare: whether only `--help-all` lists the option.
-        has_flag: whether the command line has one flag for the option; else it has several, or none.
+        has_flag: whether the command line has exactly one flag for the option, and not several or none.
     """
 
     help: str
@@ -268,7 +268,7 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
     """Return a mapping, pairs, or texts such as "17=-100" as pairs, sorted by id.
 
     Raises:
-        OptionError: an id is no whole number >= 0 or stands twice, or a bias is out of its range.
+        OptionError: an id is no whole number >= 0 or occurs twice, or a bias is out of its range.
     """
     pairs = list(given.items()) if isinstance(given, Mapping) else given
     if isinstance(pairs, list | tuple):
@@ -353,6 +353,16 @@ class Options:
         "never changes the answer.",
         unset="none", metavar="TEXT", parameter=None, is_rare=True,
     )  # fmt: skip
+    speculate: str = option(
+        AUTO_SPECULATION, "How tokens are proposed for this answer: off, lookup, draft, mtp, or auto for all that the "
+        "model was loaded with. It never changes the answer.",
+        metavar="HOW", parameter=None, has_flag=False,
+    )  # fmt: skip
+
+    adapter: str | None = option(
+        None, "The adapter, by its name, of a model that was loaded with several; \"base\" for the model alone.",
+        unset="the first", parameter=None, has_flag=False,
+    )  # fmt: skip
 
     # In Python, one function or several.
     processors: tuple[Processor, ...] = option(
@@ -367,6 +377,7 @@ class Options:
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid, or if two exclude each other."""
         check(self)
+        check_speculate(self.speculate)
         object.__setattr__(self, "processors", _functions(self.processors))
         if self.sampler is not None and not callable(self.sampler):
             raise _wrong_function("sampler", self.sampler)
@@ -496,6 +507,8 @@ class OptionValues(TypedDict, total=False):
     prompt_logprobs: int | None
     constraint: Constraint | None
     prediction: str | None
+    speculate: str
+    adapter: str | None
     processors: Processor | Sequence[Processor] | None
     sampler: Processor | None
 
@@ -522,6 +535,8 @@ class BatchOptionValues(TypedDict, total=False):
     prompt_logprobs: int | Sequence[int | None] | None
     constraint: Constraint | Sequence[Constraint | None] | None
     prediction: str | Sequence[str | None] | None
+    speculate: str | Sequence[str]
+    adapter: str | Sequence[str | None] | None
     processors: Processor | Sequence[Processor] | Sequence[Processor | Sequence[Processor] | None] | None
     sampler: Processor | Sequence[Processor | None] | None
 

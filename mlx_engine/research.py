@@ -1,7 +1,7 @@
 """Research on a model's logits: a session that runs tokens step by step, and the choice among texts by probability.
 
-`Engine.session` and `Engine.choose` are the public functions. Logits and log-probabilities have the bits of
-`Engine.logits` and of `Engine.generate`, however the tokens are divided among passes.
+`Engine.session` and `Engine.choose` are the public functions. Logits and log-probabilities are bit-identical to those
+of `Engine.logits` and `Engine.generate`, for every division of the tokens among passes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.cache.size import tokens_that_fit
 from mlx_engine.errors import ClosedError, ContextLengthError, NotCopyableError, OptionError, is_whole, shown
-from mlx_engine.loop.finite import check_logits
-from mlx_engine.loop.forward import forward, forward_logits, wanted_logits
+from mlx_engine.loop.forward import check_logits, forward, forward_logits, wanted_logits
 from mlx_engine.loop.logprobs import token_logprobs
 from mlx_engine.loop.memory import spare_bytes
 from mlx_engine.weights.model import Model
@@ -73,7 +72,9 @@ class Session:
 
     @classmethod
     def begin(cls, model: Model, ids: Sequence[int], *, slots: int, n_tokens: int | None = None) -> Session:
-        """Return a session with `ids`, in memory for `n_tokens` tokens of it and its forks; None for one context.
+        """Return a session with `ids`.
+
+        Its memory holds `n_tokens` tokens of it and its forks; None stands for one context.
 
         Raises:
             OptionError: `slots` or `n_tokens` is no whole number above 0, or the memory is too small.
@@ -117,7 +118,7 @@ class Session:
         return mx.array(self.row(next_ids))
 
     def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
-        """Do the same as `logits`, with a NumPy array, which must not be changed."""
+        """Do the same as `logits`, but return a NumPy array, which must not be changed."""
         self._check_open()
         more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
         n = len(self._ids)

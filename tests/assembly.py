@@ -78,6 +78,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     from numba import types
 
     from kernels.cpu.attention import attention as attention_block
+    from kernels.cpu.attention import stored
     from kernels.cpu.build.exponentials import exp
     from kernels.cpu.build.vectors import LANES, load, store
     from kernels.cpu.formats.format import kernels_of
@@ -109,7 +110,8 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     return found | {
         "add_dots": (tile.add_dots.py_func, tile_arguments),
         "keep_dots": (tile.keep_dots.py_func, tile_arguments[:-3]),
-        "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n, n)),
+        "set_dots": (stored.set_dots.py_func, (n, n, n, n, floats, n, n, n, n, floats, n, n, n, n)),
+        "sum_weighted": (stored.sum_weighted.py_func, (n, floats, n, n, n, n, n, n, n, floats, n, n, n)),
         "attention_block._weights": (attention_block._weights.py_func, (floats, n, n, n, n, n, f)),
         "attention_block._squash": (attention_block._squash.py_func, (floats, n, n, n, f)),
         "attention_block.join": (attention_block.join.py_func, (floats, n, floats, n, n)),

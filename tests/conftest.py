@@ -10,7 +10,7 @@ import typer.main
 from hypothesis import HealthCheck, Phase, settings
 
 from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
-from mlx_engine.machine import limits
+from mlx_engine.machine import memory as limits
 from mlx_engine.observe import log
 
 # Emulated kernels have the same bits without optimisation, and clang takes a seventh of the time, which is most of what

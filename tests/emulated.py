@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from kernels.cpu.build.machine_code import locked
-from kernels.folder import cache_folder
+from kernels.files import cache_folder
 from kernels.lab.run import prepare
 from kernels.launch import Launch, planned
 from mlx_engine.backends.metal.backend import MetalBackend

@@ -14,7 +14,8 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.model import Model, load_model, model_file
+from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.model import Model, load_model, model_file, plan_model
 from tests.random_blocks import random_blocks
 
 CONTEXT, VOCAB, LAYERS, WINDOW = 640, 300, 2, 40
@@ -27,6 +28,7 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
+    "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
     "glm4moe", "minimax-m2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
@@ -34,6 +36,34 @@ SAMPLED = (
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek2": ("gguf", {
+        **_DECODER, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
+        "attention.key_length_mla": 320, "attention.value_length_mla": 64, "attention.kv_lora_rank": 256,
+        "attention.q_lora_rank": 256, "rope.dimension_count": 64, "expert_count": 6, "expert_used_count": 2,
+        "expert_feed_forward_length": 256, "expert_shared_count": 1, "leading_dense_block_count": 1,
+        "expert_gating_func": 1, "expert_weights_norm": False,
+    }),
+    "ernie4_5-moe": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "expert_shared_count": 2, "leading_dense_block_count": 1,
+    }),
+    "granitemoe": ("gguf", {
+        **_DECODER, "attention.scale": 0.1, "embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 4.0,
+        "expert_count": 6, "expert_used_count": 2,
+    }),
+    "hunyuan-moe": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 512,
+    }),
+    "lfm2moe": ("gguf", {
+        **_DECODER, "attention.head_count_kv": [0, 2], "shortconv.l_cache": 3, "expert_count": 6,
+        "expert_used_count": 2, "expert_feed_forward_length": 256, "leading_dense_block_count": 1,
+    }),
+    "qwen3next": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
+        "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "expert_shared_feed_forward_length": 256,
+    }),
     "glm4moe": ("gguf", {
         **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
         "expert_feed_forward_length": 256, "leading_dense_block_count": 1, "expert_weights_scale": 1.5,
@@ -149,6 +179,32 @@ def random_checkpoint(architecture: str, type_name: str, **changes: Any) -> Chec
 def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
     """Return a model whose matrices have random values of a type."""
     return load_model(random_checkpoint(architecture, type_name), backend)
+
+
+def with_mtp(of: Checkpoint, type_name: str) -> Checkpoint:
+    """Return a GGUF checkpoint of Qwen3.5 with a layer of multi-token prediction, whose values are random."""
+    s, i = of.settings, int(of.settings["block_count"])
+    D, E, F = s["embedding_length"], s["attention.key_length"], s["feed_forward_length"]
+    H, G = s["attention.head_count"], s["attention.head_count_kv"]
+    shapes = {
+        "attn_norm": (D,), "post_attention_norm": (D,), "attn_q": (2 * H * E, D), "attn_k": (G * E, D),
+        "attn_v": (G * E, D), "attn_q_norm": (E,), "attn_k_norm": (E,), "attn_output": (D, H * E),
+        "ffn_gate": (F, D), "ffn_up": (F, D), "ffn_down": (D, F), "nextn.eh_proj": (D, 2 * D), "nextn.enorm": (D,),
+        "nextn.hnorm": (D,), "nextn.shared_head_norm": (D,),
+    }  # fmt: skip
+    more = {f"blk.{i}.{name}.weight": shape for name, shape in shapes.items()}
+    settings, read = {**s, "block_count": i + 1, "nextn_predict_layers": 1}, of.weight
+
+    def weight(name: str) -> Weight:
+        return _weight(name, more[name], type_name) if name in more else read(name)
+
+    return Checkpoint(of.where, of.naming, of.architecture, settings, of.metadata, {**of.shapes, **more}, weight)
+
+
+def random_model_with_mtp(type_name: str, backend: Backend) -> Model:
+    """Return a Qwen3.5 model with a layer of multi-token prediction."""
+    checkpoint = with_mtp(random_checkpoint("qwen35", type_name), type_name)
+    return plan_model(checkpoint, Conversion(), with_extra=True).build(backend).model
 
 
 @cache

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests import ranks
 from tests.builtin import N_LAYERS
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 SIZE = 3
 # Seconds in which all must have ended; the machine may be busy with other tests.
@@ -53,6 +53,17 @@ class Watched:
             ended = [rank for rank, process in enumerate(self.processes) if process.poll() is not None]
             assert set(ended) <= {but}, self.err
             time.sleep(0.005)
+
+    def wait_until_struck(self, rank: int) -> None:
+        """Wait until a rank has ended or is stopped. A busy machine takes long until it comes so far."""
+        process = self.processes[rank]
+
+        def is_struck() -> bool:
+            if process.poll() is not None:
+                return True
+            return Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] in "TZ"
+
+        wait_for(is_struck)
 
     def maps_model(self, rank: int) -> bool:
         """Return whether a rank has opened the model's file."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.metal.backend import MetalBackend
-from mlx_engine.backends.stored_types import stored_types
 from mlx_engine.config.catalog import architectures
 from mlx_engine.quant import readable_types
+from mlx_engine.weights.outline import stored_types
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN = "<!-- models: written by `python -m tools.models_page` -->"

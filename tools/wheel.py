@@ -99,6 +99,9 @@ def main() -> None:
     names = [name for name in names if given.target is None or name in given.target]
     if not names:
         parser.error(f"--target: {given.machine} has no such target")
+    unknown = ", ".join(part for part in given.only or () if part not in all_parts())
+    if unknown:
+        parser.error(f"--only: the kernels have no part {unknown}; the formats are {', '.join(library.FORMATS)}")
     parts = all_parts() if given.only is None else [*library.BASE, *given.only]
     folder = ROOT / "build" / "prebuilt" / given.machine
     prebuilt(names, parts, folder, folder.parent)

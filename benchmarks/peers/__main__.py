@@ -17,7 +17,7 @@ from mlx_engine.bench.origin import describe
 from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers.jsonl"
 MODEL = "shape:qwen3-0.6b"

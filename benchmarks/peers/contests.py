@@ -211,8 +211,8 @@ def asked(test: Test, contestant: Contestant) -> dict[str, Any]:
     }
 
 
-# A setting runs again if it is at most so many times slower than the fastest setting of its engine, after the first
-# round and after the second: then only the fastest continues.
+# After the first round and after the second, a setting runs again if its time is at most this factor times that of the
+# fastest setting of its engine. After the second round only the fastest continues.
 SLOWER = (1.2, 1.0)
 
 

@@ -1,9 +1,9 @@
 """llama.cpp through llama-cpp-python's C interface, so that the wrapper's own work is not timed.
 
 Its defaults are kept (batches of 2,048 tokens in micro-batches of 512, 16-bit KV cache), except flash attention and the
-number of threads: the fastest setting differs from machine to machine. Of several sequences, each has its own part of
-the KV cache, which is llama.cpp's default and its faster arrangement: in a unified cache every sequence reads the cells
-of all.
+number of threads: the fastest setting differs from machine to machine. With several sequences, each has its own part of
+the KV cache. This is llama.cpp's default and is faster, because in a unified cache every sequence reads the cells of
+all sequences.
 
 `python -m benchmarks.peers.llama MODEL PROMPT` prints the next token, as `cli.py generate --max-tokens 1` does: load,
 tokenise, prefill, choose a token, print it.

@@ -48,7 +48,7 @@ class Ours(Peer):
     """An engine and one sequence."""
 
     def __init__(self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep", **types: Any) -> None:
-        self._engine = mlx_engine.load(path, backend, quant, **types)
+        self._engine = mlx_engine.load(path, backend, quant, speculate="off", **types)
         self._conversion = Conversion(quant)
         self._checkpoint = open_checkpoint(path)
         self._model, self._backend = self._engine.model, self._engine.backend
@@ -119,7 +119,7 @@ class OursBatch(BatchPeer):
     def __init__(
         self, path: Path, n_sequences: int, depth: int, spare: int, backend: str, activations: str = "f32"
     ) -> None:
-        self._engine = mlx_engine.load(path, backend, activations=activations)
+        self._engine = mlx_engine.load(path, backend, activations=activations, speculate="off")
         self._checkpoint = open_checkpoint(path)
         n_tokens = 2 * n_sequences * (depth + spare + PAGE)
         memory = CacheSize(self._engine.model.kv_layers, n_tokens).whole

@@ -160,7 +160,7 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
     elif step[OP] == ATTENTION:
         arguments = (
             address, entries[TASK_ATTEND_DECODE], entries[TASK_ATTEND_PREFILL], a, n_rows, step[N_HEADS],
-            step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW],
+            step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], 2, of[PASS_PAGE], kv[KV_WINDOW],
             words(kv[KV_GROUP])[GROUP_SEQUENCES], of[PASS_SEQUENCES],
             SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]),
             number(step[STEP_SOFTCAP]), step[STEP_SINKS], parts, out,
@@ -169,7 +169,8 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
     elif step[OP] == COPY:
         _copy(a, step[A_ROW], words(of[PASS_WANTED]), n_rows, step[ROW_WIDTH], out, step[FROM_ALL] != 0)
     elif step[OP] == GATE:
-        gate = (address, entries[TASK_GATE], n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
+        kind = step[STEP_BLOCK]
+        gate = (address, entries[TASK_GATE], kind, n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
         invoke(entries[ENTRY_GATE], gate)
     elif step[OP] == CONVOLVE:
         c = _at(values, n_tokens, step, C_AT)

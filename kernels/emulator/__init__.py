@@ -23,6 +23,7 @@ from .errors import (
     CompilerMissingError,
     ConvergenceError,
     EmulatorError,
+    Finding,
     HangError,
     LaunchError,
     LintError,
@@ -32,7 +33,6 @@ from .errors import (
     TensorError,
     UndefinedBehaviorError,
 )
-from .findings import Finding
 from .intercept import Call, Calls, emulate
 from .kernel import MetalKernel, metal_kernel, prepare
 from .metal_library import Library, Unwritten, WholeKernel, library

@@ -28,8 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..drafts import draft
-from ..folder import cache_folder
+from ..files import cache_folder, draft
 from .errors import CompileError, CompilerMissingError
 
 # ---- builds: what each checks, and how much it is optimised ----

@@ -11,8 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from .arrays import Memory, array_at, fill, item_size, output_bytes
-from .errors import EmulatorError, MemoryFaultError
-from .findings import Finding, Place, merged, message, severity
+from .errors import EmulatorError, Finding, MemoryFaultError, Place, merged, message, severity
 from .memory import ALIGNMENT, Buffer, pool
 from .report import Failed, Region
 from .runtime import Entry, Failure, Options, Statistics, printed, threadgroup_arrays, turn

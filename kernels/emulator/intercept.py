@@ -14,8 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from .compiler import compiler
-from .errors import EmulatorError, LaunchError, OrderError, RaceError, root_cause
-from .findings import Finding, merged
+from .errors import EmulatorError, Finding, LaunchError, OrderError, RaceError, merged, root_cause
 from .kernel import MetalKernel, check_switches, metal_kernel
 
 # ---- the device of `emulate` on a machine without a GPU ----

@@ -15,8 +15,7 @@ from . import lint
 from .arrays import Memory, memory_of
 from .compiler import BUILDS, QUICK, SPACES, UNOPTIMIZED, calls_of, kernel_library
 from .dispatch import Alignments, Run, dispatch
-from .errors import CompileError, EmulatorError, LaunchError, LintError, MemoryFaultError
-from .findings import Finding
+from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError
 from .lint import notes
 from .memory import ALIGNMENT
 from .runtime import MAX_THREADS, Entry, Statistics, turn

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from .errors import LintError
-from .findings import Finding, Place
+from .errors import Finding, LintError, Place
 from .signature import ATTRIBUTES, Input
 from .source import BODY, HEADER
 from .text import code_only, line_of, threadgroup_declarations, unsuffixed

@@ -18,8 +18,7 @@ from . import lint
 from .arrays import array_at, memory_of, output_bytes
 from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library, uses_tensors
 from .dispatch import Alignments, around, misplaced, note, raise_mistakes
-from .errors import CompileError, EmulatorError, LaunchError, LintError, MemoryFaultError
-from .findings import Finding, Place
+from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError, Place
 from .kernel import POISONS, TIME_LIMIT, check_grid, check_switches
 from .memory import ALIGNMENT, Buffer, pool
 from .metal_text import MetalFunction, MetalParameter, MetalText, read_metal

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..folder import cache_folder
+from ..files import cache_folder
 from .compiler import preprocess
 from .errors import CompileError
 from .signature import ATTRIBUTES

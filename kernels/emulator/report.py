@@ -12,13 +12,14 @@ from typing import NamedTuple
 from .errors import (
     ConvergenceError,
     EmulatorError,
+    Finding,
     HangError,
     MemoryFaultError,
+    Place,
     RaceError,
     TensorError,
     UndefinedBehaviorError,
 )
-from .findings import Finding, Place
 from .memory import LARGE_GUARD
 from .runtime import Failure, Report, Site
 

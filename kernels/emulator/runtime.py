@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .compiler import runtime_library
-from .findings import Finding
+from .errors import Finding
 from .memory import Bounds
 
 MAX_THREADS = 1024

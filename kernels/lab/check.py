@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..emulator import EmulatorError, Finding
-from ..emulator.errors import root_cause
-from ..emulator.findings import merged, severity
+from ..emulator.errors import merged, root_cause, severity
 from ..launch import ExecutorName, Launch
 from ..launch import executor as default_executor
 from ..metal.reference import Expected

@@ -141,6 +141,6 @@ def metal_text(launch: Launch) -> str:
 
 def cuda_text(kernel: Kernel) -> str:
     """Return the header and the body for CUDA's compiler; template arguments become constants in the body."""
-    from ..cuda import header, translated
+    from ..launch import header, translated
 
     return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

@@ -210,8 +210,8 @@ def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # MLX's affine types of four and eight bits in GPU memory: `weight = scale * q + bias`.
 #
-# Quants are those of `mx.quantize`. Scale and bias of a group stand side by side; two bfloat16 are the halves of one
-# uint32, the scale in the low half, because not every GPU has the type.
+# Quants are those of `mx.quantize`. The scale and the bias of a group are adjacent; two bfloat16 are the halves of one
+# uint32, the scale in the low half, because not every GPU supports bfloat16.
 
 KINDS = {4: layout.AFFINE4, 8: layout.AFFINE8}
 GROUPS = (32, 64, 128)

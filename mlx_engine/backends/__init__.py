@@ -27,11 +27,12 @@ class Settings:
     """Options for creating a backend.
 
     Attributes:
-        threads: for backends that have threads; None takes all cores that this process may use.
-        jit: whether compiled CPU kernels are used where there are some.
+        threads: the number of threads of CPU backends; None takes all cores that this process may use.
+        jit: whether compiled CPU kernels are used, if they are available.
         activations: the type of activations, one of `ACTIVATIONS` that the backend's entry lists.
-        needs: what the model will need, so that all its kernels are compiled at the same time: the storage types of its
-            matrices, in lower case; "experts" and "states" if it has them. Anything else is compiled when it is used.
+        needs: the kernels that the model will need, so that all are compiled at the same time: the storage types of its
+            matrices, in lower case, and "experts" and "states" if it has them. Other kernels are compiled when they are
+            used.
     """
 
     threads: int | None = None
@@ -99,7 +100,7 @@ def create_backend(
 
 
 def kv_type_of(activations: str, kv_type: str | None = None) -> str:
-    """Return the type of keys and values: the one that is asked for, else that of activations of f16 and bf16, or f32.
+    """Return the type of keys and values: the given one, else f16 or bf16 if the activations have it, else f32.
 
     Raises:
         OptionError: there is no such type.
@@ -176,8 +177,8 @@ def _simd(settings: Settings) -> Backend:
 
 
 def _parallel(settings: Settings) -> Backend:
-    from mlx_engine.backends.numpy.parallel import ParallelBackend
-    from mlx_engine.machine.limits import usable_cores
+    from mlx_engine.backends.numpy.simd import ParallelBackend
+    from mlx_engine.machine.memory import usable_cores
 
     threads = settings.threads or usable_cores()
     return _compiled("parallel", threads, settings) or ParallelBackend(threads)

@@ -69,8 +69,8 @@ class Backend(Primitives):
     device: str = "cpu"
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
-    # The type of activations: one of `backends.ACTIVATIONS`. A result that is said to be float32 is of this type on
-    # backends of MLX; everywhere else arrays are float32, and "i16" rounds the inputs of products alone.
+    # The type of activations: one of `backends.ACTIVATIONS`. On backends of MLX, results that docstrings call float32
+    # have this type. On other backends arrays are float32, and "i16" rounds only the inputs of products.
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
@@ -91,14 +91,14 @@ class Backend(Primitives):
 
     @abstractmethod
     def prepare(self, weight: Weight) -> Array:
-        """Return a weight in this backend's own form: an (N, K) matrix, or a vector (a norm weight or a bias)."""
+        """Convert a weight to this backend's own form: an (N, K) matrix, or a vector (a norm weight or a bias)."""
 
     def stack(self, linears: Sequence[Linear]) -> Native:
         """Return the linear layers of X experts, which have one shape, in the form that `expert_linear` reads."""
         return tuple(linears)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether `embed` reads this table as it is stored. If not, it reads the result of `prepare`."""
+        """Return whether `embed` reads this table as it is stored; if not, `embed` reads the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:
@@ -138,7 +138,7 @@ class Backend(Primitives):
         A sum is finite only if all logits are: NaN and infinities remain in every sum. The sum of finite logits may
         overflow. The order of summation is not fixed.
         """
-        # BLAS takes 11 us for squares of 151,936 logits, NumPy 22 us for their sum.
+        # BLAS takes 11 us for the sum of squares of 151,936 logits; NumPy takes 22 us for their sum.
         with np.errstate(over="ignore", invalid="ignore"):
             return cast(Array, np.array([row.dot(row) for row in self.host(logits)]))
 
@@ -179,7 +179,7 @@ class Backend(Primitives):
 
     @dispatch
     def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:
-        """Return R ids, one for each row of (R, V) logits, by argmax or by sampling as the row's `Draw` says."""
+        """Return R ids, one for each row of (R, V) logits, by argmax or by sampling, according to the row's `Draw`."""
         rows = [logits if len(draws) == 1 else self.take(logits, (r,)) for r in range(len(draws))]
         return [
             self.argmax(row) if draw.mask is None and draw.sampling.is_argmax else self.sample(row, draw)
@@ -189,16 +189,19 @@ class Backend(Primitives):
     # ---- KV stores: the cache assigns slots to sequences, the backend decides the memory layout ----
 
     @abstractmethod
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Array:
         """Return a KV store of `n_slots` uninitialised slots; a slot holds keys and values (G, E) of one token.
 
-        Slots are of the type `kv_type`.
+        With one array, keys are values, too. Slots are of the type `kv_type`.
         """
 
     @storage
     @abstractmethod
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """Write keys and values (T, G, E) to slots (T,) int64 and return the store, which may be changed in place."""
+        """Write keys and values (T, G, E) to slots (T,) int64 and return the store, which may be changed in place.
+
+        A store of one array gets the keys alone.
+        """
 
     @abstractmethod
     def kv_copy(self, store: Array, source: int, target: int, n: int) -> Array:
@@ -209,15 +212,15 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_read(self, store: Array, first: int, n: int) -> np.ndarray:
-        """Return slots [first, first + n) as they are stored (2, G, n, row): a view of the store, or a copy.
+        """Return slots [first, first + n) as they are stored (2 or 1, G, n, row): a view of the store, or a copy.
 
-        The elements are those of `quant/key_values.py`. May be called outside of sessions; unless the backend is lazy,
-        also by another thread while passes write to other slots.
+        `quant/key_values.py` defines the elements. May be called outside of sessions. If the backend is not lazy,
+        another thread may call it while passes write to other slots.
         """
 
     @abstractmethod
     def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
-        """Write what `kv_read` has returned (2, G, n, row) to slots [first, first + n), and return the store.
+        """Write what `kv_read` has returned to slots [first, first + n), and return the store.
 
         The store may be changed in place. May be called outside of sessions.
         """
@@ -238,11 +241,14 @@ class Backend(Primitives):
 
     @abstractmethod
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Array:
-        """Return a store of `n_slots` arrays of this shape, all zeros."""
+        """Return a store of `n_slots` arrays of this shape, filled with zeros."""
 
     @abstractmethod
     def state_read(self, store: Array, slot: int) -> np.ndarray:
-        """Return the array of a slot, float32: a view of the store, or a copy. May be called as `kv_read`."""
+        """Return the array of a slot, float32: a view of the store, or a copy.
+
+        May be called at the same times as `kv_read`.
+        """
 
     @abstractmethod
     def state_restore(self, store: Array, slot: int, values: np.ndarray) -> None:
@@ -259,7 +265,7 @@ class Backend(Primitives):
 
     @exchange
     def all_sum(self, x: Array) -> Array:
-        """Return the sum (T, N) of the x of all ranks, added in rank order; x if this is the only rank."""
+        """Return the sum (T, N) of x over all ranks, added in rank order; x itself if this is the only rank."""
         return x if self.group is None else self.array(self.group.sum(self.host(x)))
 
     @exchange
@@ -290,7 +296,7 @@ class Backend(Primitives):
 
     @dispatch
     def norm(self, x: Array, norm: Norm | None) -> Array:
-        """Return x normed by an RMS norm or a layer norm, as `norm` says; None returns x."""
+        """Return x normed by `norm`, an RMS norm or a layer norm; return x if `norm` is None."""
         if norm is None:
             return x
         if isinstance(norm, RMSNorm):
@@ -305,7 +311,7 @@ class Backend(Primitives):
 
     @block
     def project_norm(self, x: Array, projection: Linear, norm: Norm) -> Array:
-        """Return `norm(projection(x))`, such as queries whose whole row is normed."""
+        """Return `norm(projection(x))`, for models that norm whole rows of queries or keys."""
         return self.norm(self.note(projection.name, self.linear(x, projection)), norm)
 
     @block
@@ -434,7 +440,7 @@ class Backend(Primitives):
 
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:
-        """Return the product of an activated gate and up, as `gating` says."""
+        """Return `activation(gate) * up`, in the variant that `gating` selects."""
         return (
             self.clamped_swiglu(gate, up)
             if gating == "clamped_swiglu"

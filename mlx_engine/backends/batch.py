@@ -16,7 +16,7 @@ import numpy as np
 
 from mlx_engine.backends.parameters import Array, Native, Token
 
-# Which tokens' logits a pass returns: every, some, or none (a chunk of a long prompt that is not the last).
+# The tokens whose logits a pass returns: every, some, or none (for a chunk of a long prompt that is not the last).
 Wanted = Literal["every", "some", "none"]
 
 
@@ -78,7 +78,7 @@ class StateView(NamedTuple):
     """One array of a layer's state, for the operations that read and write it.
 
     Attributes:
-        store: the layer's states of all sequences, by slot. The operation writes to it in place.
+        store: the layer's states of all sequences, by slot. The operation writes to the store in place.
         runs: (n, 4) int64: first row, number of rows, source slot and target slot. Each run reads the state in its
             source and writes the state after its rows to its target, which is another slot. The runs of a sequence are
             in order, and each run reads the state that the run before it has written.
@@ -143,8 +143,10 @@ class Batch:
         stores: the KV stores of all layers.
         groups: the groups of layers, by window.
         runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
+        keeps_hidden: whether the hidden states of all tokens after the last norm are kept in `hidden`, (T, D).
         best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks exchange only these;
             see `Backend.all_best` and `distributed/pipeline.py`.
+        adapters: (B,) the adapter of each sequence, a row of `Adapters.masks`; 0 for the model alone.
     """
 
     ids: Sequence[Token]
@@ -156,6 +158,9 @@ class Batch:
     groups: tuple[KVGroup, ...]
     runs: np.ndarray = field(default_factory=lambda: NO_RUNS)
     best: int | None = None
+    keeps_hidden: bool = False
+    hidden: Array | None = None
+    adapters: tuple[int, ...] = ()
 
     @cached_property
     def rows(self) -> tuple[int, ...]:

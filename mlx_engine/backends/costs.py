@@ -1,4 +1,4 @@
-"""The least cost of an operation, arithmetic and bytes, from its arguments and its result."""
+"""The minimum cost of an operation (arithmetic and bytes), computed from its arguments and its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx_engine.observe.profiler import Cost
 
 
 def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
-    """Return the operation's least cost: each input read once, the result written once."""
+    """Return the operation's minimum cost: each input is read once, and the result is written once."""
     nbytes = sum(map(nbytes_of, arrays_of(args))) + nbytes_of(result)
     if name == "embed":
         return Cost(nbytes=2 * nbytes_of(result))
@@ -38,7 +38,7 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
 
 
 def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Native) -> Cost:
-    """Return the cost of all products of experts; the bytes that are read are exact where the choice is known."""
+    """Return the cost of all products of experts. The bytes read are exact if the chosen experts are known."""
     n = len(result)
     nbytes = nbytes_of(args[0]) + nbytes_of(result)
     if isinstance(of, ExpertLinear):

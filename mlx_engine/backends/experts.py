@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from mlx_engine.backends.parameters import Gating, Linear, Native, RMSNorm
 
-# How the router's logits of a token become scores of experts: a softmax over all, or the sigmoid of each.
+# How the router's logits of a token become scores of experts: a softmax over all logits, or the sigmoid of each.
 Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 
@@ -18,9 +18,8 @@ Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 class Routing:
     """How the router's logits (X,) of a token choose experts and their weights.
 
-    The experts of the C largest scores are chosen, to which the bias is added, if there is one; of equal ones, the
-    lowest expert. The weight of an expert is its score without the bias, divided by the sum over the chosen ones if
-    `normalize` is set.
+    The C experts with the largest sums of score and bias are chosen; of experts with equal sums, the lowest. The weight
+    of an expert is its score without the bias, divided by the sum over the chosen ones if `normalize` is set.
 
     Attributes:
         n_used: C.
@@ -28,8 +27,9 @@ class Routing:
         scales: (X,) factor of each expert's weight, after the division; None for 1. Prepared by `Backend.prepare`.
         scoring: "softmax", whose order is that of the logits, or "sigmoid".
         bias: (X,) added to the scores for the choice alone; None for 0. Prepared by `Backend.prepare`.
-        groups: (n, k) if the experts lie in n groups, of which only the k best choose, by the sum of their two largest
-            scores with the bias; of equal ones the first. None for no groups.
+        groups: (n, k) if the experts are divided into n groups, and experts are chosen from the k best groups only. A
+            group is rated by the sum of its two largest biased scores; of equal groups the first is better. None for no
+            groups.
         sum_eps: added to the sum by which `normalize` divides.
     """
 

@@ -64,18 +64,32 @@ Norm: TypeAlias = RMSNorm | LayerNorm
 HeadNorms: TypeAlias = tuple[RMSNorm, RMSNorm] | None
 
 
+class LowRank(NamedTuple):
+    """The low-rank products of all adapters of a linear layer, side by side: see `weights/adapters.py`.
+
+    Attributes:
+        a: (M, K).
+        b: (N, M).
+    """
+
+    a: Linear
+    b: Linear
+
+
 @dataclass(frozen=True, eq=False)
 class Linear:
     """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
 
     Attributes:
         is_partial: whether the product is a part of a sum over all ranks: this rank has some of the columns.
+        lora: what adapters add to the product (`backends/adapted.py`); None without adapters.
     """
 
     name: str
     weight: Native
     bias: Native | None = None
     is_partial: bool = False
+    lora: LowRank | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +174,8 @@ class DeltaRule:
         key_dim: E.
         n_value_heads: H, a multiple of G.
         value_dim: P.
+        are_neighbors: whether the value heads of a key head lie side by side: value head h reads key head h // (H / G),
+            not h % G.
     """
 
     name: str
@@ -169,6 +185,11 @@ class DeltaRule:
     key_dim: int
     n_value_heads: int
     value_dim: int
+    are_neighbors: bool = False
+
+    def key_head(self, head: int) -> int:
+        """Return the key head of a value head."""
+        return head * self.n_key_heads // self.n_value_heads if self.are_neighbors else head % self.n_key_heads
 
 
 @dataclass(frozen=True, eq=False)

@@ -196,6 +196,16 @@ class Primitives(ABC):
 
     @primitive
     @abstractmethod
+    def head_linear(self, x: Array, linear: ExpertLinear) -> Array:
+        """Return (T, H, N): the first K elements of each head of x (T, H, E), times the head's own matrix (N, K)."""
+
+    @primitive
+    @abstractmethod
+    def join_heads(self, a: Array, b: Array) -> Array:
+        """Return (T, H, A + B), the elements of each head of a (T, H, A) and then those of b (T, H, B)."""
+
+    @primitive
+    @abstractmethod
     def combine(self, y: Array, weights: Array) -> Array:
         """Return (T, D): the sum over c, in ascending order, of `weights[t, c] * y[t*C + c]`, for y (T*C, D)."""
 

@@ -1,10 +1,10 @@
 """Sampling of the next token: the definition that every backend implements.
 
-The order is that of Hugging Face transformers and vLLM: logits processors of the user (`loop/processors.py`, before the
+The order is that of Hugging Face transformers and vLLM: logits processors of the user (`loop/sampler.py`, before the
 functions here), logit bias, repetition penalty, frequency penalty, presence penalty, mask, temperature, top-k, top-p,
 min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before any option scales it, and no bias or
-penalty gives a token back that the mask of a constraint forbids; top-k and top-p keep tokens among those that the mask
-allows. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every
+penalty makes a token possible that the mask of a constraint forbids. Top-k and top-p select among the tokens that the
+mask allows. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every
 backend.
 
 Ranks exchange only their largest logits (`packed`, `unpacked`), because greedy sampling and top-k need no others. A
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.parameters import Token
 from mlx_engine.options import Sampling
 
-# The normal positive float32 numbers, as Python's: logits and their penalties are float32.
+# The smallest and the largest normal float32 number, as Python floats: logits and their penalties are float32.
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 # For each byte, its 8 bits from the lowest: plus infinity for 1, minus infinity for 0.
@@ -158,7 +158,7 @@ def draw(p: np.ndarray, u: float) -> int:
 
 
 def packs(k: int | None, n: int) -> bool:
-    """Return whether the k largest of n logits, and their columns, are fewer bytes than all; None is all."""
+    """Return whether the k largest of n logits and their columns take fewer bytes than all. k = None means all."""
     return k is not None and 2 * k < n
 
 
@@ -178,7 +178,10 @@ def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
 
 
 def unpacked(gathered: NDArray[np.float32], n: int) -> NDArray[np.float32]:
-    """Return (R, n) logits from what all ranks have packed, (size, R, 2, k); each has ceil(n / size) columns."""
+    """Return (R, n) logits from the packed logits of all ranks, (size, R, 2, k).
+
+    Each rank has ceil(n / size) columns.
+    """
     size, n_rows = gathered.shape[:2]
     made = np.empty((n_rows, n), dtype=np.float32)
     for r, row in enumerate(made):

@@ -1,4 +1,7 @@
-"""The guard of a backend's sessions: it refuses sessions of closed backends, and in processes that cannot have them."""
+"""The guard of a backend's sessions.
+
+It refuses sessions of closed backends, and sessions in processes that cannot have them.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +63,16 @@ class SessionGuard:
 
     @contextmanager
     def close(self) -> Iterator[None]:
-        """Refuse all later sessions, wait for the end of those that are held, and keep others out in the block."""
+        """Refuse all later sessions, wait for the end of those that are held, and hold the session in the block."""
         self._is_closed = True
-        # After a fork a thread that does not exist here may hold the session.
+        # In a forked process, a thread that does not exist any more may hold the session.
         is_lost = self._process not in (None, os.getpid()) or self._lock in abandoned
         with nullcontext() if is_lost else self._lock:
             yield
 
     def hold_for_ever(self, seconds: float) -> bool:
-        """Hold the session until the process ends; return False if another thread has held it for so many seconds."""
+        """Hold the session until the process ends.
+
+        Return False if another thread does not release it within the given seconds.
+        """
         return self._process in (None, os.getpid()) and self._lock.acquire(timeout=seconds)

@@ -35,9 +35,9 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     """Return a copy of `backend` that calls `tap` as `tapped` does, and whose results have the bits of `backend`.
 
-    The values of the composed forms are computed by the backend's own norms and products from results of its own
-    blocks. So they are the values inside its fused blocks to the last bit, with two exceptions on compiled kernels:
-    inside of experts and of linear attention NumPy computes the activations.
+    The composed forms use the backend's own norms and products, with results of its own blocks as inputs. So their
+    values are bit-identical to those inside the fused blocks, with two exceptions on compiled kernels: inside experts
+    and linear attention, NumPy computes the activations.
     """
     copied = copy.copy(backend)
     blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}

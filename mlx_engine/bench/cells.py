@@ -105,7 +105,7 @@ class TimedTest:
 
 
 def _request(ids: Sequence[int], n_new: int, clock: Callable[[], float]) -> Request:
-    """Return a greedy request for so many tokens, whose text is not decoded."""
+    """Return a greedy request for this many tokens, whose text is not decoded."""
     options = Options(ignore_eos=True)
     return Request(ids, options, [Output(options, max_tokens=n_new, text=NoText(), end_ids=())], metrics=Metrics(clock))
 

@@ -25,6 +25,7 @@ from mlx_engine.kernels.metal.attention import WIDEST_HEAD
 from mlx_engine.kernels.metal.dense import NARROWEST
 from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.loop.forward import wanted_logits
+from mlx_engine.options import OFF
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import Model
 
@@ -156,7 +157,7 @@ def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) ->
     Raises:
         EngineError: the model cannot be loaded, or the backend is unavailable.
     """
-    engine = load(model, backend, allow_settings=allow_settings)
+    engine = load(model, backend, allow_settings=allow_settings, speculate=OFF)
     checkpoint = open_model(engine.path, allow_settings)
     needed = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_))
     few, many, n_layers = dispatches(engine), dispatches(engine, TWO_PASSES), engine.config.n_layers

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.bench.origin import origin
-from mlx_engine.bench.results import write
 from mlx_engine.bench.run import rows
 from mlx_engine.bench.samples import Test
-from mlx_engine.bench.tables import aligned, markdown
+from mlx_engine.bench.tables import aligned, markdown, write
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.checkpoint.sources import PREFIX, resolve

@@ -20,7 +20,7 @@ import psutil
 
 import mlx_engine
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 
 def machine() -> dict[str, object]:
@@ -151,7 +151,7 @@ class OtherProcesses:
     def share(self) -> float | None:
         """Return the share, 0 to 1, of the cores that other processes have used; None if the system does not say.
 
-        Too low by 0.05 core seconds, so that ticks of the clocks are not taken for processes.
+        0.05 core seconds are subtracted, so that clock ticks are not taken for processes.
         """
         whole, busy, own = (now - then for now, then in zip(self._times(), self._start, strict=True))
         return min(1.0, max(0.0, busy - own - TICKS) / whole) if whole > 0 else None

@@ -15,7 +15,7 @@ from mlx_engine.bench.roofline import MOST_BYTES, bandwidth_of
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import ContextLengthError
 from mlx_engine.loop.memory import Traffic
-from mlx_engine.machine.limits import available_memory
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import need_of, outlined

@@ -27,9 +27,8 @@ from mlx_engine.cache import KVSequence, SequenceInput
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.engine import Engine
 from mlx_engine.errors import FormatError, OptionError, SourceError
-from mlx_engine.kernels.drafts import draft
-from mlx_engine.loop.finite import check_logits
-from mlx_engine.loop.forward import forward
+from mlx_engine.kernels.files import draft
+from mlx_engine.loop.forward import check_logits, forward
 from mlx_engine.loop.logprobs import digest, token_logprobs
 from mlx_engine.loop.row_reader import MOST_BYTES
 from mlx_engine.weights.model import Model

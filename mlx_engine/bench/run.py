@@ -18,6 +18,7 @@ from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import CheckedCheckpoint, Engine, open_source
+from mlx_engine.options import OFF
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.weights.allowed import open_model
@@ -94,6 +95,8 @@ def engines(
     allow_too_large: bool = False,
     overlap: bool = True,
     shard: Shard | None = None,
+    speculate: str = OFF,
+    draft: str | None = None,
 ) -> Iterator[tuple[Row, str | None, Bench | None]]:
     """Yield for each backend the fields of its rows, the reason why the backend is unavailable, and an engine.
 
@@ -120,7 +123,7 @@ def engines(
             "kv_type": kv_type,
             "allow_settings": allow_settings,
         }
-        how |= quant.options()
+        how |= {**quant.options(), "speculate": speculate, "draft": draft}
         opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
         check(opened)
         bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)

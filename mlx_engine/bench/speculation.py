@@ -1,9 +1,10 @@
 """Measure speculation: each text of a file is answered with and without proposed tokens, in turn.
 
 A file has a JSON object per line: `prompt`, a text or messages; and, if wanted, `name`, `max_tokens`, `prediction`, and
-`right`, a share from 0 to 1. With `right`, the tokens of the answer without proposals are proposed, each right with
-this probability: this gives the factor at a given acceptance, also of a model with random weights. Answers are greedy,
-go on past end-of-text tokens, and must have the same ids with and without proposals.
+`right`, a share from 0 to 1. Each drafter that is loaded gets a row. With `right`, the tokens of the answer without
+proposals are proposed, each right with this probability: this gives the factor at a given acceptance, also of a model
+with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is counted. Answers are
+greedy, go on past end-of-text tokens, and must have the same ids with and without proposals.
 """
 
 from __future__ import annotations
@@ -12,26 +13,27 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.bench.tables import aligned
-from mlx_engine.errors import EngineError, OptionError
-from mlx_engine.loop.lookup import LONGEST, Lookups
+from mlx_engine.errors import EngineError, OptionError, listed
+from mlx_engine.loop.lookup import LONGEST
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.loop.request import Sequence as AnswerSequence
 from mlx_engine.loop.scheduler import Scheduler
-from mlx_engine.loop.speculation import MOST_STATES, Drafters, Speculation, fixes_rows
-from mlx_engine.options import Options
+from mlx_engine.loop.speculation import MOST_STATES, PassDrafter, Speculation, fixes_rows
+from mlx_engine.options import LOOKUP, Options
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.loop.request import Request
 
 Row = dict[str, Any]
-KEYS = {"name", "prompt", "max_tokens", "prediction", "right", "copies"}
+KEYS = {"name", "prompt", "max_tokens", "prediction", "right", "drafter", "copies"}
 N_TOKENS = 256
+RECORDED = "recorded"
 
 
 class Recorded:
@@ -50,7 +52,11 @@ class Recorded:
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
         """Return the next ids."""
-        return self._ids[self._n : self._n + most], LONGEST
+        return self.after(self._n, most), LONGEST
+
+    def after(self, n: int, most: int) -> Sequence[int]:
+        """Return the ids after the first n of the answer."""
+        return self._ids[n : n + most]
 
 
 class Recordings:
@@ -65,6 +71,24 @@ class Recordings:
 
     def end(self, sequence: AnswerSequence) -> None:
         """Keep nothing."""
+
+
+class RecordedPasses:
+    """A drafter that runs its passes, and then proposes tokens of a known answer in place of its own."""
+
+    def __init__(self, drafter: PassDrafter, answer: Sequence[int], right: float) -> None:
+        self.name, self.most, self.share = drafter.name, drafter.most, drafter.share
+        self.costs, self.n_hidden = drafter.costs, drafter.n_hidden
+        self._drafter, self._recorded = drafter, Recorded(answer, right)
+
+    def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
+        """Return as many ids as the drafter."""
+        found = self._drafter.propose(wanted, budget)
+        return {one: self._recorded.after(len(one.output.token_ids), len(ids)) for one, ids in found.items()}
+
+    def release(self, sequence: AnswerSequence) -> None:
+        """Give back the drafter's memory."""
+        self._drafter.release(sequence)
 
 
 def texts_of(file: Path) -> list[Row]:
@@ -91,34 +115,44 @@ def texts_of(file: Path) -> list[Row]:
 
 
 def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row]:
-    """Yield a row for each text: the rates without and with proposals, their factor, and what was accepted.
+    """Yield a row for each text and drafter: the rates without and with proposals, their factor, and what was accepted.
 
     Raises:
         EngineError: an answer with proposals differs.
+        OptionError: a text names a drafter that is not loaded.
     """
     for text in texts:
-        plain, proposing = [], []
-        for repetition in range(repetitions + 1):
-            off = _answered(engine, text, None)
-            right = text.get("right")
-            on = _answered(engine, text, Lookups() if right is None else Recordings(off["ids"], right))
-            if on["ids"] != off["ids"]:
-                depends = f"on {engine.backend.name} the bits of this model's rows depend on their number"
-                why = "report this as a bug" if fixes_rows(engine.model) else depends
-                raise EngineError(f"{text['name']}: the answer with proposals differs; {why}")
-            if repetition:  # the first one compiles kernels
-                plain.append(off)
-                proposing.append(on)
-        yield _row(text, plain, proposing)
+        for way in _ways(engine, text):
+            plain, proposing = [], []
+            for repetition in range(repetitions + 1):
+                off = _answered(engine, text, None, ())
+                on = _answered(engine, text, way, off["ids"])
+                if on["ids"] != off["ids"]:
+                    depends = f"on {engine.backend.name} the bits of this model's rows depend on their number"
+                    why = "report this as a bug" if fixes_rows(engine.model) else depends
+                    raise EngineError(f"{text['name']}: the answer with proposals differs; {why}")
+                if repetition:  # the first one compiles kernels
+                    plain.append(off)
+                    proposing.append(on)
+            yield _row(text, way, plain, proposing)
 
 
-def _row(text: Row, plain: Sequence[Row], proposing: Sequence[Row]) -> Row:
+def _ways(engine: Engine, text: Row) -> Sequence[str]:
+    """Return the drafters that a text is answered with."""
+    named = text.get("drafter")
+    if named is not None and named not in engine.drafters:
+        message = f"{text['name']}: drafter must be {listed(engine.drafters) or 'left out'}, not {named!r}"
+        raise OptionError(message, option="--speculate", expected="a drafter that is loaded", found=named)
+    return [named] if named else [RECORDED] if "right" in text else [LOOKUP, *engine.drafters]
+
+
+def _row(text: Row, way: str, plain: Sequence[Row], proposing: Sequence[Row]) -> Row:
     off, on = (statistics.median(run["seconds"] for run in runs) for runs in (plain, proposing))
     off_cpu, on_cpu = (min(run["cpu_seconds"] for run in runs) for runs in (plain, proposing))
     last, n = proposing[-1], len(plain[-1]["ids"]) - 1
     return {
         "text": text["name"],
-        "drafter": "lookup" if "right" not in text else f"recorded, {text['right']:.0%} right",
+        "drafter": way if "right" not in text else f"{way}, {text['right']:.0%} right",
         "n_prompt": last["n_prompt"],
         "n_tokens": n + 1,
         "copies": text.get("copies", 1),
@@ -133,13 +167,24 @@ def _row(text: Row, plain: Sequence[Row], proposing: Sequence[Row]) -> Row:
     }
 
 
-def _answered(engine: Engine, text: Row, drafters: Drafters | None) -> Row:
+def _proposing(engine: Engine, text: Row, way: str, answer: Sequence[int], n_tokens: int) -> Speculation:
+    """Return what proposes the tokens of a drafter, or those of the known answer."""
+    n, right, vocabulary = text.get("copies", 1), text.get("right", 1.0), int(engine.config.vocab_size)
+    if way == RECORDED:
+        return Speculation(Recordings(answer, right), vocabulary, usual=(LOOKUP,))
+    made = engine.new_speculation([way], slots=n, n_tokens=n_tokens)
+    passes = [RecordedPasses(one, answer, right) for one in made.passes] if "right" in text else made.passes
+    return Speculation(made.drafters, vocabulary, passes=passes)
+
+
+def _answered(engine: Engine, text: Row, way: str | None, answer: Sequence[int]) -> Row:
     """Answer a text, as often at once as `copies` says; return ids, counts and the times after the first token."""
     n = text.get("copies", 1)
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
     requests: list[Request] = [engine.request(text["prompt"], options) for _ in range(n)]
-    pool = engine.model.new_pool(sum(r.longest for r in requests), n_sequences=n, n_proposed=MOST_STATES * n)
-    made = None if drafters is None else Speculation(drafters, int(engine.config.vocab_size))
+    n_tokens = sum(r.longest for r in requests)
+    pool = engine.model.new_pool(n_tokens, n_sequences=n, n_proposed=MOST_STATES * n)
+    made = None if way is None else _proposing(engine, text, way, answer, n_tokens)
     scheduler = Scheduler(engine.model, pool, slots=n, speculation=made, traffic=Traffic.of(engine.model, pool))
     for request in requests:
         scheduler.submit(request)

@@ -36,7 +36,8 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
 from mlx_engine.errors import listed, require
-from mlx_engine.machine.limits import bounded_threads
+from mlx_engine.machine.memory import bounded_threads
+from mlx_engine.options import OFF
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.allowed import open_model
@@ -217,7 +218,7 @@ class Sweep:
             self._bench = None  # frees its weights before the next ones are loaded
             how: dict[str, Any] = {"threads": self.plan.threads, **quant.options()}
             how["allow_settings"] = self.plan.allow_settings
-            how |= {"activations": self.plan.activations, "kv_type": self.plan.kv_type}
+            how |= {"activations": self.plan.activations, "kv_type": self.plan.kv_type, "speculate": OFF}
             engine = load(self.path, rung.backend, jit=rung.jit, allow_too_large=self.plan.allow_too_large, **how)
             self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
         return self._bench

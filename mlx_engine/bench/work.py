@@ -100,7 +100,7 @@ def sizes(
         layers=round(sum(used.values())),
         head=counts[head],
         nbytes=sum(bytes_of(name) for name in [*layers, head] if not _is_expert(name)),
-        cached=sum(2 * of.n_kv_heads * row_nbytes(of.head_dim, kv_type) for of in each),
+        cached=sum(getattr(of, "n_kv_arrays", 2) * of.n_kv_heads * row_nbytes(of.head_dim, kv_type) for of in each),
         scored=sum(2 * of.n_heads * of.head_dim for of in each),
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,

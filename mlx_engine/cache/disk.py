@@ -1,20 +1,22 @@
-"""Prefixes on disk: the pages and states of the prefix cache as files, which a later start finds again.
+"""Prefixes on disk: the pages and states of the prefix cache as files, which later processes reuse.
 
 A file has one whole page of one group of layers, or the states of all layers after a whole page. Its name is the end of
 a chain of SHA-256 digests over the token ids up to and including its page, so a prefix is found by walking its pages.
 The files of one *identity* are in a folder of their own: one model, one order of sums, one type of keys and values and
 one size of pages. A header repeats all of this, and a checksum covers header and contents.
 
-Pages are written soon after the prompt has been read, not when they are evicted: so a process that is killed has kept
-the prompt, and evicting needs no write. A thread writes them. On backends that compute at once it reads a page in
-place, while passes run, and then looks at the page's *generation*: pages of the prefix cache do not change until the
-cache drops them, which counts the generation up, and then what was read is discarded. So the writer holds no page, and
-no step waits for it. A lazy backend copies pages when they are offered, up to `MOST_COPIED` bytes.
+Pages are written soon after the prompt has been run, not when they are evicted. So the files survive if the process is
+killed, and eviction needs no write. A thread writes the pages. On an eager backend the thread reads a page in place
+while passes run, and then compares the page's *generation* with the one before. A page of the prefix cache does not
+change until the cache drops the page, which increments the generation; then the thread discards what it has read. So
+the writer holds no reference to a page, and no step waits for the writer. A lazy backend copies pages when they are
+offered, up to `MOST_COPIED` bytes.
 
-A file that is not as expected is removed, and its prompt is computed. Files are read into memory of this process, not
-mapped: another program that cut a mapped file short would end the process, and the bytes that were checked must be the
-bytes that are used. Drafts are renamed when they are complete. Several processes may share a folder: the least recently
-used files are removed when all files together are larger than the bound; the pages of a prefix go from its end.
+A file that fails its checks is removed, and its part of the prompt is computed. Files are read into memory and not
+mapped, for two reasons: if another program truncated a mapped file, this process would be killed; and the bytes that
+were checked must be the bytes that are used. Drafts are renamed when they are complete. Several processes may share a
+folder: the least recently used files are removed when all files together are larger than the bound; the pages of a
+prefix go from its end.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata, resources
@@ -45,7 +49,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.cache.pool import KVLayer, KVPool
 from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.errors import FormatError
-from mlx_engine.kernels.drafts import draft, remove_dead
+from mlx_engine.kernels.files import draft, remove_dead
 from mlx_engine.observe import log
 from mlx_engine.quant.key_values import DTYPES, row_length
 
@@ -60,15 +64,19 @@ This folder has keys and values of prompts, written by mlx_engine. A later start
 computing the prompts again. Prompts can be recovered from keys and values: keep this folder as private as the prompts.
 Any file may be removed at any time; `mlx_engine cache remove prefixes` removes all.
 """
-# The most writes that wait, and the most bytes of copies of a lazy backend among them. What exceeds them is dropped.
+# The largest number of queued writes, and the largest number of bytes of a lazy backend's copies in the queue. Writes
+# beyond these limits are dropped.
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
-# The bytes of files that are read between two passes, about 0.1 s.
+# The bytes of files that are read between two passes, which takes about 0.1 s.
 MOST_READ = 64 << 20
+# The threads that read files ahead.
+READERS = 2
 # Seconds without a write after one has failed, and between two marks of a file as used.
 PAUSE, TOUCHED = 60.0, 60.0
-# By this each page of a prefix counts as used longer ago than the page before: pages are removed from its end.
+# Each page of a prefix is marked as used this much earlier than the page before it, so that pages are removed from the
+# end of the prefix.
 STEP_NS = 1_000_000_000
-# Seconds that the end of a process waits for the writer.
+# Seconds that a process waits for the writer when it ends.
 PATIENCE = 20.0
 # Seconds that the first prompt waits for the folder to be open.
 BRIEFLY = 0.5
@@ -79,7 +87,7 @@ STATE = "s"
 
 
 class Key(NamedTuple):
-    """A page of one group of layers, or with `part` "s" the states after it, and its chain of token ids (32 bytes)."""
+    """A page of one group of layers, or with `part` "s" the states after a page. The chain digest has 32 bytes."""
 
     chain: bytes
     part: str
@@ -113,7 +121,7 @@ class DiskStats:
         read: files that were read.
         written: files that were written.
         dropped: files that were not written: the queue was full, the page was evicted first, or a write failed.
-        damaged: files that were removed, because they were not as expected.
+        damaged: files that were removed because they failed their checks.
         removed: files that were removed, because all files together were too large.
         nbytes: bytes of all files, as far as this process knows.
     """
@@ -143,7 +151,7 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
     states: list[Piece] = []
     for i, layer in enumerate(pool.layers):
         if isinstance(layer, KVLayer):
-            shape = 2, layer.n_kv_heads, pool.page, row_length(layer.head_dim, layer.type)
+            shape = layer.n_arrays, layer.n_kv_heads, pool.page, row_length(layer.head_dim, layer.type)
             parts[str(pool.stores.group_of[i])].append(Piece(i, 0, shape, np.dtype(DTYPES[layer.type])))
         else:
             states += [Piece(i, j, shape, np.dtype(np.float32)) for j, shape in enumerate(layer.shapes)]
@@ -151,9 +159,9 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
 
 
 def source_digest() -> str:
-    """Return a digest of the source that computes keys and values, or decides how: it stands for the order of sums.
+    """Return a digest of the source code that determines the bits of keys and values.
 
-    Bits do not change with most edits; a prefix that is computed again is cheap, a wrong bit is not.
+    Most edits do not change bits, so prefixes are sometimes computed again without need. Wrong bits would be worse.
     """
     total = hashlib.sha256()
     for package in ("backends", "models", "weights", "config", "quant", "kernels"):
@@ -172,9 +180,10 @@ def source_digest() -> str:
 
 
 def backend_identity(be: Backend) -> dict[str, str]:
-    """Return what the bits of keys and values depend on in a backend.
+    """Return a text of the properties of a backend on which the bits of keys and values depend.
 
-    Compiled kernels have the same bits on every processor; the others depend on their libraries and the device.
+    Compiled kernels give the same bits on every processor; the results of other backends depend on their libraries and
+    on the device.
     """
     found = {"backend": type(be).__name__, "activations": be.activations, "kv_type": be.kv_type, "format": str(VERSION)}
     if type(be).__name__ == "CompiledBackend":
@@ -191,7 +200,7 @@ def identity_of(about: Mapping[str, str]) -> tuple[str, bytes]:
 
 
 class SavedPrefixes:
-    """The pages and states of files that `Saver` has written. They are read alone; nothing is removed or added.
+    """The pages and states in files that `Saver` has written, for reading only.
 
     Attributes:
         stats: counters.
@@ -233,23 +242,31 @@ class SavedPrefixes:
         """Return whether there is a page or a state."""
         return key.name in self.saved
 
-    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
+    def place(self, key: Key) -> tuple[Path, int, int] | None:
+        """Return the file of a page or a state, where it begins there, and how many bytes after it are read, too."""
+        found = self.saved.get(key.name)
+        return None if found is None else (*found, 0)
+
+    def contents(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
         """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
 
-        Forget it and return None if it is not as expected.
+        Return None if it is not as expected. Several threads may call it; `count` follows in the thread of passes.
         """
-        path, at = self.saved[key.name]
+        if (place := self.place(key)) is None:
+            return None
+        path, at, more = place
         try:
-            n = read_into(path, memoryview(buffer.data)[: room(nbytes) - 1], at)
+            n = read_into(path, memoryview(buffer.data)[: room(nbytes) - 1 + more], at)
         except OSError:
             n = 0
-        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
-        if content is None:
-            self.stats.damaged += 1
-            del self.saved[key.name]
-        else:
+        return sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
+
+    def count(self, key: Key, is_sound: bool) -> None:
+        """Count a page or a state that was read; forget one that is not as expected."""
+        if is_sound:
             self.stats.read += 1
-        return content
+        elif self.saved.pop(key.name, None) is not None:
+            self.stats.damaged += 1
 
 
 class PrefixFolder(SavedPrefixes):
@@ -270,14 +287,14 @@ class PrefixFolder(SavedPrefixes):
             path: the folder, which is made if there is none.
             max_nbytes: the bound on the bytes of all files in it.
             model: the name of the model, for the user.
-            identify: returns what keys and values depend on besides token ids. Given a folder in which it may keep a
-                digest of the model's files, because it reads all of them.
+            identify: returns the identity. Its argument is a folder in which it may keep the digest of the model's
+                files, because computing the digest reads all files.
         """
         super().__init__()
         self.path, self.max_nbytes = path, max_nbytes
         self.ours: Path | None = None
-        # Names that exist, with the time of their last mark; names that are about to be written; and names that can
-        # neither be used nor removed.
+        # Names of files that exist, with the time of the last update of their use; names that are about to be written;
+        # and names of files that can neither be used nor removed.
         self._known: dict[str, float] = {}
         self._claimed: set[str] = set()
         self._bad: set[str] = set()
@@ -295,7 +312,7 @@ class PrefixFolder(SavedPrefixes):
         return self._is_open.wait(seconds) and self.ours is not None
 
     def wait_briefly(self) -> None:
-        """Wait once for the folder to be open: for a model whose digest is known this is a matter of milliseconds."""
+        """Wait once until the folder is open. This takes milliseconds if the model's digest is known."""
         if not self._has_waited and self.is_here:
             self._has_waited = True
             self._is_open.wait(BRIEFLY)
@@ -306,12 +323,12 @@ class PrefixFolder(SavedPrefixes):
             self._jobs.join()
 
     def close(self) -> None:
-        """Write what waits, for at most `PATIENCE` seconds, and end the thread."""
+        """Finish the queued writes, for at most `PATIENCE` seconds, and end the thread."""
         self._end()
 
     @property
     def is_here(self) -> bool:
-        """Whether the thread runs: it does not after `close`, nor in a process that was forked."""
+        """Whether the thread runs. It does not run after `close` or in a forked process."""
         return self._end.alive and self._process == os.getpid()
 
     def do(self, job: Callable[[], None]) -> bool:
@@ -354,7 +371,7 @@ class PrefixFolder(SavedPrefixes):
         return name in self._known
 
     def claim(self, key: Key) -> bool:
-        """Return whether this file is neither there nor about to be written; from now on it is."""
+        """Return whether this file neither exists nor is about to be written, and mark it as about to be written."""
         if key.name in self._known or key.name in self._claimed or key.name in self._bad:
             return False
         self._claimed.add(key.name)
@@ -365,26 +382,20 @@ class PrefixFolder(SavedPrefixes):
         self._claimed.discard(key.name)
         self.stats.dropped += 1
 
-    def read(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
-        """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
+    def place(self, key: Key) -> tuple[Path, int, int] | None:
+        """Return the file of a page or a state; a file of its own is longer than expected if one more byte is read."""
+        found = super().place(key)
+        return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
-        Remove the file and return None if it is not as expected.
-        """
-        if super().has(key) or self.ours is None:
-            return super().read(key, nbytes, buffer)
-        try:
-            n = read_into(self.ours / key.name, memoryview(buffer.data)[: room(nbytes)])
-        except OSError:
-            n = 0
-        content = sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
-        if content is None:
+    def count(self, key: Key, is_sound: bool) -> None:
+        """Count a file that was read; remove one that is not as expected."""
+        if is_sound or super().has(key):
+            super().count(key, is_sound)
+        elif self.ours is not None:
             self._remove(key)
-        else:
-            self.stats.read += 1
-        return content
 
     def _remove(self, key: Key) -> None:
-        """Remove a file that cannot be used; if that fails, do not look for it again."""
+        """Remove a file that cannot be used. If the removal fails, ignore the file from now on."""
         assert self.ours is not None  # noqa: S101 - `has` has found the file
         path = self.ours / key.name
         self.stats.damaged += os.path.lexists(path)
@@ -413,7 +424,7 @@ class PrefixFolder(SavedPrefixes):
         self.stats.written += 1
         self.stats.nbytes += content.nbytes + len(header) + _CHECK
         self._n_new += content.nbytes
-        # Other processes write, too: count again now and then.
+        # Other processes also write to the folder, so the bytes are counted again now and then.
         if self.stats.nbytes > self.max_nbytes or self._n_new > self.max_nbytes // 16:
             self.bound()
 
@@ -433,7 +444,7 @@ class PrefixFolder(SavedPrefixes):
                 self._known.pop(path.name, None)
 
     def use(self, chain: Sequence[bytes], parts: Sequence[str]) -> None:
-        """Mark the files of a prefix as used, its end as used longest ago."""
+        """Mark the files of a prefix as used; files nearer to its end are marked as used earlier."""
         now, at = time.monotonic(), time.time_ns()
         for i, key in ((i, Key(end, part)) for i, end in enumerate(chain) for part in parts):
             if self.ours is not None and now - self._known.get(key.name, now) > TOUCHED:
@@ -442,7 +453,10 @@ class PrefixFolder(SavedPrefixes):
                     os.utime(self.ours / key.name, ns=(at - i * STEP_NS, at - i * STEP_NS))
 
     def keep(self, key: Key, content: np.ndarray, used: int) -> None:
-        """Write a file, or forget it if that fails, and then write none for a while: the disk may be full."""
+        """Write a file.
+
+        If the write fails, forget the file and write nothing for a while, because the disk may be full.
+        """
         if time.monotonic() < self._paused_until:
             self.forget(key)
             return
@@ -472,7 +486,8 @@ class DiskPrefixes:
         self._pool, self._backend, self.folder = pool, pool.backend, folder
         self._pieces = pieces(pool)
         self._nbytes = {part: sum(piece.nbytes for piece in of) for part, of in self._pieces.items()}
-        self._n_copied, self._buffer = 0, np.empty(room(max(self._nbytes.values(), default=0)), dtype=np.uint8)
+        self._n_copied, most = 0, room(max(self._nbytes.values(), default=0))
+        self._buffers = [np.empty(most, dtype=np.uint8) for _ in range(READERS + 1)]
 
     @property
     def stats(self) -> DiskStats:
@@ -493,7 +508,7 @@ class DiskPrefixes:
     # ---- reading ----
 
     def reach(self, chain: Sequence[bytes], first: int) -> int:
-        """Return how many pages of a prefix can be used, at least `first`, given its chain and the pages held already.
+        """Return how many pages of a prefix can be used, at least the `first` pages that are in memory already.
 
         Groups without a window need the file of every page after `first`, groups with a window those that later tokens
         read. Models with states need the states after the last page.
@@ -508,7 +523,7 @@ class DiskPrefixes:
         return n
 
     def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
-        """Return whether there are the pages that windows need after n pages, and the states."""
+        """Return whether the pages that windows need after n pages exist, and the states."""
         for group, window in enumerate(self._pool.windows):
             begin = n if window is None else max(first, max(0, n * self._pool.page + 1 - window) // self._pool.page)
             if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
@@ -516,7 +531,7 @@ class DiskPrefixes:
         return STATE not in self._pieces or self.folder.has(Key(chain[n - 1], STATE))
 
     def _needed(self, chain: Sequence[bytes], first: int, n: int) -> dict[int, list[Key]]:
-        """Return the files that n pages of a prefix need, by the number of the page, from page `first` on."""
+        """Return the files for pages `first` to n - 1 of a prefix, by page number."""
         page, windows = self._pool.page, self._pool.windows
         begins = [first if window is None else max(first, max(0, n * page + 1 - window) // page) for window in windows]
         keys = {p: [Key(chain[p], str(g)) for g, begin in enumerate(begins) if p >= begin] for p in range(first, n)}
@@ -533,19 +548,43 @@ class DiskPrefixes:
         page = self._pool.page
         first, n = kv.length // page, len(chain)
         needed = self._needed(chain, first, n)
-        for p in range(first, n):
-            kv.begin(page)
-            slots = {str(group): int(table[p]) for group, table in enumerate(kv.tables)}
-            slots[STATE] = kv.state.newest.slot
-            if not all(self._load(key, slots[key.part]) for key in needed[p]):
-                kv.roll_back(page)
-                return False
-            kv.commit(page)
+        with contextlib.closing(self._read([key for p in range(first, n) for key in needed[p]])) as contents:
+            for p in range(first, n):
+                kv.begin(page)
+                slots = {str(group): int(table[p]) for group, table in enumerate(kv.tables)}
+                slots[STATE] = kv.state.newest.slot
+                if not all(self._restore(key, next(contents), slots[key.part]) for key in needed[p]):
+                    kv.roll_back(page)
+                    return False
+                kv.commit(page)
         return True
 
-    def _load(self, key: Key, slot: int) -> bool:
+    def _read(self, keys: Sequence[Key]) -> Generator[np.ndarray | None]:
+        """Yield the contents of files, each valid until the next; None for one that cannot be used.
+
+        Threads read and check the next files meanwhile: a checksum takes longer than reading and copying together.
+        """
+        waiting, left = deque[tuple[Future[np.ndarray | None], np.ndarray]](), iter(keys)
+        with ThreadPoolExecutor(READERS, "prefix-reader") as readers:
+
+            def begin(buffer: np.ndarray) -> None:
+                if (key := next(left, None)) is not None:
+                    read = readers.submit(self.folder.contents, key, self._nbytes[key.part], buffer)
+                    waiting.append((read, buffer))
+
+            try:
+                for buffer in self._buffers:
+                    begin(buffer)
+                while waiting:
+                    read, buffer = waiting.popleft()
+                    yield read.result()
+                    begin(buffer)
+            finally:
+                readers.shutdown(cancel_futures=True)
+
+    def _restore(self, key: Key, content: np.ndarray | None, slot: int) -> bool:
         """Copy a file to a page, given its first slot, or to a slot of states; return False if it cannot be used."""
-        content = self.folder.read(key, self._nbytes[key.part], self._buffer)
+        self.folder.count(key, content is not None)
         if content is None:
             return False
         at, stores, states = 0, self._pool.stores.layers, self._pool.states.stores
@@ -561,13 +600,13 @@ class DiskPrefixes:
     # ---- writing ----
 
     def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
-        """Write a page or states soon, unless they are there already.
+        """Queue a page or states to be written, unless their file exists already.
 
         Args:
             chain: the chain up to the end of the page.
             part: the group of layers, or `STATE`.
             slot: the first slot of the page, or the slot of the states.
-            generations: while entry `number` is the same, the slots are as they are now.
+            generations: while entry `number` has the same value, the contents of the slots are unchanged.
             number: the number of the page or the slot.
         """
         key, generation = Key(chain[-1], part), generations[number]
@@ -654,7 +693,7 @@ def write_all(file: RawIOBase, content: bytes | memoryview) -> None:
 
 
 def room(nbytes: int) -> int:
-    """Return the bytes of a file with contents of `nbytes` bytes, and one more, which shows that it is longer."""
+    """Return the size of a file with contents of `nbytes` bytes, plus one byte to detect a file that is too long."""
     return _HEADER.size + _CHECK + nbytes + 1
 
 
@@ -736,9 +775,9 @@ class Saver:
 
 
 def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
-    """Return the token ids of a file that `Saver` has written, and where its pages and states begin, by their names.
+    """Return the token ids in a file that `Saver` has written, and the offset of each page and state by its name.
 
-    Pages after a damaged header are left out; their contents are checked when they are read.
+    Pages after a damaged header are left out. Contents are checked when they are read.
 
     Raises:
         FormatError: it is no such file, or is of another model, version or type of keys and values.
@@ -770,7 +809,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what a folder of prefixes has of ours: the folders of identities and of digests, and its README."""
+    """Return what this module made in a folder of prefixes: folders of identities and of digests, and a README."""
     try:
         entries = sorted(path.iterdir())
     except OSError:
@@ -780,7 +819,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:
-    """Run jobs until None comes, with a low priority: passes need the processor's cores."""
+    """Run jobs until the queue returns None. The thread has a low priority, because passes need the cores."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
@@ -800,7 +839,7 @@ def _opened(
     model: str,
     identify: Callable[[Path], Mapping[str, str]],
 ) -> None:
-    """Open a folder in the writer's thread, unless it is dropped meanwhile."""
+    """Open a folder in the writer's thread, unless the folder is garbage-collected meanwhile."""
     given = folder()
     path = Path() if given is None else given.path
     del given

@@ -1,6 +1,6 @@
-"""The KV pool: the memory of all keys and values, as a fixed number of pages that sequences take and give back.
+"""The KV pool: the memory of all keys and values, as a fixed number of pages that sequences allocate and free.
 
-Layers with a state in place of keys and values have no pages: their slots are in `states.py`.
+Layers that have a state in place of keys and values have no pages; `states.py` has their slots.
 
 Layers with the same attention window form a group, and each group has its own pages. A page is `page` consecutive
 slots, one per token, in the KV store of every layer of the group. Keys and values are written once and never moved.
@@ -33,17 +33,21 @@ LONGEST_PASS = 512
 
 @dataclass(frozen=True)
 class KVLayer:
-    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window, None for all tokens, and the type."""
+    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window, None for all tokens, and the type.
+
+    With one array, keys are values, too: a latent, of which values are the first elements.
+    """
 
     n_kv_heads: int
     head_dim: int
     window: int | None = None
     type: str = "f32"
+    n_arrays: int = 2
 
     @property
     def token_nbytes(self) -> int:
         """Bytes of one token's keys and values."""
-        return 2 * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
+        return self.n_arrays * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
 
 
 # The cache of a layer for one sequence: keys and values, or a state.
@@ -66,6 +70,7 @@ class KVPool:
         page_nbytes: bytes of a page of each group.
         reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to make them free. A prefix
             cache sets it; None if there is no prefix cache.
+        adapter: the adapter of new sequences, see `KVSequence.adapter`.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class KVPool:
         longest_pass: int = LONGEST_PASS,
         kept: bool = True,
         n_proposed: int = 0,
+        adapter: int = 0,
     ) -> None:
         """Allocate the memory.
 
@@ -93,6 +99,7 @@ class KVPool:
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
                 shape and window share one store: each layer overwrites the keys and values of the layer before.
             n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
+            adapter: the adapter of new sequences.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
@@ -101,6 +108,7 @@ class KVPool:
             )
         self.backend, self.layers = backend, tuple(layers)
         self.n_tokens, self.page, self.longest_pass = n_tokens, page, longest_pass
+        self.adapter = adapter
         with_kv = kv_layers(layers)
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in with_kv))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]
@@ -109,7 +117,7 @@ class KVPool:
         stores: list[Array | None] = []
         for layer, group in zip(layers, group_of, strict=True):
             if isinstance(layer, KVLayer) and (kept or layer not in shared):
-                shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page)
+                shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page, layer.n_arrays)
             stores.append(shared[layer] if isinstance(layer, KVLayer) else None)
         with_state = [layer if isinstance(layer, StateLayer) else None for layer in layers]
         self.states = StatePool(backend, with_state, n_sequences, kept=kept, n_proposed=n_proposed)
@@ -147,7 +155,7 @@ class KVPool:
         return np.asarray(self._references[group][pages // self.page])
 
     def make_room(self, needs: Sequence[int]) -> bool:
-        """Return whether each group has the needed number of free pages, after reclaiming pages where it lacks them."""
+        """Reclaim pages if a group has too few; return whether each group then has the needed number of free pages."""
         if self.reclaim is not None:
             for group, need in enumerate(needs):
                 if self._n_free[group] < need:
@@ -205,10 +213,10 @@ def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
     """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
 
-    Without a window: the last page of each sequence may be almost empty. So the sequences need at most
-    `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
-    With a window: a sequence keeps at most `window - 1 + longest_pass` tokens. The first of them may be anywhere in
-    its page, so each sequence needs one page more than these tokens fill.
+    Without a window: the last page of each sequence may be almost empty. So the sequences need at most `n_sequences -
+    1` pages more than one sequence of `n_tokens` tokens. With a window: a sequence keeps at most `window - 1 +
+    longest_pass` tokens. The first of them may be anywhere in its page, so each sequence needs one page more than the
+    number of pages that these tokens fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:

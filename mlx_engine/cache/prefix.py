@@ -9,8 +9,9 @@ When the pool has too few free pages, or the cache exceeds its bound, the cache 
 recently used first. A page that no sequence holds is then free; one that a sequence also holds stays allocated. The
 order of uses is recorded with a counter, not with the time of day.
 
-In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
-the pages before its end are still held; the caller must therefore call `insert` after each prompt chunk.
+In layers with a window, a sequence frees the pages that have left the window. So a prefix can be reused only if the
+tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each prompt
+chunk.
 
 A model with a state needs the state at exactly the end of the prefix. `insert` keeps the states that the sequence has:
 the state after the last token, and the state at the last page boundary in its last chunk. So a prefix ends where a
@@ -40,6 +41,8 @@ End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
 SHOWN = 8
+# The bits of a node's ids that are the token's; those above are the adapter's.
+ID = (1 << 32) - 1
 
 
 class Match(NamedTuple):
@@ -151,11 +154,11 @@ class PrefixCache:
         """Return the number of pages of a group that the cache holds and no sequence does."""
         return self._tree.held.unused(group)
 
-    def match(self, ids: Sequence[int]) -> Match:
+    def match(self, ids: Sequence[int] | np.ndarray) -> Match:
         """Return the longest prefix of ids that can be reused. Nothing is marked as used."""
         return self._match(ids)[0]
 
-    def _match(self, ids: Sequence[int]) -> tuple[Match, list[Node]]:
+    def _match(self, ids: Sequence[int] | np.ndarray) -> tuple[Match, list[Node]]:
         """Return the match, and the nodes of its `length` tokens."""
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
         length, pages, state = self._tree.usable(path, n, self._step)
@@ -180,42 +183,43 @@ class PrefixCache:
         while len(found) < SHOWN and node.children:
             node = max(node.children.values(), key=lambda child: child.last_use)
             found = np.concatenate((found, node.ids))
-        return tuple(found[:SHOWN].tolist())
+        return tuple((found[:SHOWN] & ID).tolist())
 
     def attach(self, kv: KVSequence, ids: Sequence[int], *, is_busy: bool = False) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
         The caller leaves the last token out of `ids`: its logits are not cached, so it must be computed. If nothing is
         found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before
-        that page. If others wait for this thread (`is_busy`), it reads files in pieces, and `has_more` asks for another
-        look-up.
+        that page. With `is_busy`, because other requests wait for this thread, files are read in pieces; `has_more`
+        asks for another look-up.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
+        self.stats.queried_tokens += len(ids)
+        own = _of_adapter(ids[: kv.capacity], kv.adapter)
         if self.disk is not None:
-            first, end, has_more = self._load(self.disk, ids[: kv.capacity], is_busy=is_busy)
-        found, path = self._match(ids[: kv.capacity])
+            first, end, has_more = self._load(self.disk, own, is_busy=is_busy)
+        found, path = self._match(own)
         self._use(path)
         while found.length and not _adopted(kv, found):
-            shorter = self.match(ids[: found.length - found.length % self.pool.page])
+            shorter = self.match(own[: found.length - found.length % self.pool.page])
             found = found._replace(length=shorter.length, pages=shorter.pages, state=shorter.state, end="memory")
         self.stats.queries += 1
         self.stats.hits += found.length > 0
-        self.stats.queried_tokens += len(ids)
         self.stats.cached_tokens += found.length
         if self.disk is not None:
             found = found._replace(from_disk=max(0, min(end, found.length) - first), has_more=has_more)
             self.disk.stats.tokens += found.from_disk
         return found
 
-    def _load(self, disk: DiskPrefixes, ids: Sequence[int], *, is_busy: bool) -> tuple[int, int, bool]:
+    def _load(self, disk: DiskPrefixes, ids: np.ndarray, *, is_busy: bool) -> tuple[int, int, bool]:
         """Add to the tree what the disk has of a prefix of ids; return the range of its tokens, and if there are more.
 
-        If others wait, it adds one piece. Prefixes with windows or states have an end in few places: they are one.
+        With `is_busy`, add one piece. A prefix with windows or states can end at few positions, so it is a single
+        piece.
         """
-        array, page = np.asarray(ids, dtype=np.int64), self.pool.page
-        chain = disk.chain(array)
-        path, n = self._tree.walk(array)
+        page, chain = self.pool.page, disk.chain(ids)
+        path, n = self._tree.walk(ids)
         first, pages, state = self._tree.usable(path, n, page)
         end, has_more = first, False
         while (n_pages := disk.reach(chain, first // page)) * page > first:
@@ -225,7 +229,7 @@ class PrefixCache:
             try:
                 kv.adopt([of_group[: first // page] for of_group in pages], first, state)
                 if disk.fill(kv, chain[:n_pages]):
-                    self._share(array[: n_pages * page], kv)
+                    self._share(ids[: n_pages * page], kv)
                     end = n_pages * page
                     break
             except CacheFullError:
@@ -247,10 +251,10 @@ class PrefixCache:
             on_disk: whether to write the whole pages and the states to the disk, if there is one.
         """
         self._check(kv)
-        n = len(ids) - len(ids) % self._step
-        path = self._share(np.asarray(ids[:n], dtype=np.int64), kv)
+        ids = _of_adapter(ids[: len(ids) - len(ids) % self._step], kv.adapter)
+        path = self._share(ids, kv)
         if self.disk is not None and on_disk:
-            self._offer(self.disk, np.asarray(ids[:n], dtype=np.int64), path)
+            self._offer(self.disk, ids, path)
         while self.max_nbytes is not None and self.nbytes > self.max_nbytes:
             self._cut(next(iter(self._nodes)))
 
@@ -268,7 +272,7 @@ class PrefixCache:
         self._offer(saver, ids[:n], path)
 
     def _offer(self, disk: DiskPrefixes | Saver, ids: np.ndarray, path: Sequence[Node]) -> None:
-        """Have the whole pages of a path written, and the states that are held after one of them."""
+        """Offer the whole pages of a path to the disk, and the states that are held after a whole page."""
         page, held, states = self.pool.page, self._tree.held, self.pool.states
         chain = disk.chain(ids)
         for group in range(len(self.pool.windows)):
@@ -323,7 +327,10 @@ class PrefixCache:
             states.give_back(node.states.pop(-length))
 
     def _thin(self, group: int, n: int) -> None:
-        """Free pages of a group with a window. Their nodes remain; in a node, the pages at its end are kept longest."""
+        """Free pages of a group with a window, but keep their nodes.
+
+        Within a node, the pages at its end are freed last.
+        """
         for node in self._nodes:
             pages = node.pages[group]
             (at,) = (pages >= 0).nonzero()
@@ -370,7 +377,7 @@ class PrefixCache:
         return {
             "start": node.start,
             "n_tokens": len(node.ids),
-            "ids": node.ids[:SHOWN].tolist(),
+            "ids": (node.ids[:SHOWN] & ID).tolist(),
             "pages": [len(of_group) for of_group in pages],
             "in_use": [int(self._tree.held.in_use(group, of_group).sum()) for group, of_group in enumerate(pages)],
             "references": max(
@@ -378,6 +385,11 @@ class PrefixCache:
             ),
             "last_use": node.last_use,
         }
+
+
+def _of_adapter(ids: Sequence[int] | np.ndarray, adapter: int) -> np.ndarray:
+    """Return the ids (n,) by which the tree knows tokens: keys and values depend on the adapter that computed them."""
+    return np.asarray(ids, dtype=np.int64) + (adapter << ID.bit_length())
 
 
 def _adopted(kv: KVSequence, match: Match) -> bool:

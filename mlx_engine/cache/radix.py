@@ -28,7 +28,7 @@ class Node:
         parent: the node of the tokens before; None for the root, and for a node that was removed.
         children: by their first token id.
         last_use: the clock of the prefix cache at the last use.
-        evicted: the token id that last followed its last token and was evicted; None if none was.
+        evicted: the first token id of the child that was evicted last; None if no child was evicted.
         states: the slots of states that are held, by the number of tokens of the prefix, from start + 1 to end.
     """
 
@@ -61,7 +61,10 @@ class RadixTree:
         self.root = Node(0, np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64) for _ in pool.windows], None)
 
     def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
-        """Return the path of nodes that agree with ids (n,), the last perhaps in part, and the length of the match."""
+        """Return the path of nodes that match ids (n,), and the length of the match.
+
+        The last node may match in part.
+        """
         node, path, n = self.root, list[Node](), 0
         while n < len(ids) and (child := node.children.get(int(ids[n]))) is not None:
             path.append(child)
@@ -72,7 +75,7 @@ class RadixTree:
         return path, n
 
     def usable(self, path: Sequence[Node], n: int, step: int = 1) -> tuple[int, list[np.ndarray], Snapshot | None]:
-        """Return the length of the longest prefix, of the n tokens of a path, whose pages are held, and these pages.
+        """Return the length of the longest prefix of a path's n tokens whose pages are held, and these pages.
 
         If the model has a state, the state after the prefix must be held too, and is returned. The length is a multiple
         of `step`, which is 1 or a page.
@@ -146,7 +149,7 @@ class RadixTree:
         leaf.ids, leaf.evicted = np.concatenate((leaf.ids, more)), None
 
     def _split(self, node: Node, at: int) -> Node:
-        """Split a node at a position inside it, and return the new upper node. Both nodes hold a page that is cut."""
+        """Split a node at a position inside it, and return the new upper node. Both nodes hold the page at the cut."""
         first, parent = node.start // self._page, node.parent
         upper = Node(node.start, node.ids[: at - node.start], [], parent, {int(node.ids[at - node.start]): node})
         for group, pages in enumerate(node.pages):
@@ -232,8 +235,8 @@ class HeldPages:
     Attributes:
         pool: the pool of the pages.
         n_pages: the number of different pages held in each group.
-        generations: how often each page of a group has been dropped. While this number is the same, a page that is held
-            has not changed.
+        generations: how often each page of a group has been dropped. While this number is the same, the contents of a
+            held page are unchanged.
     """
 
     def __init__(self, pool: KVPool) -> None:

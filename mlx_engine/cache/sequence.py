@@ -1,12 +1,13 @@
 """The KV cache of a sequence (page tables, length, pending tokens), and the batch of a pass over several.
 
 A forward pass of n tokens calls `begin(n)`, which allocates pages; the n tokens are then pending. `commit(n)` adds them
-to the sequence; `roll_back(n)` discards them, if the pass failed or other tokens follow. Several passes may be begun
-before the first is committed: a lazy backend submits a pass before its token has reached the host.
+to the sequence; `roll_back(n)` discards them if the pass has failed or if other tokens follow. Several passes may begin
+before the first is committed, because a lazy backend submits a pass before the token of the previous pass has reached
+the host.
 
-Whole pages may be shared with other sequences and with a prefix cache. `lend` gives pages to another holder, `adopt`
-begins with pages of another holder, `fork` does both. A shared page is copied before a token is overwritten in it. New
-tokens after the lent ones are written into the same page, because no other holder reads their slots.
+Whole pages may be shared with other sequences and with a prefix cache. `lend` returns pages for another holder, `adopt`
+begins a sequence with another holder's pages, `fork` does both. A shared page is copied before a token is overwritten
+in it. New tokens after the lent ones are written into the same page, because no other holder reads their slots.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class KVSequence:
         capacity: the largest number of tokens.
         state: the states of layers that have no keys and values.
         tables: each group's page table: the first slots of its pages, -1 for a page that is not allocated.
+        adapter: the adapter with which its tokens are computed, a row of `Adapters.masks`; 0 for the model alone.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
@@ -42,6 +44,7 @@ class KVSequence:
             raise ValueError(f"expected a capacity of at least 1 token, found {capacity}")
         self.pool, self.capacity = pool, capacity
         self.length = self.pending = 0
+        self.adapter = pool.adapter
         self.state, self._has_state = SequenceState(pool.states), pool.states.n_slots > 0
         n_pages = -(-capacity // pool.page)
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
@@ -77,7 +80,7 @@ class KVSequence:
         if end > self._end or first < self._lent:
             self._allocate(first, n, end)
         if self._has_state:
-            # Clients often replace the end of a prompt and continue it: keep the state at the last page boundary.
+            # Keep the state at the last page boundary, because clients often replace the end of a prompt.
             inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
             self.state.begin(first, n, inside, each=each)
         self.pending += n
@@ -107,8 +110,8 @@ class KVSequence:
         """Discard the tokens from position `length` on, and free their pages.
 
         Raises:
-            ValueError: the sequence is shorter, has pending tokens, or has already freed pages that would be inside a
-                layer's window again, or has a state, which cannot be rewound.
+            ValueError: the sequence is shorter, has pending tokens, has a state, which cannot be rewound, or has
+                already freed pages that would be inside a layer's window again.
         """
         if not 0 <= length <= self.length or self.pending:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
@@ -145,13 +148,14 @@ class KVSequence:
             CacheFullError: the pool has no free page for the copy; nothing has changed.
         """
         fork = self.pool.sequence(self.capacity)
+        fork.adapter = self.adapter
         fork.adopt(self.lend(self.length), self.length, self.state.committed)
         return fork
 
     def lend(self, length: int) -> list[np.ndarray]:
         """Return the pages of the first `length` committed tokens, for a holder that adds a reference to each.
 
-        For each group of layers, the first slots (P,) of its pages; -1 for a page that has left the window.
+        The pages are given by their first slots (P,) for each group of layers; -1 is a page that has left the window.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"lend: expected at most the {self.length} committed tokens, found {length}")
@@ -326,6 +330,7 @@ def _batch(
         stores=pool.stores,
         groups=groups,
         runs=_runs(parts, lengths) if pool.states.n_slots else NO_RUNS,
+        adapters=tuple([kv.adapter for kv in sequences]),
     )
 
 

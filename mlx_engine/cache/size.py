@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheLayer, KVLayer, kv_layers, pages_for
 from mlx_engine.cache.states import StateLayer, n_slots
 
-# Upper limit of the search in `tokens_that_fit`: with windows in all layers the cache stops growing.
+# Upper limit of the search in `tokens_that_fit`, because with windows in all layers the cache stops growing.
 MOST_TOKENS = 1 << 24
 
 

@@ -3,7 +3,7 @@
 A state has a fixed size and does not grow with the sequence. It is stored in a slot, which holds the state of all such
 layers after a number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads it and
 writes another slot. So a pass that fails or is rolled back has changed nothing that was committed, and sequences and a
-prefix cache share a state by reference. Slots are counted; a slot without a holder is free.
+prefix cache share a state by reference. Slots are reference-counted; a slot without a reference is free.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StateLayer:
 
 
 def n_slots(n_sequences: int, *, kept: bool = True, n_proposed: int = 0) -> int:
-    """Return the number of slots of a pool for `n_sequences` sequences, with the slot of zeros.
+    """Return the number of slots of a pool for `n_sequences` sequences, including the slot of zeros.
 
     A pass that checks proposed tokens writes a state after each of them: `n_proposed` in total.
     """
@@ -51,9 +51,9 @@ class StatePool:
 
     Attributes:
         stores: for each layer of the model the stores of its arrays; empty for a layer of attention.
-        n_slots: the number of slots, free or in use, with the slot of zeros; 0 if no layer has a state.
-        generations: how often each slot has been taken. While this number is the same, a slot that is held has not
-            changed.
+        n_slots: the number of slots, free or in use, including the slot of zeros; 0 if no layer has a state.
+        generations: how often each slot has been allocated. While this number is the same, the contents of a held slot
+            are unchanged.
         nbytes_each: bytes of the state of all layers in one slot.
         reclaim: called as `reclaim(n)` if fewer than n slots are free. A prefix cache sets it.
     """
@@ -109,7 +109,7 @@ class StatePool:
         return len(self._free) >= n
 
     def take(self) -> int:
-        """Allocate a slot, of which one must be free. The caller holds one reference."""
+        """Allocate a slot; at least one must be free. The caller holds one reference."""
         slot = self._free.pop()
         self._references[slot] = 1
         self.generations[slot] += 1
@@ -143,13 +143,13 @@ class Snapshot(NamedTuple):
 
 
 class SequenceState:
-    """The states of one sequence: the committed state, and the states of passes that were begun.
+    """The states of one sequence: the committed state, and the states of uncommitted passes.
 
     Attributes:
         committed: the newest committed state.
         runs: the runs (n, source, target) of the pass that was begun last: n tokens advance the state in slot `source`
-            to the state in slot `target`. A pass has two runs if a state inside it is kept, and a run per token if it
-            may be committed in part.
+            to the state in slot `target`. A pass has two runs if a state inside the pass is kept, and a run per token
+            if the pass may be committed in part.
     """
 
     def __init__(self, pool: StatePool) -> None:
@@ -159,7 +159,7 @@ class SequenceState:
         # The states of passes that were begun, oldest first; and a committed state inside the last prompt chunk.
         self._pending: list[Snapshot] = []
         self._inside: Snapshot | None = None
-        # After a pass that may be committed in part: the only length whose state is kept inside.
+        # After a pass that may be committed in part: the only length within the pass whose state is kept.
         self._only: int | None = None
 
     @property
@@ -178,7 +178,8 @@ class SequenceState:
         is kept until the pass is committed, which needs n free slots.
 
         Raises:
-            ValueError: the state before these tokens was never computed: a pass was committed or rolled back in part.
+            ValueError: the state before these tokens was never computed, because a pass was committed or rolled back in
+                part.
         """
         if self.newest.length != first:
             raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")

@@ -52,7 +52,7 @@ MAX_DIMS = 4  # GGML_MAX_DIMS
 MAX_ELEMENTS = 1 << 60
 
 _DAMAGED_RECORD = "the file is damaged, or made by a faulty converter; download or convert it again"
-_RECORD_BYTES = 640  # a TensorInfo with its name and shape, and its dict entry: an upper bound
+_RECORD_BYTES = 640  # an upper bound on a TensorInfo with its name and shape, and its dict entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class GGUFFile:
         )
 
     def close(self) -> None:
-        """Close the file. Weights already returned stay valid: the mapping lives as long as a view of it."""
+        """Close the file. Weights that were returned stay valid, because the mapping exists as long as a view of it."""
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -376,8 +376,8 @@ class SplitGGUFFile(GGUFFile):
 
     Split GGUF files, NAME-00001-of-00005.gguf: their names, and all parts as one file.
 
-    The first part has the metadata of the model; all parts have their number, counted from 0, the number of parts and
-    the number of tensors in all. Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
+    The first part has the metadata of the model; each part has its own number, counted from 0, the number of parts, and
+    the number of tensors in all parts. Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
     """
 
     def __init__(self, parts: Sequence[GGUFFile]) -> None:
@@ -442,7 +442,7 @@ def _open_split(named: GGUFFile) -> GGUFFile:
 
 
 def _check_parts(parts: Sequence[GGUFFile], count: int) -> None:
-    """Check that the parts are numbered in order, and have together the tensors that the first one counts."""
+    """Check that the parts are numbered in order, and together have as many tensors as the first part says."""
     names = set[str]()
     for number, part in enumerate(parts):
         for key, expected in ((COUNT_KEY, count), (NUMBER_KEY, number)):

@@ -1,9 +1,9 @@
 """Parse the values of a GGUF header: numbers, strings and typed metadata. Every length is checked.
 
-Values become Python types: numbers int and float, booleans bool, strings str, arrays of numbers read-only NumPy
-arrays, arrays of strings lists, arrays of arrays tuples. A string that is not UTF-8 is decoded with
-`surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test files
-contain such strings. Longer than any token could be, such a string raises an error.
+Values become Python types: numbers int and float, booleans bool, strings str, arrays of numbers read-only NumPy arrays,
+arrays of strings lists, arrays of arrays tuples. A string that is not UTF-8 is decoded with `surrogateescape`, so that
+it can be written back unchanged: llama.cpp accepts any bytes, and its test files contain such strings. Such a string
+raises an error if it is longer than any token could be.
 
 A damaged or malicious header takes at most `8 * file size + 1 MB` of memory: allocations are counted.
 
@@ -74,10 +74,10 @@ _U64 = struct.Struct("<Q")
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
     """Decode up to `n` strings from the start of `piece`; return them and the bytes read, or None if not applicable.
 
-    A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A length below 256
-    is stored as one byte and seven zeros, a sequence that short texts do not contain, so every such sequence is
-    taken for the start of a string. The guess is verified: each string must end where the next one starts. With
-    the length bytes zeroed, one `split` returns all strings.
+    A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A length below 256 is
+    stored as one byte and seven zeros. Short texts do not contain such a sequence, so every such sequence is assumed to
+    be the start of a string. This guess is verified: each string must end where the next one starts. When the length
+    bytes are set to zero, one `split` returns all strings.
     """
     if len(piece) < 8:
         return None
@@ -114,14 +114,14 @@ def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
 
 
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
-MAX_DEPTH = 8  # nested arrays; no known file has any, and llama.cpp rejects them
+MAX_DEPTH = 8  # the depth of nested arrays; no known file has nested arrays, and llama.cpp rejects them
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
 # Strings are decoded in pieces of this many bytes, so that only one piece is copied at a time.
 _PIECE = 1 << 15
-_OBJECT_BYTES = 256  # an array with its header, or an entry of the least filled dict: an upper bound
+_OBJECT_BYTES = 256  # an upper bound on an array with its header, and on an entry of the least filled dict
 _SPARE_BYTES = 1 << 18  # the counted part of the megabyte; the rest covers uncounted allocations
 
 

@@ -14,13 +14,14 @@ from mlx_engine.errors import SHOWN, FormatError, SourceError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
-# An empty list takes 64 bytes of memory for 3 of the file. The largest index of published shards has 17 MB.
+# The largest size of a JSON file. An empty list takes 3 bytes of the file and 64 of memory. The largest published index
+# has 17 MB.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Return whether a folder has model.safetensors, an index, or shards that are named as such."""
+    """Return whether a folder has model.safetensors, an index, or files with the names of shards."""
     return any((folder / name).exists() for name in (INDEX, SINGLE)) or bool(_named_shards(folder))
 
 
@@ -107,6 +108,6 @@ def parse_json(content: bytes | str, where: str, hint: str = "download the file 
         return json.loads(content)
     except RecursionError:
         found = "lists or objects nested too deep"
-    except ValueError as error:  # no JSON, no UTF-8, or an integer of more than 4,300 digits: Python's limit
+    except ValueError as error:  # no JSON, no UTF-8, or an integer of more than 4,300 digits, which is Python's limit
         found = str(error).partition(";")[0] if content else "an empty file"
     raise FormatError(where=where, expected="JSON", found=found, hint=hint)

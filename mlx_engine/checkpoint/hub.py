@@ -10,14 +10,15 @@ from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mlx_engine.checkpoint.gguf import part_names
-from mlx_engine.checkpoint.hub_names import HubName, is_type, of_type
+from mlx_engine.checkpoint.sources import HubName, is_type, of_type
 from mlx_engine.errors import SourceError, shown
 
 # Timeout in seconds of the first request to the hub. huggingface_hub's downloads retry for half a minute before they
 # fail, which is too long a wait when there is no network.
 TIMEOUT = 5.0
 
-# Errors that the hub answers with. They are OSErrors; so are a full disk and, in older versions, a missing network.
+# Errors that are answers of the hub. They are OSErrors. A full disk and, in older versions, a missing network are
+# OSErrors, too.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -36,7 +37,8 @@ def download(repo: str, file: str | None) -> Path:
     name = HubName(repo, file)
     _check_file_name(repo, file)
     try:
-        # Sent even if the file is given: without a network this request fails at once, a download only after retries.
+        # This request is sent even if the file is given: without a network it fails at once, while a download fails
+        # only after retries.
         files = _remote_files(repo)
         return _fetch(repo, _choose(repo, files, file), offline=False)
     except HFValidationError as error:
@@ -78,8 +80,8 @@ def _network() -> Iterator[None]:
     except (OSError, HFValidationError):
         raise
     except Exception as error:
-        # All other exceptions are connection failures. Their classes belong to the HTTP library, which
-        # huggingface_hub has replaced more than once.
+        # All other exceptions are connection failures. Their classes belong to the HTTP library, and huggingface_hub
+        # has changed its HTTP library more than once.
         raise ConnectionError(_first_line(error)) from error
 
 
@@ -130,7 +132,7 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
 
 def _check_file_name(repo: str, file: str | None) -> None:
     """Raise SourceError if the name of a file leads out of its repository."""
-    path = PureWindowsPath(file or "")  # it knows both separators, and drives
+    path = PureWindowsPath(file or "")  # PureWindowsPath recognises both separators, and drives
     if path.drive or path.root or ".." in path.parts:
         raise SourceError(
             f"{repo}:{file}: {shown(file)} leads out of the repository; name a file as the hub lists it, or give the "

@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's files: of some of their bytes, which names them quickly, and of all."""
+"""Digests of a checkpoint's files: a quick one over some of their bytes, and one over all bytes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.errors import SourceError
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.files import draft
 
-# Pieces that are read of each file, evenly spaced, and their size: 4 MiB in all.
+# The number of evenly spaced pieces that are read of each file, and their size: 4 MiB in all.
 PIECES, PIECE_BYTES = 256, 16 << 10
 
 
 def identity(path: Path) -> str:
     """Return a SHA-256, in hex, of the names, sizes and some bytes of a checkpoint's files.
 
-    Files of at most 4 MiB are read completely. Of larger ones, 256 pieces are read: weights of another training run,
-    another quantisation or another size differ in them, a single edited weight may not.
+    Files of at most 4 MiB are read completely. Of larger files, 256 pieces are read. These pieces differ for another
+    training run, quantisation or size; they may not differ if a single weight was edited.
 
     Raises:
         SourceError: a file cannot be read.
@@ -50,9 +50,11 @@ def digest(path: Path) -> str:
 
 
 def kept_digest(path: Path, folder: Path) -> str:
-    """Return the `digest` of a checkpoint, from a file in a folder if none of its files has changed since.
+    """Return the `digest` of a checkpoint.
 
-    Reading 1 GB takes about half a second. A file that is written again has another time of change, which programs
+    Take it from a file in a folder if no file of the checkpoint has changed since.
+
+    Reading 1 GB takes about half a second. A file that is written again has another change time (ctime), which programs
     cannot set.
 
     Raises:

@@ -159,8 +159,8 @@ def _row(checkpoint: Checkpoint, name: str) -> TensorRow:
     return TensorRow(name, weight.shape, weight.type.name, weight.nbytes)
 
 
-# Our name of a size; GGUF's keys for it, below the architecture's prefix; the keys of config.json. The first
-# key that a file has counts.
+# Our name of a size, its GGUF keys without the architecture's prefix, and its keys in config.json. The first key that a
+# file has counts.
 _SIZES = {
     "n_layers": (("block_count",), ("num_hidden_layers", "n_layer")),
     "hidden_size": (("embedding_length",), ("hidden_size", "n_embd")),

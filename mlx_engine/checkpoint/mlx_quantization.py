@@ -67,7 +67,7 @@ class GroupEntry:
 def read_quantization(config: Mapping[str, object], where: str) -> Quantization | None:
     """Return the settings of MLX's quantisation, or None if the folder has none.
 
-    A `quantization_config` with a "quant_method" alone is that of another program.
+    A `quantization_config` with only a "quant_method" belongs to another program.
 
     Raises:
         UnsupportedConfigError: a setting is unknown or invalid.
@@ -143,7 +143,7 @@ def _entry(files: Mapping[str, SafetensorsFile], stem: str, setting: Setting | N
 
 
 def _check_shapes(where: str, wanted: str, setting: Setting, quants: TensorEntry, others: list[TensorEntry]) -> None:
-    """Check that bits and group size fit the shapes, and scales and biases each other."""
+    """Check that bits and group size fit the shapes, and that the shapes of scales and biases agree."""
     width = quants.shape[-1] * WORD_BITS
     expected = (*quants.shape[:-1], width // setting.bits // setting.group)
     fits = width == expected[-1] * setting.group * setting.bits

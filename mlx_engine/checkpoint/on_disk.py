@@ -14,8 +14,7 @@ from typing import Literal
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError
-from mlx_engine.kernels.drafts import ENDING, remove_dead
-from mlx_engine.kernels.folder import cache_folder
+from mlx_engine.kernels.files import ENDING, cache_folder, remove_dead
 
 HUB_PREFIX = "models--"
 # Folders of compiled kernels are named by a digest of their source. NUMBA_CACHE_DIR may have other folders, too.
@@ -28,9 +27,9 @@ class Kept:
 
     Attributes:
         name: the name for the user: a hub id, shape:NAME, kernels, emulator or tuning.
-        kind: how it comes back after deletion: "download" by a download, "made" by itself, when it is needed.
-        path: its file or folder.
-        parts: the paths that `remove` deletes: the path itself, or what the engine has put there.
+        kind: how it comes back after deletion: "download" by a download; "made" if it is made again when it is needed.
+        path: the file or folder.
+        parts: the paths that `remove` deletes: the path itself, or the engine's files in it.
         nbytes: total bytes, not following links.
     """
 

@@ -1,4 +1,7 @@
-"""Check a path before it is read: name what is there in place of a file, and the kind of a file that is not GGUF."""
+"""Check a path before it is read.
+
+Errors name what the path is if it is no file, and the kind of a file that is not GGUF.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from mlx_engine.errors import FormatError, SourceError
 
-# Other things that may be at a path. Reading a pipe would block until it has a writer; a device may have no end.
+# Kinds of paths that are no regular files. Reading a pipe would block until it has a writer; a device may have no end.
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -76,7 +79,8 @@ def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
     return next((kind for magic, kind in _SIGNATURES.items() if head.startswith(magic)), None)
 
 
-# The specification's size limit of a pointer. Its first line is a version line, which begins no model file.
+# The specification's size limit of a pointer. The first line of a pointer is a version line; no model file begins with
+# one.
 POINTER_BYTES = 1024
 _VERSION = b"version https://git-lfs.github.com/spec/"
 _SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)

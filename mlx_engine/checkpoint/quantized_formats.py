@@ -23,9 +23,8 @@ from mlx_engine.checkpoint.quantized import (
     quant_method,
 )
 from mlx_engine.errors import FormatError, UnsupportedConfigError
-from mlx_engine.quant.group_weight import GroupWeight, Parts
+from mlx_engine.quant.group_weight import MLX, GroupWeight, Parts
 from mlx_engine.quant.groups import E4M3
-from mlx_engine.quant.regroup import MLX
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -97,7 +96,7 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     g is the group of column k, `g_idx[k]`. `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns
     into a word, the first in the lowest bits; `scales` is (G, N); `qzeros` (G, N * bits / 32) packs zero points in the
     same way, along N. The format "gptq" stores every zero point minus one, "gptq_v2" stores the zero point itself. The
-    one is added back to whole words, as GPTQModel does, so that the carry of a zero point of 0 is undone, too.
+    1 is added to whole words, as in GPTQModel, which also undoes the carry of a zero point of 0.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,
@@ -185,8 +184,8 @@ def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find weights of type F8_E4M3 with float scales: `weight[n, k] = float32(q[n, k]) * scale`, rounded to float32.
 
     A scale is for a block of rows and columns, for a row, or for the matrix. Published models have `weight_scale_inv`
-    for blocks of 128 x 128; in spite of its name, the stored number is the factor. Scales of the activations are not
-    used, because activations stay float32.
+    for blocks of 128 x 128; in spite of its name, the stored number is the factor and not its inverse. Scales of the
+    activations are not used, because activations stay float32.
 
     Source: `weight_dequant`, github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py; OCP 8-bit Floating Point
     Specification (OFP8), revision 1.0, E4M3.

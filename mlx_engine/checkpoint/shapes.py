@@ -1,8 +1,8 @@
 """Checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each is written once, to the user's cache folder, and stays there: Qwen3 and Qwen3.5 as a Q8_0 GGUF file, others as
-Hugging Face folders. Their generated text is noise; their timings are valid, because speed does not depend on the
-values.
+Each checkpoint is written once, to the user's cache folder, and kept there: Qwen3 and Qwen3.5 as a Q8_0 GGUF file,
+others as Hugging Face folders. Their generated text is noise; their timings are valid, because speed does not depend on
+the values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError, size
 from mlx_engine.kernels import blocks
-from mlx_engine.kernels.drafts import draft, remove_dead
+from mlx_engine.kernels.files import draft, remove_dead
 from mlx_engine.observe import log
 from mlx_engine.quant.types import BF16, F32, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight
@@ -65,7 +65,7 @@ class RandomTensor:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The stored bytes. Each tensor has its own generator, which draws them when they are written."""
+        """The stored bytes. Each tensor has its own generator, which draws the values when they are written."""
         return self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))).data
 
     def draw(self, rng: np.random.Generator) -> Weight:
@@ -107,7 +107,7 @@ class Shape(ABC):
     def tensors(self) -> Iterator[RandomTensor]:
         """Yield the tensors in the order of the file.
 
-        They are scaled so that activations neither grow nor vanish from layer to layer.
+        Matrices are scaled so that activations neither grow nor vanish from layer to layer.
         """
 
     @abstractmethod
@@ -257,6 +257,27 @@ class Qwen35Shape(Qwen3Shape):
         yield matrix(f"{at}ssm_conv1d", 3 * inner, kernel, type=F32)
         yield RandomTensor(f"{at}ssm_dt.bias", (J,), 1.0)
         yield RandomTensor(f"{at}ssm_a", (J,), 1.0, is_decay=True)
+
+
+@dataclass(frozen=True)
+class Qwen35NextShape(Qwen35Shape):
+    """Sizes of a dense Qwen3.5 with its layer of multi-token prediction, which has attention."""
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings, with that layer."""
+        return super().settings() | {"block_count": self.n_layers + 1, "nextn_predict_layers": 1}
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield the tensors, with those of that layer."""
+        yield from super().tensors()
+        at, D = f"blk.{self.n_layers}.", self.hidden_size
+        yield norm(f"{at}attn_norm", D)
+        yield norm(f"{at}post_attention_norm", D)
+        yield from self.attention(at, q_rows=2)
+        yield from self.head_norms(at)
+        yield from self.ffn(at)
+        yield matrix(f"{at}nextn.eh_proj", D, 2 * D)
+        yield from (norm(f"{at}nextn.{name}", D) for name in ("enorm", "hnorm", "shared_head_norm"))
 
 
 @dataclass(frozen=True)
@@ -529,6 +550,7 @@ SHAPES: dict[str, Shape] = {
     # model.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
+    "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }
@@ -537,7 +559,7 @@ _temporary: Path | None = None
 
 
 def shape_path(name: str, progress: Progress | None = None) -> Path:
-    """Return the path of the checkpoint of this shape. If it does not exist, write it first, and print where it is.
+    """Return the path of the checkpoint of this shape. If it does not exist, write it first and print its path.
 
     For a folder, `progress` is called with (pieces written, total pieces).
 
@@ -566,7 +588,9 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 
 @contextlib.contextmanager
 def not_kept() -> Iterator[None]:
-    """Return a context in which new shapes go to a temporary folder; shapes that are in the cache are read from there.
+    """Return a context in which new shapes are written to a temporary folder.
+
+    Shapes that are in the cache are used from there.
 
     If this process is killed, the next one that uses a shape removes the folder.
 

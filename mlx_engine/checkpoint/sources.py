@@ -1,11 +1,16 @@
-"""Resolve a model source to a path: the built-in model, a path, a hub id, or a shape."""
+"""Resolve a model source to a path: the built-in model, a path, a shape, or the name of a model on the hub.
+
+Names on the hub are org/repo, org/repo:FILE, org/repo:TYPE, and the addresses of the hub's pages and files.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from mlx_engine.checkpoint.hub_names import hub_name
 from mlx_engine.errors import SourceError
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -16,7 +21,7 @@ KINDS = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
 
 
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the path of `source`: "builtin", "shape:NAME", a path, or a hub id or address as `hub_names` has them.
+    """Return the path of `source`: "builtin", "shape:NAME", a path, or a hub id or address (see the module).
 
     A `Path` is always a path. `progress` is called with (done, total) while a shape is written for the first time.
 
@@ -61,3 +66,94 @@ def is_cached(source: str) -> bool | None:
     from mlx_engine.checkpoint import hub
 
     return hub.is_cached(*name)
+
+
+# org/repo, optionally :file, in the characters that hub names may have.
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
+
+# The beginnings of addresses. The hub's host may be given without https://.
+ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
+HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+
+# The first parts of hub paths that have no models, and the path parts that lead to a file of a repository.
+NO_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog")
+FILE_PAGES = ("resolve", "blob", "raw")
+BRANCH = "main"
+
+
+class HubName(NamedTuple):
+    """A model on the hub.
+
+    Attributes:
+        repo: the repository, org/repo.
+        file: a file of the repository, or a type such as Q4_K_M, which a GGUF file has in its name; None for neither.
+    """
+
+    repo: str
+    file: str | None
+
+    def __str__(self) -> str:
+        return self.repo if self.file is None else f"{self.repo}:{self.file}"
+
+
+def hub_name(text: str) -> HubName | None:
+    """Return the parsed hub id or address; None if the text is neither.
+
+    Raises:
+        SourceError: an address is not that of a model on the hub.
+    """
+    if ADDRESS.match(text) is not None:
+        return _from_address(text)
+    match = HUB_ID.fullmatch(text)
+    return None if match is None else HubName(match["repo"], match["file"])
+
+
+def is_type(file: str) -> bool:
+    """Return whether the part of a hub id after the colon is a type of weights; names of files have a dot."""
+    return "." not in file
+
+
+def of_type(names: list[str], wanted: str) -> list[str]:
+    """Return the GGUF files that have a type such as Q4_K_M in their names, as a whole word and in any case."""
+    word = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
+    return [name for name in names if word.search(name)]
+
+
+def _from_address(text: str) -> HubName:
+    """Return the model of an address of the hub.
+
+    Raises:
+        SourceError: the address has another host or another branch, or is not that of a model.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"https://{text}")
+    except ValueError as error:
+        raise SourceError(f"{text}: not a valid address ({error})") from error
+    if parts.netloc.lower() not in HOSTS and parts.netloc != _own_host():
+        raise SourceError(f"{text}: {parts.netloc} is not huggingface.co; download the file and give its path")
+    path = unquote(parts.path).strip("/")
+    match, (first, *rest) = HUB_ID.fullmatch(path), path.split("/")
+    if match is not None and first not in NO_MODELS:
+        # The page of a repository shows the details of one file.
+        shown = parse_qs(parts.query).get("show_file_info", [None])
+        return HubName(match["repo"], match["file"] or shown[0])
+    is_page = len(rest) >= 3 and first not in NO_MODELS and rest[1] in (*FILE_PAGES, "tree")
+    if not is_page or {"", ".", ".."} & {*rest}:
+        raise SourceError(f"{text}: this is not the page of a model or of its GGUF file; check the address")
+    repo, (page, branch, *file) = f"{first}/{rest[0]}", rest[1:]
+    if branch != BRANCH:
+        raise SourceError(
+            f"{text}: only the branch {BRANCH} is read, not {branch}; download the file and give its path"
+        )
+    if page == "tree" and not file:
+        return HubName(repo, None)
+    if page == "tree" or not file or not file[-1].lower().endswith(".gguf"):
+        raise SourceError(f"{text}: not a GGUF file; for a folder of safetensors give {repo}")
+    return HubName(repo, "/".join(file))
+
+
+def _own_host() -> str:
+    """Return the host of the hub that this machine uses: HF_ENDPOINT may name a mirror."""
+    from huggingface_hub import constants
+
+    return urlsplit(constants.ENDPOINT).netloc

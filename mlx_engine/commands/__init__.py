@@ -112,13 +112,13 @@ def root(
 
 def main() -> None:
     """Run the command line: entry point of `mlx-engine`, `python -m mlx_engine` and cli.py."""
-    # A vocabulary is some hundred thousand permanent objects. Garbage collection while they are created would take a
+    # A vocabulary has some hundred thousand permanent objects. Garbage collections while they are created would take a
     # tenth of the time to the first token.
     gc.set_threshold(1_000_000)
     try:
         console.exit_on_signals()
         log.show_bar = console.bar_of_parts
-        # A shell completes the words after the installed command, not those after `python cli.py`.
+        # Shells complete the words after the installed command, but not those after `python cli.py`.
         app(prog_name="mlx-engine" if {*COMPLETION} & {*sys.argv[1:]} else None)
     except KeyboardInterrupt:
         sys.exit(console.INTERRUPTED)

@@ -13,25 +13,26 @@ import typer
 
 from mlx_engine.commands.console import alarm, notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import flags_given, takes_groups
-from mlx_engine.commands.options.model import ComputeOptions, Model
+from mlx_engine.commands.options.model import ComputeOptions, Draft, Model
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.errors import SourceError, is_number, listed, require
+from mlx_engine.errors import OptionError, SourceError, is_number, listed, require
+from mlx_engine.options import AUTO_SPECULATION
 
 if TYPE_CHECKING:
-    from mlx_engine.bench.concurrency import measure
+    from mlx_engine.bench import concurrency
     from mlx_engine.bench.sweep import Plan
     from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
-# Options that a mode would ignore, by their fields; --compare would ignore all but --out.
+# The options that a mode would ignore, by their fields. --compare would ignore all options but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
 )  # fmt: skip
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
-# What a server has chosen for itself.
+# Options that a server has chosen itself.
 IGNORED_BY_URL = (
     "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "kv_type", "no_jit", "no_overlap",
     "prefix_cache",
@@ -138,9 +139,10 @@ class ModeOptions:
             "--speculate",
             metavar="FILE",
             help="Answer each text of this file with and without proposed tokens: a JSON object per line with prompt, "
-            "and perhaps name, max_tokens, prediction, right (a share) and copies.",
+            "and perhaps name, max_tokens, prediction, right (a share), drafter and copies.",
         ),
     ] = None
+    draft: Draft = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def bench(
         elif clients.is_wanted:
             print_snapshots(clients_rows(clients, tests, timing, compute, given, shard), tests.model, output)
         elif mode.speculate is not None:
-            print_speculation(mode.speculate, tests, timing, compute, shard, output)
+            print_speculation(mode.speculate, mode.draft, tests, timing, compute, shard, output)
         elif mode.compare is not None:
             print_comparison(*mode.compare, output.out)
         elif mode.sweep:
@@ -265,6 +267,8 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
     """
     if mode.speculate is not None:
         refuse("--speculate", [given[name] for name in IGNORED_BY_SPECULATION if name in given])
+    elif mode.draft is not None:
+        raise OptionError("--draft needs --speculate FILE, which names the texts", option="--draft")
     if clients.url is not None:
         refuse("--url", [given[name] for name in (*IGNORED_BY_CLIENTS, *IGNORED_BY_URL) if name in given])
     elif clients.is_wanted:
@@ -280,7 +284,7 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
 
 
 def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: ConcurrencyOptions) -> None:
-    """Check that the mode can measure a model that several machines share: one engine, on one backend.
+    """Check that the mode can measure a model that several machines share; such a mode needs one engine on one backend.
 
     Raises:
         OptionError: it cannot.
@@ -333,7 +337,7 @@ def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOpt
     return plan
 
 
-def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: TimingOptions) -> measure.Plan:
+def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: TimingOptions) -> concurrency.Plan:
     """Return the plan of a measurement of several clients.
 
     Raises:
@@ -341,8 +345,8 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
     """
     import secrets
 
-    from mlx_engine.bench.concurrency.load import Load
-    from mlx_engine.bench.concurrency.measure import CONCURRENCY, Plan
+    from mlx_engine.bench.clients import Load
+    from mlx_engine.bench.concurrency import CONCURRENCY, Plan
     from mlx_engine.bench.samples import numbers
 
     given = None if clients.concurrency is None else [clients.concurrency]
@@ -380,9 +384,8 @@ def single(option: str, texts: list[str] | None, default: int, mode: str, *, lea
 
 def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOptions, **options: Any) -> None:
     """Run every test on every backend; print the rows and save them to a folder."""
-    from mlx_engine.bench.results import make_folder
     from mlx_engine.bench.run import rows
-    from mlx_engine.bench.tables import FORMATS, markdown
+    from mlx_engine.bench.tables import FORMATS, make_folder, markdown
 
     out = output.out
     if out is not None:
@@ -404,20 +407,20 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOpti
 
 
 def print_speculation(
-    file: Path, tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions, shard: Shard | None,
-    output: OutputOptions,
+    file: Path, draft: str | None, tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions,
+    shard: Shard | None, output: OutputOptions,
 ) -> None:  # fmt: skip
     """Answer the texts of a file with and without proposed tokens; print a row for each, and save them to a folder."""
-    from mlx_engine.bench.results import make_folder
     from mlx_engine.bench.run import engines
     from mlx_engine.bench.speculation import markdown, rows, texts_of
-    from mlx_engine.bench.tables import FORMATS
+    from mlx_engine.bench.tables import FORMATS, make_folder
 
     texts, found = texts_of(file), list[Row]()
     if output.out is not None:
         make_folder(output.out)
     names = names_of(tests.backend or ["auto"])
     how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
+    how |= {"speculate": AUTO_SPECULATION, "draft": draft}
     for about, reason, bench in engines(tests.model, names, lambda opened: opened.check_memory(), **how):
         if bench is None:
             notice(f"{about['backend']} is not available: {reason}")
@@ -437,8 +440,8 @@ def clients_rows(
     shard: Shard | None,
 ) -> Snapshots:
     """Return a function that measures several clients at once and yields all rows so far, after each round."""
-    from mlx_engine.bench.concurrency.clients import Served
-    from mlx_engine.bench.concurrency.measure import engine_rows, server_rows
+    from mlx_engine.bench.clients import Served
+    from mlx_engine.bench.concurrency import engine_rows, server_rows
 
     plan = clients_plan(clients, tests, timing)
     if clients.url is not None:
@@ -452,7 +455,7 @@ def clients_rows(
 
 def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> None:
     """Measure several clients at once; print and save the rows, with a plot."""
-    from mlx_engine.bench.concurrency.measure import markdown, page
+    from mlx_engine.bench.concurrency import markdown, page
 
     with results("concurrency", model, output, markdown, page) as found, still_bar() as report:
         for newest in measure(report):
@@ -485,7 +488,7 @@ def print_bars(rows: Sequence[Row]) -> None:
 def print_comparison(old: Path, new: Path, out: Path | None) -> None:
     """Print the comparison of two files and save it to a folder."""
     from mlx_engine.bench.compare import page
-    from mlx_engine.bench.results import make_folder, write
+    from mlx_engine.bench.tables import make_folder, write
 
     text = page(old, new)
     print(text)
@@ -505,8 +508,7 @@ def results(
 
     Rows measured before an error or an interruption are printed and saved, too.
     """
-    from mlx_engine.bench.results import default_folder, make_folder
-    from mlx_engine.bench.tables import FORMATS
+    from mlx_engine.bench.tables import FORMATS, default_folder, make_folder
 
     folder = default_folder(model) if output.out is None else output.out
     make_folder(folder)
@@ -524,9 +526,9 @@ def results(
 
 def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
     """Save rows and page, and print the path."""
-    from mlx_engine.bench import results
+    from mlx_engine.bench import tables
 
-    results.save(folder, stem, found, page)
+    tables.save(folder, stem, found, page)
     notice(f"every sample is in {folder / f'{stem}.json'}")
 
 

@@ -79,7 +79,7 @@ def remove(
 
 
 def everything_kept(prefix_dir: Path | None) -> list[Kept]:
-    """Return what is on disk, and the prefixes in a folder that `serve` or `chat` got."""
+    """Return all items on disk, and the prefixes in a folder that was given to `serve` or `chat`."""
     from mlx_engine.cache.disk import parts_of
     from mlx_engine.checkpoint.on_disk import Kept, kept, size_of
 

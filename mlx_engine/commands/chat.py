@@ -29,8 +29,10 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
+    Draft,
     Model,
     PrefixOptions,
     Speculate,
@@ -40,8 +42,8 @@ from mlx_engine.commands.options.model import (
 )
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
-from mlx_engine.kernels.drafts import draft
-from mlx_engine.options import OFF, Options, Sampling, aliases, declared
+from mlx_engine.kernels.files import draft
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling, aliases, declared
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -106,7 +108,9 @@ def chat(
     ] = True,
     think: Think = None,
     strict: Strict = False,
-    speculate: Speculate = OFF,
+    speculate: Speculate = AUTO_SPECULATION,
+    draft: Draft = None,
+    adapter: AdapterPaths = None,
     no_history: Annotated[
         bool,
         typer.Option(
@@ -128,7 +132,8 @@ def chat(
 
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
-    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
+    how["adapters"] = adapter or ()
     prefixes.check()
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()
@@ -168,7 +173,7 @@ def chat(
 
 
 def session_file(name: str) -> Path:
-    """Return the file of a session, beside those of the typed messages; its keys and values are in another one.
+    """Return the file of a session. It is in the folder of the typed messages; its keys and values are in another file.
 
     Raises:
         OptionError: the name is none of a file.
@@ -209,7 +214,7 @@ def resume(conversation: Conversation, file: Path) -> None:
         raise damaged from error
     for message in conversation.messages:
         begin = {"user": "> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
-        if message["content"]:  # None beside calls
+        if message["content"]:  # the content is None if the message has calls
             notice(f"{begin}{joined_parts(message['content'])}")
 
 
@@ -223,7 +228,7 @@ def keep(conversation: Conversation, file: Path) -> None:
             new.chmod(0o600)
             new.write_text(json.dumps(conversation.state(), ensure_ascii=False) + "\n", encoding="utf-8")
             new.replace(file)
-        what = "the keys and values of the session are"  # much larger: the disk may have room for the text alone
+        what = "the keys and values of the session are"  # much larger than the text, so the disk may be full
         conversation.save_prefix(file.with_suffix(".kv"))
     except (EngineError, OSError) as error:
         notice(f"warning: {file}: {what} not kept ({getattr(error, 'strerror', None) or error})")
@@ -328,12 +333,12 @@ DECLINED = "The user does not want this call to be made."
 
 
 def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
-    """Return the result of a call, which the user is asked for; what the model must know if it is not made.
+    """Ask the user whether to make a call, and return its result, or a text for the model if it is not made.
 
     Args:
-        chat: the functions, and those that may be called without a question.
+        chat: has the functions, and the names of those that may be called without asking.
         call: the call.
-        replies: what the user types.
+        replies: yields the lines that the user types.
     """
     from mlx_engine.conversation.functions import call_function
 
@@ -464,13 +469,13 @@ LIMITS = ("max_tokens", "timeout")
 
 @dataclass
 class Chat:
-    """What the commands change.
+    """The state that the commands change.
 
     Attributes:
         conversation: the conversation.
         begin: returns an empty conversation with the model of this name, which can answer these messages.
         functions: the tools, by name.
-        always: the names of those that are called without a question.
+        always: the names of the tools that are called without asking.
         changed: the options that /set has changed.
     """
 
@@ -483,7 +488,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: how it is written, its line of help, and what it does with the text after its name."""
+    """A command: its name and arguments, its line of help, and the function that handles the text after its name."""
 
     usage: str
     help: str
@@ -523,7 +528,7 @@ def all_names() -> list[str]:
 
 
 def completer() -> Completer:
-    """Return what completes commands, paths after /load, /save and /model, and options after /set."""
+    """Return the completer of commands, of paths after /load, /save and /model, and of options after /set."""
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 
@@ -773,7 +778,7 @@ def is_complete(text: str) -> bool:
 def unwrapped(text: str) -> str:
     """Return a message without the quotes around it, or without the backslashes at the ends of its lines.
 
-    A message in quotes is no command: a space is put before a slash at its beginning.
+    A message in quotes is not a command: if it begins with a slash, a space is put before the slash.
     """
     stripped = text.strip()
     if stripped.startswith(QUOTES):
@@ -786,7 +791,7 @@ def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = 
     """Yield the messages of the user until the input ends.
 
     Args:
-        completer: makes what completes a line in a terminal.
+        completer: makes the completer of a line in a terminal.
         keeps_history: keep the messages typed in a terminal for later runs, and offer those of earlier ones.
 
     Raises:
@@ -820,13 +825,14 @@ def kept_history() -> History | None:
 
     file = history_file()
     try:
-        if not file.is_absolute():  # no HOME, and no such user: it would be in a folder "~" of the working directory
+        # Without HOME and with an unknown user, the file would be in a folder "~" of the working directory.
+        if not file.is_absolute():
             raise OSError("the user has no home")
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
         if not file.is_file():  # a link to /dev/null, of which every user needs the permissions as they are
             raise OSError("not a regular file")
-        file.chmod(0o600)  # it may be older
+        file.chmod(0o600)  # the file may be older
         file.read_bytes()
     except OSError as error:
         notice(f"warning: {file}: {error.strerror or error}; messages are not kept for later runs")
@@ -842,7 +848,7 @@ def without_echo() -> Iterator[None]:
 
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
-    except Exception:  # no terminal, or none as POSIX has them; `termios.error` is no OSError
+    except Exception:  # no terminal, or no POSIX terminal; `termios.error` is no OSError
         yield
         return
     silent = list(before)
@@ -897,7 +903,7 @@ def session(
 ) -> PromptSession[str]:
     """Return a line editor; on the process's terminal unless others are given.
 
-    Without a `history`, it has one of this run alone.
+    Without a `history`, it remembers the lines of this run only.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings

@@ -82,7 +82,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
     """Return the message of an error, in which the options of a command have the names of their flags.
 
-    A name of one word is replaced at the beginning alone: elsewhere it may be an ordinary word.
+    A name of a single word is replaced only at the beginning, because elsewhere it may be an ordinary word.
     """
     hints, text = typing.get_type_hints(command, include_extras=True), str(error)
     option = str(getattr(error, "option", "")).partition(" ")[0]  # "quant_layers attn_q" is of one layer
@@ -133,7 +133,10 @@ def read_text(text: str | None, file: Path | None, option: str) -> str:
 
 
 def _from_stdin() -> bytes:
-    """Return all of stdin. What was typed in a terminal without a last line feed gets one on the screen."""
+    """Return all of stdin.
+
+    If text was typed in a terminal without a last line feed, print a line feed on the screen.
+    """
     content = sys.stdin.buffer.read()
     if content and not content.endswith(b"\n") and sys.stdin.isatty():
         notice("")
@@ -218,7 +221,7 @@ def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
         )
 
 
-# The bars on the terminal. A bar that begins while another is shown is one more line of them.
+# The progress bars on the terminal. A bar that begins while another is shown gets a line of its own.
 _shown: Progress | None = None
 
 
@@ -376,7 +379,7 @@ class EndedBySignal(SystemExit):
 
 
 def exit_on_signals() -> None:
-    """Raise `EndedBySignal` at the first of these signals. One that is ignored, as after nohup, stays ignored."""
+    """Raise `EndedBySignal` at the first of these signals. A signal that is ignored, as after nohup, stays ignored."""
     for number in ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)

@@ -29,8 +29,10 @@ from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.help import first_sentence
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
+    Draft,
     Model,
     Speculate,
     Strict,
@@ -40,7 +42,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError, SourceError
 from mlx_engine.errors import size as size_of
-from mlx_engine.options import OFF, Options, Sampling
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling
 
 if TYPE_CHECKING:
     from mlx_engine.cache.size import CacheSize
@@ -57,10 +59,11 @@ NO_PROMPT = (
     "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
     f"continuing {DEFAULT_PROMPT!r}, an example"
 )
-# Seconds without a byte after which a pipe is reported, or ignored by the example: CI and containers leave some open.
+# Seconds without a byte after which a silent pipe is reported, or ignored if the example runs: CI and containers leave
+# pipes open.
 PATIENCE = 3.0
 
-# How a message ends, rather than a text to continue.
+# The ends of texts that seem to be messages, and not texts to continue.
 ENDS = (".", "?", "!", "。", "\uff1f", "\uff01")
 HAS_TEMPLATE = "hint: this model has a chat template; --chat sends the prompt through it, as a message to answer"
 NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
@@ -169,7 +172,7 @@ class PromptOptions:
         A text of a file or of stdin is returned without a byte order mark and without its last line end.
 
         Args:
-            is_example: run the example prompt if stdin is a pipe through which nothing comes for a few seconds.
+            is_example: whether to run the example prompt if stdin is a pipe without data for a few seconds.
 
         Raises:
             OptionError: the batch has no prompt, or a text is not UTF-8.
@@ -278,7 +281,9 @@ def generate(
         ),
     ] = None,
     strict: Strict = False,
-    speculate: Speculate = OFF,
+    speculate: Speculate = AUTO_SPECULATION,
+    draft: Draft = None,
+    adapter: AdapterPaths = None,
     sharing: Annotated[ShardOptions, RARE],
     output: OutputOptions,
 ) -> None:
@@ -287,7 +292,8 @@ def generate(
     from mlx_engine.commands.options.suggested import choose_sampling, offered
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate}
+    how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
+    how["adapters"] = adapter or ()
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())
@@ -306,7 +312,7 @@ def generate(
         output.report(chosen.notes)
         for line in chosen.warnings:
             notice(line)
-        # Requests check the prompts, which need not wait for the weights.
+        # Making the requests checks the prompts, before the weights are loaded.
         messages = prompts.for_model(opened.prompts.tokenizer, texts)
         requests = requests_for(opened.prompts, messages, replace(run, sampling=chosen.sampling))
         opened.check_memory(longest_of(requests) if run.kv else 1)
@@ -388,6 +394,7 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
     """Return the run as one JSON object, with log-probabilities if asked for, and "stop" or "error" if one ended it."""
     from mlx_engine.backends import types_of
+    from mlx_engine.loop.speculation import speculation_of
 
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
@@ -403,8 +410,7 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "metrics": generation.metrics.summary(),
     }
     if engine.speculation.is_on:
-        counts = {"proposed": generation.n_proposed, "accepted": generation.n_accepted}
-        found["speculation"] = {"drafter": "lookup", **counts}
+        found["speculation"] = speculation_of([generation.drafters or {engine.speculation.names[0]: (0, 0)}])
     if generation.stop is not None:
         found["stop"] = generation.stop
     if generation.error is not None:
@@ -450,7 +456,7 @@ def without_line_end(text: str) -> str:
 def piped(*, is_example: bool) -> str:
     """Return all of stdin if it is a pipe or a file; an empty text if it is a terminal, or closed.
 
-    A pipe that stays silent is waited for, and that is printed; with `is_example` it counts as empty.
+    If a pipe stays silent, print a line and wait; with `is_example`, return an empty text instead.
 
     Raises:
         OptionError: the text is not UTF-8.
@@ -468,7 +474,7 @@ def _is_silent(seconds: float) -> bool:
     """Return whether stdin has neither bytes nor an end within some seconds."""
     try:
         return not select.select([sys.stdin], [], [], seconds)[0]
-    except (OSError, ValueError):  # Windows, where select takes sockets alone; a stdin without a file descriptor
+    except (OSError, ValueError):  # on Windows select takes only sockets; or stdin has no file descriptor
         return False
 
 

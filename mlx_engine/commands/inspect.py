@@ -225,7 +225,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 def run_facts(path: Path, backend: str, context: int | None) -> dict[str, Any]:
     """Return whether the model could be loaded (`supported`), and the reason or the sizes and the rate."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
-    from mlx_engine.machine.limits import usable_cores
+    from mlx_engine.machine.memory import usable_cores
 
     if path.suffix == ".safetensors" and path.is_file():
         return {"supported": False, "reason": "a file of tensors without a config.json; name the folder of the model"}

@@ -54,8 +54,8 @@ def models(
 def types_by_backend() -> dict[str, dict[str, bool]]:
     """Return for each readable type whether each backend of this machine multiplies it as it is stored."""
     from mlx_engine.backends import backend_names, create_backend, unavailable
-    from mlx_engine.backends.stored_types import stored_types
     from mlx_engine.quant import readable_types
+    from mlx_engine.weights.outline import stored_types
 
     there = [name for name in backend_names() if unavailable(name) is None]
     stored = {name: stored_types(create_backend(name)) for name in there}

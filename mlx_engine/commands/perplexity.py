@@ -10,7 +10,7 @@ import typer
 
 from mlx_engine.commands.console import BOM, notice, progress_bar, read_text, reports_errors
 from mlx_engine.commands.options.groups import takes_groups
-from mlx_engine.commands.options.model import Backend, ComputeOptions, Model, Strict, choose_backend
+from mlx_engine.commands.options.model import AdapterPaths, Backend, ComputeOptions, Model, Strict, choose_backend
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError
 
@@ -85,6 +85,7 @@ def perplexity(
     to: ReferenceOptions,
     compute: ComputeOptions,
     strict: Strict = False,
+    adapter: AdapterPaths = None,
 ) -> None:
     """Measure a model's perplexity on a text, and compare its probabilities with those of a reference."""
     from mlx_engine.backends import EXACT, types_of
@@ -94,7 +95,7 @@ def perplexity(
         raise OptionError(f"--save: {file} is the text itself; name another file", option="save", found=str(file))
     used = choose_backend(backend, strict=strict)
     text = read_text("-", None, "FILE") if str(file) == "-" else read_text(None, file, "FILE")
-    how = {**compute.machine(), **compute.changes(windows.context)}
+    how = {**compute.machine(), **compute.changes(windows.context), "adapters": adapter or ()}
     engine = _load(model, used, how, quiet=to.json)
     reference: Engine | Path | None = None
     if to.reference is not None:

@@ -84,7 +84,7 @@ class HostOptions:
             each_host("--compute", self.compute, n, compute_of)
 
     def ranks(self, backend: base.Backend, outline: Outlined) -> list[Host]:
-        """Return the host of each rank; what no option gives is measured on this machine.
+        """Return the host of each rank. Values that no option gives are measured on this machine.
 
         Raises:
             OptionError: a value is invalid, or cannot be measured here.
@@ -182,7 +182,7 @@ class WorkOptions:
 
 
 def measured_bandwidth(backend: base.Backend, threads: int) -> float:
-    """Return the bytes per second at which this machine reads memory; raise OptionError if that is unknown."""
+    """Return this machine's memory bandwidth in bytes per second; raise OptionError if it is unknown."""
     from mlx_engine.bench.outlook import machine_bandwidth
 
     found = machine_bandwidth(1 if backend.name in ("scalar", "simd") else threads)
@@ -295,7 +295,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
     """
     from mlx_engine.checkpoint.sources import is_cached, resolve
     from mlx_engine.weights.allowed import allow, open_model
-    from mlx_engine.weights.from_config import is_config_alone, open_config
+    from mlx_engine.weights.outline import is_config_alone, open_config
 
     if is_cached(model) is False:
         raise SourceError(

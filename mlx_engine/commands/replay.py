@@ -79,7 +79,7 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     """
     from mlx_engine.checkpoint.identity import identity
     from mlx_engine.checkpoint.sources import resolve
-    from mlx_engine.serve.replay import read_journal
+    from mlx_engine.serve.journal import read_journal
 
     lines = list(read_journal(file))
     damaged = [line.entry for line in lines if isinstance(line.entry, EngineError)]
@@ -114,7 +114,7 @@ def numbers_of(found: Sequence[Numbered], kept: Sequence[Numbered]) -> str:
 
 def check(engine: Engine, file: Path, entries: Sequence[Numbered], slots: int) -> int:
     """Run requests with so many slots, print how many agree and how the others differ; return the number of these."""
-    from mlx_engine.serve.replay import replay
+    from mlx_engine.serve.journal import replay
 
     wrong = []
     with progress_bar(f"{slots} slots") as progress:

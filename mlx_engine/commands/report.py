@@ -57,12 +57,12 @@ def report(
     *, model: Model = "builtin", backend: Backend = "auto", load: LoadOptions, tests: MeasureOptions, to: PageOptions
 ) -> None:
     """Profile a model's forward passes and rank the bottlenecks. Print a report; save it as Markdown and JSON."""
-    from mlx_engine.bench.bottlenecks.against import read, refuse, section
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
     from mlx_engine.bench.bottlenecks.report import report as measured
+    from mlx_engine.bench.compare import read_report, refuse, section
     from mlx_engine.bench.origin import finding
-    from mlx_engine.bench.results import default_folder, make_folder, write
+    from mlx_engine.bench.tables import default_folder, make_folder, write
 
     sound = is_number(tests.budget) and tests.budget >= 0
     message = f"--budget: {tests.budget} is no number of seconds"
@@ -70,7 +70,7 @@ def report(
     conversion = load.conversion()
     how: dict[str, Any] = {**load.types(), "allow_settings": load.allow_settings}
     settings = Settings(model, backend, load.threads, **vars(tests), **conversion.options(), **how)
-    old = None if to.against is None else read(to.against)
+    old = None if to.against is None else read_report(to.against)
     if to.out is not None:
         make_folder(to.out)  # before measuring, so that a wrong path does not waste a run
 

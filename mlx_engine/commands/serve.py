@@ -8,7 +8,7 @@ import json
 import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,30 +19,34 @@ from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.options.groups import RARE, takes_groups
 from mlx_engine.commands.options.model import (
     SUGGESTED,
+    AdapterPaths,
     Backend,
     ComputeOptions,
-    Model,
+    Draft,
     PrefixOptions,
     Speculate,
     choose_backend,
 )
 from mlx_engine.commands.options.shard import ShardOptions, follow
-from mlx_engine.commands.values import bytes_of
+from mlx_engine.commands.values import bytes_of, seconds_of
 from mlx_engine.errors import EngineError, OptionError, size
-from mlx_engine.options import OFF
+from mlx_engine.options import AUTO_SPECULATION
 
 if TYPE_CHECKING:
-    from mlx_engine.engine import Engine
+    from mlx_engine.engine import CheckedCheckpoint, Engine
     from mlx_engine.loop.scheduler import Scheduler
     from mlx_engine.serve.journal import Journal, Recorder
+    from mlx_engine.serve.registry import Models, ServedModel
     from mlx_engine.serve.service import Service
+    from mlx_engine.serve.worker import Cores, Worker
+    from mlx_engine.weights.outline import Need
 
-# Python's own defaults: new objects, and collections of the younger generation, between two collections.
+# Python's own thresholds of garbage collection, by generation: new objects, and collections of the younger generation.
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
 NO_PREFIXES = PrefixOptions()
-# Addresses that mean all networks of this machine, and where a client on it finds the server.
+# Addresses that stand for all networks of this machine, and the address for clients on this machine.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -57,7 +61,7 @@ class AddressOptions:
         typer.Option(
             "--api-key",
             envvar="MLX_ENGINE_API_KEY",
-            help="Key that requests must send; /, /health and /openapi.json need none.",
+            help="Key that requests must send; /, /health, /ready and /openapi.json need none.",
             show_default="no key",
             show_envvar=True,
         ),
@@ -83,18 +87,19 @@ class AddressOptions:
     ] = None
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the model in the API.", show_default="from the file or hub id"),
+        typer.Option("--name", help="Name of the first model in the API.", show_default="from the file or hub id"),
     ] = None
     alias: Annotated[
         list[str] | None,
         typer.Option(
             "--alias",
-            metavar="NAME",
-            help="Answer requests for this model name, too, such as claude-sonnet-4-5; may be given several times.",
+            metavar="NAME[=MODEL]",
+            help="Answer requests for this model name, too, such as claude-sonnet-4-5, with the first model or with "
+            "the one after `=`; may be given several times.",
         ),
     ] = None
     any_model: Annotated[
-        bool, typer.Option("--any-model", help="Answer requests for every model name with this model.")
+        bool, typer.Option("--any-model", help="Answer requests for every other model name, too, with the first model.")
     ] = False
 
     def check(self) -> None:
@@ -205,17 +210,163 @@ class CapacityOptions:
         return bytes_of("--max-body", self.max_body)
 
 
+@dataclass(frozen=True)
+class ModelsOptions:
+    """Model and backend. Which models there are, and how long they stay in memory."""
+
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            *("--model", "-m"),
+            metavar="[NAME=]MODEL",
+            help="GGUF file, Hugging Face folder, hub id org/repo[:FILE or :TYPE] such as org/repo:Q4_K_M, builtin, or "
+            "shape:NAME (random weights). May be given several times: requests choose by name, and models are loaded "
+            "when they are first asked for, the first one at the start.",
+            show_default="builtin",
+        ),
+    ] = None
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--models-dir",
+            metavar="DIR",
+            file_okay=False,
+            help="Serve the GGUF files and Hugging Face folders in this folder, too, up to two folders down.",
+        ),
+    ] = None
+    idle_unload: Annotated[
+        str | None,
+        typer.Option(
+            "--idle-unload",
+            metavar="TIME",
+            help="Unload a model that has had no request for this time, such as 10m; the next one loads it again.",
+            show_default="never",
+        ),
+    ] = None
+    models_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--models-memory",
+            metavar="SIZE",
+            help="Memory for all loaded models; if another one needs it, the least recently used is unloaded.",
+            show_default="what is free at the start",
+        ),
+        RARE,
+    ] = None
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises:
+            OptionError: a time or a size is none, or there is no such folder.
+        """
+        _ = self.idle_seconds, self.memory
+        if self.models_dir is not None and not self.models_dir.is_dir():
+            message = f"--models-dir {self.models_dir}: there is no such folder; give one that has models"
+            raise OptionError(message, option="--models-dir", found=str(self.models_dir))
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Seconds without a request after which a model is unloaded; None for never."""
+        return None if self.idle_unload is None else seconds_of("--idle-unload", self.idle_unload)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes for all loaded models; None for what is free."""
+        return None if self.models_memory is None else bytes_of("--models-memory", self.models_memory)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the server has one model for its whole life."""
+        return len(self.model or ()) < 2 and self.models_dir is None and self.idle_unload is None
+
+    @property
+    def source(self) -> str:
+        """The source of the only model."""
+        return specs_of(self.model or ["builtin"], AddressOptions())[0].source
+
+    def found(self) -> list[ModelSpec]:
+        """Return the models that --models-dir has now, by name.
+
+        A model is a GGUF file, the first part of a split one, or a folder with config.json; its name is its path in
+        --models-dir.
+        """
+        if self.models_dir is None:
+            return []
+        from mlx_engine.checkpoint.gguf import part_names
+
+        found = {}
+        for depth in ("", "*/", "*/*/"):
+            for path in self.models_dir.glob(f"{depth}*.gguf"):
+                if part_names(path.name)[0] == path.name and not path.name.startswith("mmproj"):
+                    found[str(path.relative_to(self.models_dir)).removesuffix(".gguf")] = path
+            for path in self.models_dir.glob(f"{depth}*/config.json") if depth != "*/*/" else ():
+                found[str(path.parent.relative_to(self.models_dir))] = path.parent
+        return [ModelSpec(name, str(path)) for name, path in sorted(found.items())]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model of the command line: its name in requests, its source, and further names."""
+
+    name: str
+    source: str
+    aliases: tuple[str, ...] = ()
+
+
+def specs_of(given: Sequence[str], address: AddressOptions, found: Sequence[ModelSpec] = ()) -> list[ModelSpec]:
+    """Return the models of a server.
+
+    Args:
+        given: the values of --model; `NAME=SOURCE` names a source. A file of this whole name is a source.
+        address: has the name of the first model, and aliases.
+        found: models of --models-dir. Those that --model gives, too, are left out.
+
+    Raises:
+        OptionError: two models have the same name, or an alias is of an unknown model.
+    """
+    specs = []
+    for i, text in enumerate(given):
+        name, equals, source = text.partition("=")
+        if not (name and equals) or Path(text).expanduser().exists():
+            name, source = served_name(text), text
+        specs.append(ModelSpec(address.name if i == 0 and address.name is not None else name, source))
+    known = {Path(spec.source).expanduser().resolve() for spec in specs}
+    specs += [spec for spec in found if Path(spec.source).resolve() not in known]
+    names = [spec.name for spec in specs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        message = f"--model: two models have the name {twice!r}; name one of them with -m NAME=MODEL"
+        raise OptionError(message, option="--model", found=twice)
+    return _with_aliases(specs, address.alias or ())
+
+
+def _with_aliases(specs: Sequence[ModelSpec], aliases: Sequence[str]) -> list[ModelSpec]:
+    """Return the models with their aliases. With one model, an alias may contain `=`."""
+    names: dict[str, list[str]] = {spec.name: [] for spec in specs}
+    for text in aliases:
+        alias, equals, model = text.rpartition("=") if len(specs) > 1 else (text, "", "")
+        alias, model = (alias, model) if equals else (text, specs[0].name)
+        if model not in names:
+            message = f"--alias {text}: there is no model {model!r}; there are {', '.join(names)}"
+            raise OptionError(message, option="--alias", found=text)
+        names[model].append(alias)
+    return [replace(spec, aliases=tuple(names[spec.name])) for spec in specs]
+
+
 @reports_errors
 @takes_groups
 def serve(
     *,
-    model: Model = "builtin",
+    models: ModelsOptions,
     backend: Backend = "auto",
     address: AddressOptions,
     capacity: CapacityOptions,
     prefixes: PrefixOptions,
     compute: ComputeOptions,
-    speculate: Speculate = OFF,
+    speculate: Speculate = AUTO_SPECULATION,
+    draft: Draft = None,
+    adapter: AdapterPaths = None,
     sharing: Annotated[ShardOptions, RARE],
     suggested: Annotated[
         bool,
@@ -231,48 +382,193 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the HTTP APIs of OpenAI and Anthropic, many requests at the same time. Ctrl-C stops the server."""
-    address.check()
-    capacity.check()
-    prefixes.check()
+    for group in (models, address, capacity, prefixes):
+        group.check()
     if capacity.no_prefix_cache and prefixes.prefix_dir is not None:
         raise OptionError("--prefix-dir cannot be combined with --no-prefix-cache", option="--prefix-dir")
+    if journal is not None and not models.is_alone:
+        raise OptionError("--journal needs a server with one model, which is never unloaded", option="--journal")
+    if adapter and (journal is not None or not models.is_alone):
+        option = "--journal" if journal is not None else "--adapter"
+        message = "--adapter needs a server with one model, which is never unloaded, and cannot be journaled"
+        raise OptionError(message, option=option)
     options = compute.changes(capacity.context_len)
+    from mlx_engine.weights.adapters import named
+
     used = choose_backend(backend, strict=False)
-    how = {**compute.machine(), **options, "speculate": speculate}
+    how = {**compute.machine(), **options, "speculate": speculate, "draft": draft}
+    how["adapters"] = named(adapter or ())
     with sharing.joined() as shard:
+        if shard is not None and not models.is_alone:
+            raise OptionError("--shard needs a server with one model, which is never unloaded", option="--shard")
         if shard is not None and not shard.is_leader:
-            follow(model, used, shard, how)
+            follow(models.source, used, shard, how)
             return
         if shard is not None and prefixes.prefix_dir is not None:
             raise OptionError("--prefix-dir needs a model that this process has alone", option="--prefix-dir")
-        how |= {"shard": shard}
-        answer_requests(model, used, address, capacity, how, options, journal, prefixes, suggested=suggested)
+        loading = Loading(used, capacity, {**how, "shard": shard}, prefixes, is_suggested=suggested)
+        answer_requests(models, loading, address, options, journal)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How the models of a server are loaded: the one place where options become keywords of `load`.
+
+    Attributes:
+        backend: the name of the backend.
+        capacity: how much the server takes.
+        how: keyword arguments of `open_source`.
+        prefixes: where prefixes are kept on disk.
+        is_suggested: whether the sampling that the model's files suggest is used.
+        warnings: lines that follow those about the model.
+    """
+
+    backend: str
+    capacity: CapacityOptions
+    how: Mapping[str, Any]
+    prefixes: PrefixOptions = NO_PREFIXES
+    is_suggested: bool = False
+    warnings: Sequence[str] = ()
+
+    def open(self, source: str) -> OpenedModel:
+        """Check the files of a model. Called in a thread.
+
+        The tokenizer is built first: it may be missing, and the first request need not wait. So is the sampling that
+        the files suggest.
+        """
+        from mlx_engine.commands.options.suggested import checked
+        from mlx_engine.engine import open_source
+
+        with progress_bar("opening") as progress:
+            opened = open_source(source, self.backend, progress=progress, **self.how)
+        _ = opened.prompts.tokenizer.most_bytes
+        if self.is_suggested:
+            checked(opened.path, opened.checkpoint.metadata)
+        return OpenedModel(source, opened, self)
+
+    def describe(self, source: str) -> Mapping[str, object]:
+        """Return what /v1/models shows of a model's files. A model that is not on this machine is not downloaded."""
+        from mlx_engine.checkpoint.gguf import part_files
+        from mlx_engine.checkpoint.sources import is_cached
+        from mlx_engine.engine import open_source
+
+        if source.startswith("shape:") or is_cached(source) is False:
+            return {}
+        opened = open_source(source, self.backend, **self.how)
+        found = opened.planned.stored_types()
+        context, path = int(opened.config.context_length), opened.path
+        files = path.glob("*.safetensors") if path.is_dir() else part_files(path)
+        return {
+            "size": sum(file.stat().st_size for file in files),
+            "architecture": opened.checkpoint.architecture,
+            "weights": max(found, key=lambda name: found[name]),
+            "n_parameters": opened.planned.n_parameters,
+            "max_model_len": min(context, self.capacity.context_len or context),
+        }
+
+
+# Tokens for whose keys and values a model of several must find room, where no option says how much.
+LEAST_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model whose files have been checked, and whose weights are not loaded."""
+
+    source: str
+    opened: CheckedCheckpoint
+    loading: Loading
+
+    @property
+    def need(self) -> Need:
+        """The memory that it needs: without --kv-memory, with keys and values of one long request."""
+        from mlx_engine.cache.size import pool_nbytes
+        from mlx_engine.weights.outline import need_of, outlined
+
+        outline, capacity = outlined(self.opened.planned, self.opened.made), self.loading.capacity
+        layers, context = outline.model.kv_layers, int(self.opened.config.context_length)
+        context = min(context, capacity.context_len or context)
+        most = pool_nbytes(layers, capacity.slots * context, capacity.slots)
+        least = pool_nbytes(layers, min(context, LEAST_TOKENS), capacity.slots)
+        need = need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
+        draft = self.opened.draft  # whose keys and values are a share of these
+        return need if draft is None else need + need_of(outlined(draft.planned, self.opened.made), kv=0)
+
+    def load(self, room: int | None = None) -> tuple[Engine, Scheduler]:
+        """Load the model, and make its scheduler. Called in the engine thread.
+
+        Args:
+            room: the bytes that keys and values may take beside other models; None if there are none.
+        """
+        from mlx_engine.engine import Engine
+
+        self.opened.check_memory(kv=self.loading.capacity.kv_bytes)
+        with progress_bar("loading") as progress:
+            engine = Engine(self.opened, progress)
+        try:
+            return engine, self._scheduler(engine, room)
+        except BaseException:
+            engine.close()
+            raise
+
+    def _scheduler(self, engine: Engine, room: int | None) -> Scheduler:
+        from mlx_engine.loop.memory import map_pages
+
+        loading, capacity = self.loading, self.loading.capacity
+        loading.prefixes.use(engine)
+        scheduler = engine.scheduler(
+            slots=capacity.slots,
+            kv_memory=kv_memory(engine, capacity, room),
+            prefix_cache=not capacity.no_prefix_cache,
+            whole_pages=not capacity.explain_cache,
+        )
+        for line in [*loaded(engine, self.source, scheduler, capacity.context_len), *loading.warnings]:
+            notice(line)
+        map_pages(engine.model, scheduler.pool)
+        collect_garbage_again()
+        return scheduler
+
+
+def load_engine(
+    source: str, backend: str, capacity: CapacityOptions, options: Mapping[str, Any], warnings: Sequence[str]
+) -> tuple[Engine, Scheduler]:
+    """Load the only model of a server, and make its scheduler; `options` are keyword arguments of `open_source`."""
+    return Loading(backend, capacity, options, warnings=warnings).open(source).load()
+
+
+def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None) -> int | None:
+    """Return the bytes for keys and values: without --kv-memory, at most what --context-len takes in every slot.
+
+    Beside other models that is half of the `room` that they leave, and at least the keys and values of a long request.
+    """
+    from mlx_engine.cache.size import pool_nbytes
+    from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
+
+    if capacity.kv_memory is not None or (capacity.context_len is None and room is None):
+        return capacity.kv_bytes
+    context, layers, slots = int(engine.config.context_length), engine.model.kv_layers, capacity.slots
+    context = min(capacity.context_len or context, context)
+    most = min(spare_bytes(engine.model), pool_nbytes(layers, slots * context, slots))
+    if room is None:
+        return most
+    return min(most, max(int(SPARE_SHARE * room), pool_nbytes(layers, min(context, LEAST_TOKENS), slots)))
 
 
 def answer_requests(
-    model: str,
-    backend: str,
+    models: ModelsOptions,
+    loading: Loading,
     address: AddressOptions,
-    capacity: CapacityOptions,
-    how: Mapping[str, Any],
     options: Mapping[str, Any],
     journal: Path | None,
-    prefixes: PrefixOptions = NO_PREFIXES,
-    *,
-    suggested: bool,
 ) -> None:
     """Serve until a signal ends the server.
 
     Args:
-        model: the model's source.
-        backend: the name of the backend.
+        models: the models.
+        loading: how they are loaded.
         address: where the server listens.
-        capacity: how much it takes.
-        how: keyword arguments of `open_source`.
-        options: those of them that change results, for the journal.
+        options: keywords of `load` that change results, for the journal.
         journal: the file of the journal.
-        prefixes: where prefixes are kept on disk.
-        suggested: whether the sampling that the model's files suggest is used.
     """
     import asyncio  # takes 20 ms, which no other command should pay
 
@@ -281,26 +577,24 @@ def answer_requests(
     raise_descriptor_limit()
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
-    make = partial(load_engine, model, backend, capacity, how, address.warnings(host), prefixes, suggested=suggested)
+    loading = replace(loading, warnings=address.warnings(host))
 
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app
 
-        service = new_service(make, model, address, capacity, host)
+        served = served_models(models, loading, address, host)
+        service = served.default.service
 
         def ready() -> None:
-            if suggested and service.engine is not None:
-                service.sampling, lines = suggestions(service.engine)
-                for line in lines:
-                    notice(line)
-            service.recorder = recorder_of(service, opened, model, options) if opened else None
-            for line in usage(service.engine, address, url):
+            if opened:
+                service.recorder = recorder_of(service, opened, models.source, options)
+            for line in usage(service.worker.engine, address, url, served):
                 notice(line)
 
-        service.worker.on_ready = ready
+        served.on_started = ready
         limit = ConnectionLimit(most_connections())
-        await Server(create_app(service), service.worker, grace=capacity.grace, limit=limit).serve([listener])
-        return service.worker.fault
+        await Server(create_app(served), served, grace=loading.capacity.grace, limit=limit).serve([listener])
+        return served.fault
 
     fault = asyncio.run(run())
     if isinstance(fault, EngineError):
@@ -309,82 +603,53 @@ def answer_requests(
         raise RuntimeError("the engine thread has died") from fault
 
 
-def load_engine(
-    source: str,
-    backend: str,
-    capacity: CapacityOptions,
-    options: Mapping[str, Any],
-    warnings: Sequence[str],
-    prefixes: PrefixOptions = NO_PREFIXES,
-    *,
-    suggested: bool = False,
-) -> tuple[Engine, Scheduler]:
-    """Load the model, and make its scheduler. Called in the engine thread.
+def served_models(models: ModelsOptions, loading: Loading, address: AddressOptions, host: str) -> Models:
+    """Return the models of a server, none of which is loaded; `host` is the address that it listens on, as numbers."""
+    from mlx_engine.serve.limits import Turns
+    from mlx_engine.serve.registry import Models, ServedModel
+    from mlx_engine.serve.worker import Cores, Worker
 
-    With `suggested`, the sampling that the model's files suggest is checked before the weights are loaded.
-    """
-    from mlx_engine.commands.options.suggested import checked
-    from mlx_engine.engine import Engine, open_source
-    from mlx_engine.loop.memory import map_pages
+    cores, turns = Cores(), Turns()
 
-    with progress_bar("opening") as progress:
-        opened = open_source(source, backend, progress=progress, **options)
-    _ = opened.prompts.tokenizer.most_bytes  # built first: it may be missing, and the first request need not wait
-    if suggested:
-        checked(opened.path, opened.checkpoint.metadata)
-    opened.check_memory(kv=capacity.kv_bytes)
-    with progress_bar("loading") as progress:
-        engine = Engine(opened, progress)
-    prefixes.use(engine)
-    scheduler = engine.scheduler(
-        slots=capacity.slots,
-        kv_memory=kv_memory(engine, capacity),
-        prefix_cache=not capacity.no_prefix_cache,
-        whole_pages=not capacity.explain_cache,
-    )
-    for line in [*loaded(engine, source, scheduler, capacity.context_len), *warnings]:
-        notice(line)
-    map_pages(engine.model, scheduler.pool)
-    collect_garbage_again()
-    return engine, scheduler
+    def served(spec: ModelSpec) -> ServedModel:
+        def make() -> tuple[Engine, Scheduler]:
+            return loading.open(spec.source).load()
 
+        service = new_service(Worker(make), spec, address, loading.capacity, host)
+        service.adapters = tuple(loading.how.get("adapters", ()))
+        service.turns = turns  # all models share the event loop
+        new_worker = partial(worker_for, service, loading, cores)
+        service.worker = new_worker(make)
+        about = partial(loading.describe, spec.source)
+        if models.is_alone:
+            return ServedModel(service, describe=about)
+        exists = Path(spec.source).exists if Path(spec.source).exists() else lambda: True
+        return ServedModel(service, partial(loading.open, spec.source), new_worker, about, exists)
 
-def kv_memory(engine: Engine, capacity: CapacityOptions) -> int | None:
-    """Return the bytes for keys and values: without --kv-memory, at most what --context-len takes in every slot."""
-    from mlx_engine.cache.size import pool_nbytes
-    from mlx_engine.loop.memory import spare_bytes
-
-    if capacity.kv_memory is not None or capacity.context_len is None:
-        return capacity.kv_bytes
-    n_tokens = capacity.slots * min(capacity.context_len, engine.config.context_length)
-    return min(spare_bytes(engine.model), pool_nbytes(engine.model.kv_layers, n_tokens, capacity.slots))
+    given = models.model or ([] if models.models_dir else ["builtin"])
+    specs = specs_of(given, address, models.found())
+    if not specs:
+        message = f"--models-dir {models.models_dir}: has no GGUF file and no folder with config.json; give -m MODEL"
+        raise OptionError(message, option="--models-dir", found=str(models.models_dir))
+    how: dict[str, Any] = {"memory": models.memory, "idle_seconds": models.idle_seconds, "notice": notice}
+    if models.models_dir is not None:
+        known = {spec.source for spec in specs}
+        how["more"] = lambda names: [
+            served(spec) for spec in models.found() if spec.name not in names and spec.source not in known
+        ]
+    return Models([served(spec) for spec in specs], is_loaded_at_start=bool(given), **how)
 
 
 def new_service(
-    make: Callable[[], tuple[Engine, Scheduler]],
-    source: str,
-    address: AddressOptions,
-    capacity: CapacityOptions,
-    host: str,
+    worker: Worker, spec: ModelSpec, address: AddressOptions, capacity: CapacityOptions, host: str
 ) -> Service:
-    """Return the service, whose worker is not started yet; `host` is the address that it listens on, as numbers."""
-    from mlx_engine.bench.roofline import read_bandwidth
+    """Return the service of a model; `host` is the address that the server listens on, as numbers."""
     from mlx_engine.serve.service import Service
-    from mlx_engine.serve.status import Monitor
-    from mlx_engine.serve.worker import Worker
 
-    def decoded(ids: Sequence[int]) -> str:
-        return "" if worker.engine is None else worker.engine.tokenizer.decode(ids)
-
-    def measure(engine: Engine) -> None:
-        service.bandwidth = read_bandwidth(engine)
-
-    monitor = Monitor(bandwidth=lambda: service.bandwidth, text_of=decoded)
-    worker = Worker(make, queue=capacity.queue, snapshot=monitor.after, measure=measure)
-    service = Service(
+    return Service(
         worker,
-        served_name(source) if address.name is None else address.name,
-        aliases=tuple(address.alias or ()),
+        spec.name,
+        aliases=spec.aliases,
         any_model=address.any_model,
         api_key=address.api_key,
         max_body=capacity.max_body_bytes,
@@ -393,7 +658,34 @@ def new_service(
         context_len=capacity.context_len,
         explains_cache=capacity.explain_cache,
     )
-    return service
+
+
+def worker_for(
+    service: Service, loading: Loading, cores: Cores, make: Callable[[], tuple[Engine, Scheduler]]
+) -> Worker:
+    """Return a worker for one load of a model, which `make` loads. The workers of all models share the cores."""
+    from mlx_engine.bench.roofline import read_bandwidth
+    from mlx_engine.serve.status import Monitor
+    from mlx_engine.serve.worker import Worker
+
+    def decoded(ids: Sequence[int]) -> str:
+        engine = service.worker.engine
+        return "" if engine is None else engine.tokenizer.decode(ids)
+
+    def measure(engine: Engine) -> None:
+        if service.bandwidth is None:
+            service.bandwidth = read_bandwidth(engine)
+
+    def ready() -> None:
+        engine = service.worker.engine
+        if loading.is_suggested and engine is not None:
+            service.sampling, lines = suggestions(engine)
+            for line in lines:
+                notice(line)
+
+    monitor = Monitor(bandwidth=lambda: service.bandwidth, text_of=decoded)
+    how: dict[str, Any] = {"queue": loading.capacity.queue, "snapshot": monitor.after, "cores": cores}
+    return Worker(make, on_ready=ready, measure=measure, **how)
 
 
 def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
@@ -421,11 +713,11 @@ def collect_garbage_again() -> None:
 def served_name(source: str) -> str:
     """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf.
 
-    The name says nothing about where the file lies.
+    The name does not reveal the folder of the file.
     """
     path = Path(source)
     if not path.exists():
-        from mlx_engine.checkpoint.hub_names import hub_name
+        from mlx_engine.checkpoint.sources import hub_name
 
         source = str(hub_name(source) or source)  # an address becomes a hub id
         path = Path(source)
@@ -449,8 +741,8 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     ]
 
 
-def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]:
-    """Return the lines about the address, with a command that works."""
+def usage(engine: Engine | None, address: AddressOptions, url: str, models: Models | None = None) -> list[str]:
+    """Return the lines about the address, with a command that works; with several models, also their names."""
     has_template = engine is not None and engine.tokenizer.chat_template is not None
     route = "/v1/chat/completions" if has_template else "/v1/completions"
     text = "Tell me a story."
@@ -459,7 +751,8 @@ def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]
     if address.api_key is not None:
         headers.append("Authorization: Bearer KEY")
     words = ["curl", url + route, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
-    return [f"Listening on {url} (Ctrl-C stops the server)", address.page(url), f"Try: {shlex.join(words)}"]
+    names = [] if models is None or models.is_single else [f"Models: {', '.join(model.name for model in models)}"]
+    return [*names, f"Listening on {url} (Ctrl-C stops the server)", address.page(url), f"Try: {shlex.join(words)}"]
 
 
 def is_local(host: str) -> bool:
@@ -493,7 +786,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
-    # A file is found again from any folder.
+    # An absolute path, so that `replay` finds the file from any folder.
     where = str(Path(source).resolve()) if Path(source).exists() else source
     kept = dict(options)
     if "context" in kept:  # --context-len may be longer than the model's context, `load` refuses that

@@ -13,6 +13,7 @@ from mlx_engine.errors import OptionError
 # Longer strings are cut to this length, followed by their full length.
 SHOWN_CHARACTERS = 200
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+TIME, SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)", re.IGNORECASE), {"": 1, "s": 1, "m": 60, "h": 3600}
 POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -23,7 +24,7 @@ def print_json(value: object) -> None:
 
 def jsonable(value: Any) -> Any:
     """Convert `value` to JSON types. Numbers that are not finite become null."""
-    if hasattr(value, "tolist"):  # of NumPy, which help need not import
+    if hasattr(value, "tolist"):  # a NumPy value; NumPy is not imported here, because help does not need it
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
@@ -81,6 +82,20 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def seconds_of(option: str, text: str) -> float:
+    """Parse a time: 90, 90s, 10m or 2h.
+
+    Raises:
+        OptionError: the text is no time, or no time has passed then.
+    """
+    match = TIME.fullmatch(text.strip())
+    seconds = 0.0 if match is None else float(match[1]) * SECONDS[match[2].lower()]
+    if not seconds:
+        message = f"{option} must be a time such as 90s, 10m or 2h, not {text!r}"
+        raise OptionError(message, option=option, found=text)
+    return seconds
 
 
 def bytes_of(option: str, text: str) -> int:

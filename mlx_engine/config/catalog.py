@@ -14,7 +14,7 @@ from mlx_engine.config.declared import SETTING, Constant, Naming
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import EngineError
 
-# Stands for a value that no file has given. Values of later keys are larger, by two.
+# The value that stands in for a file's value. The value of each later key is larger by two.
 STAND_IN = 8
 
 
@@ -51,8 +51,8 @@ class Keys:
     Attributes:
         architecture: the model file.
         fields: the fields of the config, in their order.
-        checked_hf: keys of config.json of which some values alone are implemented.
-        checked_gguf: the same of GGUF.
+        checked_hf: keys of config.json of which only some values are implemented.
+        checked_gguf: the same for GGUF.
     """
 
     architecture: Architecture
@@ -131,7 +131,7 @@ class _Known(SimpleNamespace):
 
 
 class Recorder(Settings):
-    """Settings that note which keys are asked for, and have a value for each."""
+    """Settings that record which keys are read, and return a value for each."""
 
     def __init__(self, prefix: str = "", keys: list[str] | None = None) -> None:
         super().__init__({}, where="the catalogue of models")
@@ -148,7 +148,7 @@ class Recorder(Settings):
         return None if default is REQUIRED else value  # type: ignore[return-value]
 
     def choice(self, key: str, default: str, *others: str) -> str:
-        """Return the choice with the most settings of its own, which are noted after it."""
+        """Return the choice that has the most settings of its own; these settings are recorded after it."""
         self._get(key, default)
         return others[-1] if others else default
 

@@ -110,7 +110,7 @@ class ActivationKey:
 
 @dataclass(frozen=True)
 class Constant:
-    """A field with one value, which no file says: for architectures whose base class reads it."""
+    """A field with one value that files do not have, for architectures whose base class reads the field from files."""
 
     value: Any
 
@@ -145,12 +145,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class ConfigBase:
-    """The base class of configs, whose fields know how to read and write themselves."""
+    """The base class of configs. The declaration of each field reads and writes the field."""
 
     expected: ClassVar[Expected] = Expected()
-    # Of the standard decoder: whether norms are layer norms, also without biases; whether attention and FFN read the
-    # same normed hidden states; whether heads of queries and keys are normed after their rotation; whether in a model
-    # with windows only the layers with a window have rotary embedding.
+    # Settings of the standard decoder: whether norms are layer norms, also without biases; whether attention and FFN
+    # read the same normed hidden states; whether heads of queries and keys are normed after their rotation; whether in
+    # a model with windows only the layers with a window have rotary embedding.
     layer_norms: ClassVar[bool] = False
     is_parallel: ClassVar[bool] = False
     norms_after_rope: ClassVar[bool] = False
@@ -289,7 +289,7 @@ def constant(value: Any) -> Any:
 
 
 def said(hf: Where) -> Any:
-    """Declare a flag of config.json for which GGUF files have no key: a row of the tensor table has it as `when`."""
+    """Declare a flag of config.json that has no GGUF key; it is the `when` of a row of the tensor table."""
     return declared(Key(Settings.flag, None, hf))
 
 
@@ -321,7 +321,7 @@ def per_head(known: Any) -> int:
 
 
 def believable(n_layers: int, known: Any) -> str | None:
-    """Check the number of layers, which may be damaged, before objects are made for each."""
+    """Check the number of layers before objects are made for each, because a damaged file may have a huge number."""
     return None if n_layers <= MOST_LAYERS else f"at most {MOST_LAYERS:,}"
 
 
@@ -349,7 +349,7 @@ def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:
-    """Check the width of a convolution, in tokens: a state has all of them but one."""
+    """Check the width of a convolution, in tokens; a state holds all of these tokens but one."""
     return None if n_tokens >= 2 else "2 or more tokens"
 
 
@@ -359,5 +359,5 @@ def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a setting is present and has this value; its default would be another one."""
+    """Return a check that a setting is present and has this value, because its default is another value."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

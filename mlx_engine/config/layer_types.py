@@ -1,12 +1,17 @@
-"""The types of linear layers, by GGUF names, and their groups: options of quantisation name them."""
+"""The types of linear layers, by GGUF names, and their groups. Options of quantisation use these names."""
 
 from __future__ import annotations
 
+# Of latent attention; `attn_q`, `attn_q_b` and `attn_kv_a_mqa` are loaded in two parts. The matrices of single heads,
+# attn_k_b and attn_v_b, have none: they keep their type.
+_LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", "attn_k_pe")
+
 # Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
 GROUPS = {
-    # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
-    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate"),
-    # The projections of layers with a state; `in_proj` of LFM2 is loaded in three parts.
+    # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; loaded models have all three.
+    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", *_LATENT),
+    # The projections of layers with a state. `in_proj` of LFM2 is loaded in three parts, and `ssm_ba` and `ssm_in` of
+    # Qwen3-Next in two.
     "mixer": (
         "in_gate",
         "out_gate",
@@ -17,9 +22,11 @@ GROUPS = {
         "ssm_alpha",
         "ssm_beta",
         "ssm_out",
+        "ssm_ba",
+        "ssm_in",
     ),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
-    # Some GGUF files have gate and up of all experts in one tensor; the loaded model has the two.
+    # Some GGUF files have gate and up of all experts in one tensor; loaded models have two.
     "ffn": (
         "ffn_gate_exps",
         "ffn_up_exps",

@@ -1,4 +1,4 @@
-"""Rotary embedding settings of a model, and the frequencies that every scaling rule makes of them.
+"""The rotary embedding settings of a model, and the frequencies that each scaling rule computes from them.
 
 A rule only changes frequencies, and the length of the rotated pairs. LongRoPE and dynamic NTK depend on the length of
 the sequence: transformers changes all frequencies in the middle of a long text. Here the choice is made once, when a
@@ -22,6 +22,12 @@ from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import OptionError, is_whole
 
 Frequencies: TypeAlias = tuple[float, ...]
+
+
+def part_of(n: int, head_dim: int) -> float:
+    """Return the part of a head that n of its elements are; `int(head_dim * part)`, as readers compute it, is n."""
+    part = n / head_dim
+    return part if int(head_dim * part) == n else math.nextafter(part, 1)  # 44 * (30 / 44) is below 30
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,10 @@ def scaled(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def dynamic(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Return dynamic NTK scaling: a larger base for longer sequences; frequency 0 stays, the last is slowed most."""
+    """Return dynamic NTK scaling: a larger base for longer sequences.
+
+    The first frequency stays; the last is lowered most.
+    """
     n = 2 * len(frequencies)
     if not r.is_long or r.extent is None or n == 2:
         return frequencies
@@ -174,7 +183,7 @@ def longrope_attention(factor: float, context: int) -> float:
 LAYER_KINDS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 SCALING = "rope.scaling."
-# DeepSeek-R1-0528-Qwen3-8B has this key. transformers and llama.cpp compute YaRN's own factor all the same; vLLM
+# DeepSeek-R1-0528-Qwen3-8B has this key. transformers and llama.cpp ignore it and compute YaRN's own factor; vLLM
 # multiplies the two.
 ATTN_FACTOR = "attn_factor"
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
@@ -249,7 +258,7 @@ class RotationSetting:
             s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0,
         )
         # llama.cpp ignores this key. Converters copy config.json's `attention_factor` or `attn_factor`, if it has one;
-        # of the second the only published value is 1 / YaRN's own factor.
+        # the only published value of `attn_factor` is 1 / YaRN's own factor.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
@@ -292,7 +301,7 @@ class RotationSetting:
         """Return the keys of a rotation as transformers 5 names them."""
         keys: dict[str, object] = {"rope_type": value.rule, "rope_theta": value.theta}
         if value.n_rotated is not None:
-            keys["partial_rotary_factor"] = value.n_rotated / config.head_dim
+            keys["partial_rotary_factor"] = part_of(value.n_rotated, config.head_dim)
         if value.rule in WITH_FACTOR:
             keys["factor"] = value.factor
         if value.rule in WITH_CONTEXT:
@@ -329,7 +338,7 @@ class RotationSetting:
     def _part(self, s: Settings, known: Any) -> float:
         """Return the part of each head that is rotated; MiniMax's files have the number of its elements."""
         n = s.whole_or_none("rotary_dim", None)
-        return s.number("partial_rotary_factor", self.part if n is None else n / known.head_dim)
+        return s.number("partial_rotary_factor", self.part if n is None else part_of(n, known.head_dim))
 
     def _rotated(self, s: Settings, part: float, known: Any) -> int | None:
         if part == 1:
@@ -464,8 +473,8 @@ DUAL_CHUNK = "dual_chunk_attention_config"
 def within_chunk(s: Settings, key: str, default: Any) -> int:
     """Return the context of a model that may have dual chunk attention: at most the size of its chunks.
 
-    Up to there dual chunk attention is the usual attention; from there on it gives tokens other distances. Source:
-    "Qwen2.5-1M Technical Report", arXiv 2501.15383.
+    Within one chunk, dual chunk attention equals the usual attention; in longer contexts it changes the distances of
+    tokens. Source: "Qwen2.5-1M Technical Report", arXiv 2501.15383.
     """
     n, chunks = s.whole(key, default), s.mapping(DUAL_CHUNK)
     if chunks is None:
@@ -517,7 +526,7 @@ def for_context(config: Any, context: int | None) -> Any:
     if rope is None:
         return config
     if rope.rule == "longrope":
-        # Up to the context of the training the short divisors, otherwise the long ones for all that the model has.
+        # The short divisors up to the training context; otherwise the long ones, for the whole context of the model.
         length = whole if (context or 0) > rope.context else min(rope.context, whole)
     else:
         length = max(context or whole, whole)

@@ -39,12 +39,12 @@ _GENERATION = (
     "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
     "sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id",
 )  # fmt: skip
-# Left by the first Llama's classes: a name, and in how many parts a trained matrix was cut, whose results are added.
+# Left by the first Llama's classes: a name, and the number of parts into which matrices were cut for training.
 _OLD_LLAMA = ("is_llama_config", "pretraining_tp")
 # Layers that predict several tokens at once, after the model's own: `weights/plan.py` leaves their tensors out.
 MTP = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 _MTP = (*MTP, "mtp_transformer_layers", "mtp_use_dedicated_embeddings", "use_mtp")
-# Settings of other tasks than predicting the next token.
+# Settings of tasks other than predicting the next token.
 _OTHER_TASKS = (
     "classifier_dropout", "classifier_from_token", "finetuning_task", "id2label", "is_original_qwen3_reranker",
     "label2id", "num_labels", "problem_type", "task_specific_params",
@@ -104,7 +104,7 @@ MOST_LAYERS = 10_000
 LARGEST = 2**31 - 1
 
 
-# Types whose values `in` compares as a whole; arrays are compared element by element.
+# Types whose values the operator `in` compares as a whole; it compares arrays element by element.
 _COMPARABLE = (str, int, float, list, dict, type(None))
 
 

@@ -40,8 +40,8 @@ class AnswerReader:
         self._cursor, self._n_read = Cursor(), 0
         self._events: list[Event] = []
         self._reading: Generator[None, None, None] | None = None
-        # Of the current part: whether it is reasoning, whether white space at its beginning is dropped, white space
-        # that is held back, and whether a call without an opening may begin.
+        # The state of the current part: whether it is reasoning, whether white space at its beginning is dropped, the
+        # white space that is held back, and whether a call without an opening may begin.
         self._is_reasoning, self._trims, self._space, self._may_be_bare = False, False, "", True
 
     @classmethod

@@ -18,7 +18,7 @@ from mlx_engine.conversation.schemas import STRINGS, Types, json_of, types_of
 Emit = Callable[[str], object]
 Reading = Generator[None, None, None]
 
-# Characters of a JSON string that stand for themselves; numbers and names; a key without quotes; white space.
+# Patterns: unescaped characters of a JSON string; numbers and names; a key without quotes; white space.
 PLAIN = re.compile(rf'[^"\\\x00-\x1f{MARK}]+')
 SCALAR = re.compile(r"[-+.\w]*")
 JSON_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
@@ -108,7 +108,7 @@ class CallReader:
     Attributes:
         tools: the tools by name.
         n_calls: the number of calls so far.
-        n_ended: the number of those whose arguments are complete.
+        n_ended: the number of calls whose arguments are complete.
     """
 
     def __init__(
@@ -418,7 +418,7 @@ class CallReader:
                 cursor.at = end
                 value.end()
                 return
-            value.add(cursor.text[at])  # a value may have text like tags
+            value.add(cursor.text[at])  # a value may contain text that looks like tags
             cursor.at += 1
 
     def _is_after_value(self) -> Generator[None, None, bool]:

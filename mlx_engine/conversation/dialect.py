@@ -4,8 +4,8 @@ Clients send conversations in the form of OpenAI's API. Few templates can write 
 in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A `Dialect` lists
 the forms that one template can write, and `rewritten` changes each message as little as possible.
 
-The form of a message depends on the template and on the message, and not on later messages. So a message is written the
-same way in every later turn, and the prefix cache has its tokens.
+The form of a message depends on the template and on the message, and not on later messages. So a message is written in
+the same way in every later turn, and the prefix cache can reuse its tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Dialect:
         reminders: where such a reminder after tool results is: in a message of its own, or in the last result, if the
             template takes the message for a new question and drops the reasoning before it.
         developer: the role developer; else it is system.
-        runs: roles of which two turns may follow each other; of others, they become one turn.
+        runs: the roles of which two turns may follow each other. Adjacent turns of any other role become one turn.
         opening: an answer as the first message; else an empty user message precedes it.
         after_results: where a user message after tool results is: after them, after an empty answer, or in the last.
         calls: tool calls as a field; else as text in the content, in the model's own form.
@@ -137,7 +137,7 @@ def _tool(tool: Mapping[str, Any], dialect: Dialect) -> Mapping[str, Any]:
 
 
 def normal(messages: Sequence[Message]) -> list[Dict]:
-    """Check messages and return them in one form, whatever form the client has sent.
+    """Check messages and return them in a single form, for every form that clients send.
 
     An absent content is empty text, arguments of calls are objects, every call has an id, every result has the name of
     its tool, results are in the order of their calls, and `without_noise` cleans instructions.
@@ -222,7 +222,7 @@ def _decoded(text: str) -> Mapping[str, Any]:
 
 
 def _ordered(messages: list[Dict]) -> list[Dict]:
-    """Sort the results after an answer in the order of its calls: many templates do not write the ids of calls."""
+    """Sort the results after an answer in the order of its calls. Many templates do not write the ids of calls."""
     found: list[Dict] = []
     places: dict[str, int] = {}
 

@@ -422,7 +422,7 @@ class Format:
         template: the response template.
         written: the texts that the model generates; None if they are not known.
         is_parallel: whether the chat template takes several calls in one message.
-        has_letter_ids: whether it demands ids of nine letters and digits.
+        has_letter_ids: whether the chat template demands ids of nine letters and digits.
         is_rendered: whether the chat template renders calls. If not, `write` puts them into the content.
     """
 
@@ -556,7 +556,7 @@ def _chosen(tokenizer: Tokenizer) -> Format | None:
     if not dialect.calls:
         return own or _spelled(tokenizer)
     is_parallel = dialect.several == "one message"
-    for has_results in (False, True):  # some templates drop a call that no result follows
+    for has_results in (False, True):  # some templates drop a call without a result
         messages = rewritten(_probe(2 if is_parallel else 1, has_results=has_results), dialect, _as_nothing)
         text = _rendered(tokenizer, messages)
         calls = messages[1]["tool_calls"]

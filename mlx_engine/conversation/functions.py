@@ -15,7 +15,7 @@ Tool: TypeAlias = "Function | Mapping[str, Any]"
 
 KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-# The section of a docstring that describes the parameters; a parameter in this section; the beginning of a section.
+# Patterns: the section of a docstring with the parameters; a parameter in it; the beginning of a section.
 ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 ARGUMENT = re.compile(r"^\*{0,2}(\w+)(?: *\([^)]*\))?: *(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):[ \t]*$", re.MULTILINE)
@@ -144,7 +144,7 @@ class _Default:
 def call_function(function: Function, arguments: Mapping[str, Any] | None) -> str:
     """Call a function with the arguments of a model, and return its result as text.
 
-    An error of the arguments or of the function is the result, too: the model can react to it.
+    If the arguments are invalid or the function raises, the result is the error, so that the model can react to it.
     """
     import msgspec
 
@@ -154,7 +154,7 @@ def call_function(function: Function, arguments: Mapping[str, Any] | None) -> st
         given = msgspec.convert(dict(arguments), _struct(function))
         values = {name: getattr(given, name) for name in given.__struct_fields__}
         found = function(**{name: value for name, value in values.items() if not isinstance(value, _Default)})
-    except Exception as error:  # the model reads it
+    except Exception as error:  # the text is the result, which the model reads
         return f"Error: {type(error).__name__}: {error}"
     if isinstance(found, str):
         return found

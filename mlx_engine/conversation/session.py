@@ -184,8 +184,8 @@ class Conversation:
     def undo(self) -> str:
         """Drop the last question with its answer, and return the question.
 
-        Later answers have the bits of a conversation in which the question was never asked: the ids of the answer are
-        dropped, too, and the prefix cache reuses keys and values only after the same ids.
+        Later answers are bit-identical to those of a conversation without this question, because the ids of its answer
+        are dropped, too, and the prefix cache reuses keys and values only after equal ids.
 
         Raises:
             OptionError: nothing was asked yet.
@@ -232,7 +232,7 @@ class Conversation:
         return {"messages": self.messages, "turns": turns, "model": self._model()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the conversation with what `state` has returned; the token ids are used by the same model alone.
+        """Replace the conversation with a result of `state`. The token ids are used only if the model is the same.
 
         Raises:
             EngineError: the messages are invalid, or the template cannot render them; the conversation is unchanged.
@@ -299,7 +299,7 @@ class Conversation:
     def _scheduler(self) -> Scheduler:
         """Return the scheduler, whose prefix cache keeps the keys and values from turn to turn."""
         if self._kept is None or not self._kept.is_sound:
-            self._kept = None  # free its memory before the next scheduler is made
+            self._kept = None  # frees the old scheduler's memory before the next scheduler is made
             self._kept = self.engine.scheduler(slots=1, kv_memory=self._kv_memory)
         return self._kept
 
@@ -318,7 +318,7 @@ class Conversation:
             self._keep(stream.generation, has_text=has_text or ended)
 
     def _keep(self, generation: Generation, *, has_text: bool) -> None:
-        """Add an answer to the messages, unless no text of it was yielded before the stream was closed."""
+        """Add an answer to the messages. If the stream was closed before any text was yielded, add nothing."""
         if has_text and generation.token_ids:
             self._history.add_answer(generation.prompt_ids, generation.token_ids)
             self.messages = [*self.messages, self._message(generation)]

@@ -92,7 +92,7 @@ def _in_tags(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _tools(prompt: ChatPrompt, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
-    is_list = isinstance(prompt.tools, list | tuple)  # anything else is refused with its name
+    is_list = isinstance(prompt.tools, list | tuple)  # anything else is refused by an error that names it
     return rewritten_tools(prompt.tools, dialect) if is_list else prompt.tools
 
 
@@ -107,7 +107,7 @@ def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
 
 
 def _is_common(prompt: ChatPrompt) -> bool:
-    """Return whether there are only alternating user and assistant texts, perhaps after a system message."""
+    """Return whether the messages are alternating user and assistant texts, perhaps after a system message."""
     messages = prompt.messages
     try:
         if any(is_bare(tool) for tool in prompt.tools):
@@ -116,7 +116,7 @@ def _is_common(prompt: ChatPrompt) -> bool:
         are_texts = all(isinstance(message.get("content"), str) for message in messages)
         has_more = any(message.get(key) for message in messages for key in ("tool_calls", *REASONING))
     except (AttributeError, KeyError, TypeError):
-        return True  # to be refused with its name
+        return True  # to be refused by an error that names it
     turns = roles[1:] if roles[:1] == [SYSTEM] else roles
     return are_texts and not has_more and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
 
@@ -382,7 +382,7 @@ class _Probe:
     def _mark(self, prompt: ChatPrompt, text: str | None) -> int:
         if text is None or lost(prompt, text) is not None:
             return FAILED
-        is_shown = any(f"'type': '{kind}'" in text for kind in ("text", "thinking"))  # parts as Python writes them
+        is_shown = any(f"'type': '{kind}'" in text for kind in ("text", "thinking"))  # text parts in Python's syntax
         is_moved = 0 <= text.find(LATE) < text.find(ASKED)
         is_odd = "{'probecity'" in text or r"\"probecity" in text  # Python's form of an object; JSON in JSON
         is_thoughtless = THOUGHT not in text and THOUGHT in str(prompt.messages)

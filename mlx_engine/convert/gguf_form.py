@@ -1,21 +1,34 @@
-"""Convert a Hugging Face folder to the contents of a GGUF file: metadata and tensors.
+"""Convert a Hugging Face folder to the contents of a GGUF file: metadata, tokenizer and tensors.
 
 The result is verified by reading it back: the model definition must find the same configuration in the GGUF metadata as
 in the folder, and all its tensors.
+
+A `tokenizer.json` is converted only if the ids of every text stay the same. Three of its properties have no GGUF key
+and are dropped, as in other converters: Unicode normalisation to form C (Qwen); that U+2581 in a text for SPM is not a
+space; and how text next to a special token is split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.quant import regroup
+from mlx_engine.errors import TokenizerError, UnsupportedConfigError
+from mlx_engine.quant import group_weight
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
+from mlx_engine.tokenizer.bpe import name_of
+from mlx_engine.tokenizer.gguf import from_gguf
+from mlx_engine.tokenizer.hf import parse, tokenizer_json
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check
@@ -53,8 +66,6 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
         ModelError: the architecture is not implemented, or GGUF cannot represent its configuration.
         TokenizerError: GGUF cannot represent the tokenizer.
     """
-    from mlx_engine.convert.tokenizer_to_gguf import to_gguf  # here, because the tokenizers library loads slowly
-
     checkpoint = open_model(folder, allow_settings)
     module = model_file(checkpoint)
     plan = module.plan(checkpoint)
@@ -91,12 +102,12 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     # are never quantised.
     is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
     type_ = checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
-    type_ = F32 if is_float or stored.is_shifted else regroup.GGUF if type_ == regroup.MLX else type_
+    type_ = F32 if is_float or stored.is_shifted else group_weight.GGUF if type_ == group_weight.MLX else type_
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 
 def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: TensorLayout, type_: GGMLType) -> Weight:
-    weights = [regroup.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
+    weights = [group_weight.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
     parts = [tensor.stored("gguf").in_file_order(weight) for tensor, weight in zip(tensors, weights, strict=True)]
     return stored.put(parts, [tensor.stored("gguf").order for tensor in tensors])
 
@@ -132,3 +143,200 @@ def _read_back(
             expected=f"a value that GGUF can store, {getattr(again.config, lost[0], None)!r:.60}",
             found=getattr(plan.config, lost[0]),
         )
+
+
+# Keys for end tokens other than `eos` that are not recognised by their text.
+MORE_ENDS = ("eot", "eom")
+
+
+def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
+    """Return the `tokenizer.*` metadata for a model with `vocab_size` embedding rows.
+
+    Raises:
+        SourceError: the file cannot be read.
+        TokenizerError: the file is not a tokenizer, or GGUF cannot represent it.
+    """
+    vocabulary, core = parse(tokenizer_json(path.parent))
+    file = json.loads(core.to_str())
+    vocabulary = _fitted(_said(vocabulary, file), vocab_size)
+    how = byte_level(vocabulary, file) if vocabulary.kind == "byte-level BPE" else spm(vocabulary, file)
+    return _with_ends(vocabulary, {**how, **_roles(vocabulary)})
+
+
+def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
+    """Return the vocabulary with added tokens adapted to GGUF, which matches them in unnormalised text."""
+    types = vocabulary.types.copy()
+    for added in file["added_tokens"]:
+        taken = [flag for flag in ("single_word", "lstrip", "rstrip") if added[flag]]
+        if taken:
+            raise refused(vocabulary, f"token {added['content']!r}", "found as it stands", taken[0])
+        token_id = added["id"]
+        if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
+            if added["normalized"]:
+                raise refused(vocabulary, f"token {added['content']!r}", "looked for in text as it is", "normalized")
+            # Unnormalised text has no such mark; merges produce the token of spaces.
+            types[token_id] = TokenType.NORMAL
+    return replace(vocabulary, types=types)
+
+
+def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
+    """Return the vocabulary with one token per embedding row, padded or cut. Text tokens are never cut."""
+    tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
+    beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]
+    if beyond:
+        raise refused(vocabulary, "every token of text", f"one of the model's {size:,}", repr(beyond[0]))
+    tokens += [""] * (size - len(tokens))
+    types = np.concatenate([types, np.full(size - len(types), TokenType.UNUSED, np.int8)])
+    # GGUF finds ids by their text, so every id needs a unique text.
+    tokens = [token or f"[PAD{i}]" for i, token in enumerate(tokens)]
+    if len({*tokens}) < size:
+        raise refused(vocabulary, "every token", "unique", "a token with the name of a padding token, [PADn]")
+    return replace(vocabulary, tokens=tokens, types=types)
+
+
+def _roles(vocabulary: Vocabulary) -> dict[str, object]:
+    unknown = next(iter(vocabulary.ids_of(TokenType.UNKNOWN)), None)
+    ids = {"bos": vocabulary.bos_id, "eos": vocabulary.eos_id, "unknown": unknown, "padding": vocabulary.pad_id}
+    roles: dict[str, object] = {
+        f"tokenizer.ggml.{role}_token_id": token_id
+        for role, token_id in ids.items()
+        if token_id is not None and token_id < len(vocabulary.tokens)
+    }
+    roles["tokenizer.ggml.add_bos_token"] = vocabulary.add_bos
+    if vocabulary.chat_template is not None:
+        roles["tokenizer.chat_template"] = vocabulary.chat_template
+    return roles
+
+
+def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str, object]:
+    """Read the metadata back to find errors now, and add keys for end tokens that would not be recognised."""
+    known = from_gguf(metadata, where=vocabulary.where).eog_ids
+    missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
+    if len(missed) > len(MORE_ENDS):
+        raise refused(vocabulary, "ends of a text", f"at most {len(MORE_ENDS)} without a usual name", missed)
+    keys = (f"tokenizer.ggml.{name}_token_id" for name in MORE_ENDS)
+    return metadata | dict(zip(keys, missed, strict=False))
+
+
+MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}
+# After spaces are replaced, there are none left to split at.
+NO_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def refused(vocabulary: Vocabulary, what: str, expected: str, found: object) -> TokenizerError:
+    """Return the error for a tokenizer that GGUF cannot represent; `what` names the setting."""
+    return TokenizerError(
+        f"{vocabulary.where}: expected {what} to be {expected}, found {found!s:.120}; GGUF cannot store this, so the "
+        "file would give other ids: quantise the folder on load instead, with --quant"
+    )
+
+
+def byte_level(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
+    """Return the metadata of a byte-level BPE: pre-tokenizer, tokens and merges.
+
+    Raises:
+        TokenizerError: GGUF cannot represent a setting.
+    """
+    model = file["model"]
+    _check_model(vocabulary, model, byte_fallback=False)
+    if file["normalizer"] not in (None, {"type": "NFC"}):
+        raise refused(vocabulary, "normalizer", "NFC, or none", file["normalizer"])
+    pre = name_of(file["pre_tokenizer"], whole_words=bool(model["ignore_merges"]))
+    if pre is None:
+        raise refused(vocabulary, "pre_tokenizer", "one that GGUF has a name for", file["pre_tokenizer"])
+    merges = [" ".join(pair) for pair in model["merges"]]
+    if len({*merges}) < len(merges) or any(merge.count(" ") != 1 for merge in merges):
+        raise refused(vocabulary, "merges", "pairs without spaces, each listed once", "others")
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        **_tokens(vocabulary),
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+def spm(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
+    """Return the metadata of an SPM: tokens, and scores that give the same merges.
+
+    Raises:
+        TokenizerError: GGUF cannot represent a setting.
+    """
+    _check_model(vocabulary, file["model"], byte_fallback=True)
+    if file["model"]["ignore_merges"]:
+        raise refused(vocabulary, "ignore_merges", "false", "true")
+    prefixes = {SpacePrefix.NEVER: [MARK], SpacePrefix.SECTION: [PREPEND, MARK]}
+    steps = file["normalizer"] or {}
+    steps = steps.get("normalizers", [steps])
+    if steps != prefixes.get(vocabulary.space_prefix):
+        raise refused(vocabulary, "normalizer", f"spaces to {SPACE_MARK}, with or without one before", steps)
+    if file["pre_tokenizer"] not in (None, NO_CUT):
+        raise refused(vocabulary, "pre_tokenizer", "none", file["pre_tokenizer"])
+    if len(vocabulary.ids_of(TokenType.BYTE)) < 256:
+        raise refused(vocabulary, "byte tokens", "256", len(vocabulary.ids_of(TokenType.BYTE)))
+    merges = [tuple(pair) for pair in file["model"]["merges"]]
+    values = scores(vocabulary.where, vocabulary.tokens, vocabulary.ids_of(TokenType.NORMAL), merges)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        **_tokens(vocabulary),
+        "tokenizer.ggml.scores": np.array(values, np.float32),
+        "tokenizer.ggml.add_space_prefix": vocabulary.space_prefix is SpacePrefix.SECTION,
+    }
+
+
+def _check_model(vocabulary: Vocabulary, model: dict[str, Any], *, byte_fallback: bool) -> None:
+    if model["type"] != "BPE":
+        raise refused(vocabulary, "the model", "BPE", model["type"])
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model[key]:
+            raise refused(vocabulary, key, "absent", model[key])
+    if model["byte_fallback"] != byte_fallback:
+        raise refused(vocabulary, "byte_fallback", str(byte_fallback).lower(), model["byte_fallback"])
+
+
+def _tokens(vocabulary: Vocabulary) -> dict[str, object]:
+    return {
+        "tokenizer.ggml.tokens": vocabulary.tokens,
+        "tokenizer.ggml.token_type": vocabulary.types.astype(np.int32),
+    }
+
+
+def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Sequence[tuple[str, str]]) -> list[float]:
+    """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
+
+    BPE merges the adjacent pair of lowest rank. SPM merges any adjacent pair that forms a token, the highest score
+    first. Both are equivalent if BPE merges the text of every token into that one token, which is checked here: two
+    adjacent tokens that form a token T are then always the pair of the last merge when BPE encodes T alone, since no
+    merge has crossed the ends of the pair. SPM chooses among the same pairs as BPE, and scores by the rank of that last
+    merge give the same order.
+
+    Raises:
+        TokenizerError: SPM would produce a token that these merges do not.
+    """
+    ids = {tokens[i]: i for i in normal}
+    # Tokens of other types are matched before merging, or never produced from plain text.
+    ranks = {pair: rank for rank, pair in enumerate(merges) if all(text in ids for text in (*pair, "".join(pair)))}
+    last = {i: last_step(token, ranks) for token, i in ids.items() if len(token) > 1}
+    for i, rank in last.items():
+        if rank is None and any(tokens[i][:cut] in ids and tokens[i][cut:] in ids for cut in range(1, len(tokens[i]))):
+            raise TokenizerError(
+                f"{where}: expected merges that make {tokens[i]!r:.40} (id {i:,}) of its own text, found none; in GGUF "
+                "scores decide, by which two tokens would: quantise the folder on load instead, with --quant"
+            )
+    # float32 is exact up to 2^24: ranks of merges may exceed that, numbers of tokens do not.
+    made = sorted((rank, i) for i, rank in last.items() if rank is not None)
+    places = {i: place for place, (_, i) in enumerate(made)}
+    return [-float(places.get(i, len(made))) for i in range(len(tokens))]
+
+
+def last_step(text: str, ranks: Mapping[tuple[str, str], int]) -> int | None:
+    """Return the rank of the merge that makes `text` one token; None if merging ends with several tokens."""
+    parts, rank = list(text), None
+    while len(parts) > 1:
+        steps = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
+        if not steps:
+            return None
+        rank, i = min(steps)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return rank

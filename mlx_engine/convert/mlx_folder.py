@@ -32,7 +32,7 @@ from mlx_engine.config.rope import Rotation
 from mlx_engine.convert.mlx_tensors import KEEP, OTHERS, TABLE, TARGETS, Part, mlx_form, parts_of, target_type
 from mlx_engine.convert.requantize import Line, Matrix, check_finite, check_mixed
 from mlx_engine.errors import ModelError, OptionError, SourceError, UnsupportedConfigError, listed
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.files import draft
 from mlx_engine.models.qwen3_5 import DELTA
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.groups import GroupType
@@ -473,6 +473,11 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
     Raises:
         ModelError: mlx-lm has no such model.
     """
+    if getattr(config, "n_kv_arrays", 2) == 1:
+        raise ModelError(
+            f"{where}: expected attention with keys and values, found latent attention, whose matrices of heads mlx-lm "
+            "quantises in two parts; --to q8_0 or q4_0 writes a GGUF file"
+        )
     problem = _gpt2(config, has_head=has_head) if model_type == "gpt2" else _layers(model_type, config)
     if model_type in HEADS_OF_SIZE and config.head_dim * config.n_heads != config.hidden_size:
         size = config.hidden_size // config.n_heads

@@ -23,10 +23,9 @@ from mlx_engine.checkpoint.safetensors import Entry
 from mlx_engine.config.layer_types import GROUPS, HEAD
 from mlx_engine.convert.file_types import kind_of
 from mlx_engine.errors import OptionError
-from mlx_engine.quant import regroup
-from mlx_engine.quant.group_weight import GroupWeight, Parts, split
+from mlx_engine.quant import group_weight
+from mlx_engine.quant.group_weight import EXACT, GroupWeight, Parts, in_groups, split
 from mlx_engine.quant.groups import AFFINE_BITS, FIXED, GroupType, affine, fixed
-from mlx_engine.quant.regroup import EXACT, in_groups
 from mlx_engine.quant.types import BY_NAME, F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.plan import Tensor
@@ -113,7 +112,7 @@ def _part(
     kinds = [kind_of(tensor.name, len(shape)) for tensor, _ in held]
     kind, wanted = kinds[0], None
     if kind is not None:
-        to = KEEP if type_before == regroup.MLX and kind.endswith(_EXPERTS) else to
+        to = KEEP if type_before == group_weight.MLX and kind.endswith(_EXPERTS) else to
         asked = _asked(name, [str(kind) for kind in kinds], to, layers, tied=is_tied)
         wanted = None if asked == KEEP else target_type(asked, type_before)
     type_ = type_before if wanted is None or shape[-1] % wanted.block_size else wanted
@@ -129,7 +128,7 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
         return F32
     (found,) = types
-    return regroup.MLX if found == regroup.GGUF else found
+    return group_weight.MLX if found == group_weight.GGUF else found
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
@@ -142,8 +141,8 @@ def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
 def _before(checkpoint: Checkpoint, held: Held) -> Weight:
     """Return the tensor of the new folder that holds these tensors of the model, before its conversion."""
     if _is_as_stored(checkpoint, held):
-        return regroup.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
-    weights = [regroup.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
+        return group_weight.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
+    weights = [group_weight.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
     if len({weight.type for weight in weights}) > 1:
         weights = [weight.as_type(F32) for weight in weights]
     parts = [form.in_file_order(weight) for weight, (_, form) in zip(weights, held, strict=True)]
@@ -173,7 +172,7 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 
 # A part of one expert, and the module of a layer that has the experts.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
-_EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp)\.")
+_EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
 _LAYER = re.compile(r"\.layers\.\d+$")

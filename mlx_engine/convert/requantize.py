@@ -24,7 +24,7 @@ from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.errors import FormatError, OptionError, listed
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight

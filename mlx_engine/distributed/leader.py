@@ -26,7 +26,7 @@ from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values
 from mlx_engine.distributed.messages import BatchMessages, Message, receive_message, send_message
 from mlx_engine.errors import DistributedError, ModelError
-from mlx_engine.machine.limits import available_memory
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import COUNTED
 from mlx_engine.weights.model import FirstFault, Model

@@ -58,9 +58,9 @@ class RemotePool:
     def __init__(self, pool: int, changes: deque[list[Any]], kv_type: str) -> None:
         self._pool, self._changes, self._kv_type, self._n = pool, changes, kv_type, 0
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> RemoteStore:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> RemoteStore:
         """Return an entry for a store of keys and values."""
-        return self._entry(n_slots, 2 * n_kv_heads * row_nbytes(head_dim, self._kv_type))
+        return self._entry(n_slots, n_arrays * n_kv_heads * row_nbytes(head_dim, self._kv_type))
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
         """Return an entry for a store of states."""
@@ -174,7 +174,7 @@ class StagePools:
                 number, n_slots = of_kv
                 layers_of.setdefault(number, []).append(i)
                 if number not in kv:
-                    kv[number] = self._backend.kv_empty(layer.n_kv_heads, layer.head_dim, n_slots)
+                    kv[number] = self._backend.kv_empty(layer.n_kv_heads, layer.head_dim, n_slots, layer.n_arrays)
             else:
                 for (number, n_slots), shape in zip(of_states, layer.shapes, strict=True):
                     if number not in states:

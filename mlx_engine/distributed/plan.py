@@ -21,7 +21,7 @@ from mlx_engine.cache import CacheLayer, KVLayer, StateLayer
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.errors import OptionError
-from mlx_engine.models.layer import Attention, GatedAndMixture, Layer, RowNorms, SharedAttention
+from mlx_engine.models.layer import Attention, GatedAndMixture, LatentAttention, Layer, RowNorms, SharedAttention
 from mlx_engine.weights.outline import ACTIVATIONS, Outline, Outlined
 
 # Attributes of a model that are neither embedding tables nor what computes them.
@@ -168,6 +168,8 @@ def held(parts: Sequence[Part]) -> int:
 def _layer(layer: Layer, kept: CacheLayer | None, attended: CacheLayer | None) -> Part:
     kv = attended if isinstance(attended, KVLayer) else None
     queries = layer.mix.q.weight.shape[0] if isinstance(layer.mix, Attention | SharedAttention) else 0
+    if isinstance(layer.mix, LatentAttention):
+        queries = layer.mix.v_b.n_experts * layer.mix.head_dim
     norms_rows = isinstance(layer.mix, Attention) and isinstance(layer.mix.norms, RowNorms)
     exchanges = 2 + isinstance(layer.ffn, GatedAndMixture) + 2 * norms_rows
     return _part([layer], kept=kept, attended=kv, scored=2 * queries, exchanges=exchanges)

@@ -30,7 +30,7 @@ from mlx_engine.distributed.pipeline import (
 from mlx_engine.distributed.plan import model_parts
 from mlx_engine.distributed.tensor import TensorParallel, follow_tensor, sliced
 from mlx_engine.errors import DistributedError, OptionError, shown
-from mlx_engine.machine.limits import available_memory
+from mlx_engine.machine.memory import available_memory
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.weights.model import Model, Planned
 from mlx_engine.weights.outline import outlined

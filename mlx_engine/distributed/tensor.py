@@ -35,7 +35,16 @@ from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, 
 from mlx_engine.distributed.messages import Message, StagePools
 from mlx_engine.errors import NotShardableError
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, SharedAttention, ShortConv
+from mlx_engine.models.layer import (
+    Attention,
+    Columns,
+    LatentAttention,
+    Layer,
+    Mixer,
+    RowNorms,
+    SharedAttention,
+    ShortConv,
+)
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
@@ -371,14 +380,19 @@ class _Partitions:
         return OfHeads(heads, width, are_keys=of_kv, are_normed=of_rows and kind == "keys")
 
     def _delta(self, layer: int, kind: str) -> Partition:
-        """Return a partition by key heads: value head h reads key head h % n_key_heads, in section h // n_key_heads."""
+        """Return a partition by key heads.
+
+        Value head h reads key head h % n_key_heads, in section h // n_key_heads, or all lie by key head in one section.
+        """
         of = self._config
         block = self._block([f"blk.{layer}.ssm_out.weight"])
         heads = block // math.gcd(block, of.value_dim)  # so many value heads fill whole blocks
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
-        keys, values = heads * of.key_dim, (heads * of.value_dim,) * (of.n_value_heads // of.n_key_heads)
+        shared = of.n_value_heads // of.n_key_heads
+        per_section = (heads * shared,) if of.are_neighbors else (heads,) * shared
+        keys, values = heads * of.key_dim, tuple(n_heads * of.value_dim for n_heads in per_section)
         widths = {
-            "delta heads": (heads,) * len(values),
+            "delta heads": per_section,
             "delta values": values,
             "delta channels": (keys, keys, *values),
         }
@@ -454,7 +468,7 @@ class RankSlices:
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
         """Return a mixer with this rank's heads or channels, and a state of their size."""
-        if isinstance(mixer, SharedAttention):
+        if isinstance(mixer, SharedAttention | LatentAttention):
             return mixer
         if isinstance(mixer, Attention):
             norms = mixer.norms

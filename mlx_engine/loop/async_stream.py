@@ -73,7 +73,10 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """Begin to end the run. Return a future that is done when it has ended; None if an earlier call began this."""
+        """Begin to end the run.
+
+        Return a future that is done when the run has ended, or None if an earlier call did this.
+        """
         if self._is_closed:
             return None
         self._is_closed = True

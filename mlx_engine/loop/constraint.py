@@ -1,11 +1,12 @@
 """Constraints as masks of tokens: one matcher per sequence, with llguidance behind it.
 
-A `Grammars` belongs to a tokenizer, and makes a `Matcher` for a constraint. A matcher says which tokens may come next,
-and is advanced by each chosen token. A mask depends on the vocabulary, the constraint and the tokens so far alone.
+A `Grammars` belongs to a tokenizer, and makes a `Matcher` for a constraint. A matcher returns a mask of the tokens that
+may come next, and is advanced by each chosen token. A mask depends only on the vocabulary, the constraint and the
+tokens so far.
 
-Forced text is not written as forced tokens: every token that agrees with the grammar is allowed, so the masks need no
-encoder, and every token has its log-probability. The end of a text is a token of its own in llguidance, after the
-vocabulary; where it is allowed, all end tokens of the model are.
+If a grammar allows only one text, its tokens are not forced: every token that agrees with the grammar is allowed. So
+masks need no encoder, and every token has a log-probability. In llguidance, the end of a text is an extra token after
+the vocabulary. If llguidance allows it, all end tokens of the model are allowed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 
-# Compiled constraints that are kept for further requests, for example one per set of tools.
+# The number of compiled constraints that are kept for later requests, for example one per set of tools.
 COMPILED = 32
 
 # Lark without forced tokens.
 HEAD = '%llguidance {"no_forcing": true}\n'
 
-# After reasoning, models write one or two line feeds before the answer: one token of them is allowed there.
+# After reasoning, models write one or two line feeds before the answer, so one token of line feeds is allowed there.
 LINE_FEEDS = (b"\n", b"\n\n")
 
 
@@ -64,7 +65,7 @@ class Grammars:
         self._tokenizer, self.n_logits = tokenizer, n_logits
         self.end_ids = np.array(sorted(i for i in tokenizer.eog_ids if i < n_logits), dtype=np.int64)
         self._lock = kept_over_forks(threading.Lock())
-        # Held while a mask is computed, so that a fork finds no matcher half changed.
+        # Held while a mask is computed, so that a forked process gets no matcher in a half-changed state.
         self.computing = kept_over_forks(threading.Lock())
         self._compiled = lru_cache(COMPILED)(self._compile)
         self._crossing: dict[bytes, NDArray[np.int64]] = {}
@@ -100,7 +101,7 @@ class Grammars:
         return LLTokenizer(words)
 
     def crossing(self, rest: bytes) -> NDArray[np.int64]:
-        """Return the tokens that begin with the rest of a marker and go on with other text than white space."""
+        """Return the tokens that begin with the rest of a marker and continue with text other than white space."""
         if rest not in self._crossing:
             found = [i for i, piece in enumerate(self.pieces) if piece.startswith(rest) and piece[len(rest) :].strip()]
             self._crossing[rest] = np.array([i for i in found if i < self.n_logits], dtype=np.int64)
@@ -122,7 +123,7 @@ class Grammars:
         if compiled.is_error():
             raise _invalid(compiled.get_error(), text)
         first = compiled.deep_copy()
-        first.compute_bitmask()  # finds a constraint that allows no text, such as a schema that is its own $ref
+        first.compute_bitmask()  # raises if the constraint allows no text, such as a schema that is its own $ref
         if first.is_error():
             raise _invalid(first.get_error(), text)
         return compiled
@@ -134,7 +135,7 @@ class Matcher:
     While a thread computes a mask, only `is_complete` may be read.
 
     Attributes:
-        is_complete: whether the text is complete and cannot go on.
+        is_complete: whether the text is complete and no token may follow.
     """
 
     def __init__(self, grammars: Grammars, compiled: Any, reasoning: Reasoning | None = None) -> None:
@@ -156,10 +157,12 @@ class Matcher:
         return made
 
     def mask(self) -> Mask:
-        """Return which tokens (V,) may come next; of a complete text all, because none will.
+        """Return the mask (V,) of tokens that may come next.
+
+        If the text is complete, all are allowed, because none is chosen.
 
         Raises:
-            ConstraintError: none may.
+            ConstraintError: no token may come next.
         """
         grammars, reasoning = self._grammars, self._reasoning
         if self.is_complete:
@@ -179,7 +182,7 @@ class Matcher:
         return mask
 
     def allows(self, token: int) -> bool:
-        """Return whether a token may come next: one element of `mask`, in microseconds where a mask takes up to 1 ms.
+        """Return whether a token may come next. This takes microseconds; a whole mask takes up to 1 ms.
 
         Raises:
             ConstraintError: the constraint has failed.
@@ -226,7 +229,7 @@ class Matcher:
         self._found, self.is_complete = None, False
 
     def _words(self) -> NDArray[np.uint8]:
-        """Return the bits of the tokens that continue the text, then that of the end."""
+        """Return one bit per token that says whether it continues the text, and then a bit for the end of the text."""
         if self._found is None:
             with self._grammars.computing:
                 found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
@@ -244,7 +247,7 @@ class Matcher:
         return mask
 
     def _free_mask(self, closing: bytes) -> Mask:
-        """Return the mask of reasoning: all tokens but those that end the answer, or begin the text inside a token."""
+        """Return the mask of reasoning: all tokens but those that end the answer or in which the text begins."""
         mask = self._grammars.free
         for n in range(min(len(self._tail), len(closing) - 1), -1, -1):
             if self._tail.endswith(closing[:n]):
@@ -264,7 +267,10 @@ class Matcher:
         return self._is_next(token) or (token in self._grammars.end_ids and self._is_next(self._grammars.end))
 
     def _is_next(self, word: int) -> bool:
-        """Return one bit of `_words`, of a token or of the end, without the others if they have not been computed."""
+        """Return the bit of `_words` for a token or for the end.
+
+        If the others are not computed yet, compute this one only.
+        """
         if self._found is None:
             with self._grammars.computing:
                 n_valid = self._compiled.validate_tokens([word])
@@ -281,7 +287,7 @@ class Matcher:
         self._part = "reasoning" if self._at == len(opening) else "opening"
 
     def _close(self, piece: bytes, closing: bytes) -> None:
-        """Take a token of the reasoning, with which its closing marker may end."""
+        """Take a token of the reasoning; the closing marker may end with it."""
         self._tail += piece
         if closing in self._tail:
             self._part, self._tail = "line feeds", b""
@@ -312,7 +318,7 @@ def lark(kind: str, text: str) -> str:
 
 
 class _Words:
-    """The vocabulary as llguidance reads it, with one more token: the end of a text."""
+    """The vocabulary in the form of llguidance, with an extra token for the end of a text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -331,7 +337,7 @@ def _invalid(error: str, text: str) -> OptionError:
 
 
 def _reason(error: str) -> str:
-    """Return what an error of llguidance says, on one line, without its state and the place in our Lark text."""
+    """Return llguidance's error message on one line, without its state and the position in our Lark text."""
     error = error.partition("<state>")[0].replace("NoExtensionBias", "it allows no text")
     lines = [line for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|$)", line)]
     said = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))

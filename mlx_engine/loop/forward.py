@@ -1,17 +1,28 @@
-"""One forward pass over the new tokens of one or more sequences."""
+"""One forward pass outside of a scheduler, and the search for the first non-finite value of a pass.
+
+The search runs when `Backend.bad_rows` has found a row of logits that is not finite.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import SequenceInput, begin
+from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.errors import DistributedError, NotFiniteError
 from mlx_engine.weights.model import Model
 
 
 def forward(model: Model, *parts: SequenceInput) -> Array | None:
     """Run one forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
 
-    The new tokens are committed when the pass has run, or on a lazy backend has been submitted. A pass that fails or is
-    interrupted leaves every sequence unchanged.
+    The new tokens are committed when the pass has run; on a lazy backend, when it has been submitted. A pass that fails
+    or is interrupted leaves every sequence unchanged.
 
     Raises:
         CacheFullError: there are too few pages for the new tokens.
@@ -38,3 +49,67 @@ def wanted_logits(logits: Array | None) -> Array:
     if logits is None:
         raise ValueError("expected a forward pass with wanted tokens, found none")
     return logits
+
+
+# The names of intermediate values that belong to a layer.
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
+    """Check the logits (R, V) of the last R of the tokens `ids`, which were run from the first token on.
+
+    Raises:
+        NotFiniteError: a row has NaN or infinities.
+    """
+    be = model.backend
+    for r, row in be.bad_rows(logits, be.row_sums(logits)).items():
+        raise not_finite(model, ids[: len(ids) - len(be.host(logits)) + r + 1], row)
+
+
+def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteError:
+    """Return the error for logits (V,) after the tokens `ids`, with the first value that is not finite.
+
+    The tokens are run again from the first one, with every operation in its composed form.
+    """
+    verify = "`inspect --verify` checks the file's weights"
+    try:
+        found = model.first_fault(partial(_run_again, ids))
+    except DistributedError:  # the ranks can no longer search
+        raise
+    except Exception as error:  # for example too little memory for the search: the error then names no origin
+        origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
+        return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
+    if found is None:
+        origin = "which no operation gave when the pass was repeated; report this as a bug of the backend"
+        return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
+    match = _LAYER.match(found.name)
+    layer = int(match[1]) if match else None
+    place = "outside of the layers" if layer is None else f"in layer {layer} (0 to {model.config.n_layers - 1})"
+    rank = "" if found.rank is None else f", on rank {found.rank}"
+    return NotFiniteError(
+        n_tokens=len(ids), found=_text(found.n_nan, found.n_bad, found.n_values),
+        origin=f"first in {found.name}, {place}{rank}; {verify}", first=found.name, layer=layer,
+    )  # fmt: skip
+
+
+def _run_again(ids: Sequence[int], model: Model) -> None:
+    """Run the tokens from the first one, up to the logits of the last one."""
+    be = model.backend
+    with be.session(), np.errstate(all="ignore"):
+        kv = model.new_kv(len(ids))
+        for start in range(0, len(ids), LONGEST_PASS):
+            is_last = start + LONGEST_PASS >= len(ids)
+            logits = forward(model, SequenceInput(ids[start : start + LONGEST_PASS], kv, wanted=int(is_last)))
+            if logits is not None:
+                be.note("output", logits)
+
+
+def _counts(values: np.ndarray) -> tuple[int, int, int]:
+    """Return how many of these values are NaN, how many are NaN or infinite, and their number."""
+    return int(np.isnan(values).sum()), int((~np.isfinite(values)).sum()), int(values.size)
+
+
+def _text(n_nan: int, n_bad: int, n_values: int) -> str:
+    """Return a description of the values that are not finite."""
+    kind = "infinity" if n_nan == 0 else "NaN" if n_nan == n_bad else "NaN and infinity"
+    return f"{kind} ({n_bad:,} of {n_values:,} values)"

@@ -1,7 +1,8 @@
 """The model's log-probabilities of tokens, before any sampling option, correct to the last bit of float32.
 
-The sum is float64 in one fixed order (`sum_exp.py` of kernels), and the logarithm is computed here, because the C
-libraries of two systems may round it differently. So equal logits give equal bits on every processor.
+The sum of exponentials is float64 in one fixed order (`kernels/cpu/products/sum_exp.py`). The logarithm is computed in
+this module, because the C libraries of two systems may round it differently. So equal logits give equal bits on every
+processor.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def token_logprobs(
 def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top: float, log_sum: float) -> float:
     """Return the sum of the probabilities of the tokens of a mask.
 
-    If most tokens are allowed, the result is 1 minus the sum of the others, with an error of at most 1e-12; else it is
-    exact to float64. `log_sum` is the logarithm of the sum of exp(logits - top).
+    If most tokens are allowed, the result is 1 minus the sum of the other tokens, with an error of at most 1e-12;
+    otherwise it is exact to float64. `log_sum` is the logarithm of the sum of exp(logits - top).
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]

@@ -2,8 +2,9 @@
 
 A `Text` is token ids in which earlier occurrences are found: for each pair of neighbouring ids it has a chain of the
 places where the pair occurs, as in LZ77 with hash chains. A search compares the last ids of a sequence with at most
-`CANDIDATES` places, each over at most `LONGEST` ids, so its time is bounded, whatever the text. While the sequence goes
-on as the text did, nothing is searched: the match becomes longer. A text takes 12 to 16 bytes per token.
+`CANDIDATES` places, each over at most `LONGEST` ids, so its time is bounded for every text. While the sequence
+continues in the same way as the text, the match becomes longer and no search is needed. A text takes 12 to 16 bytes per
+token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mlx_engine.loop import request as loop_request
 
 # The most places that a search compares, in each text, and the most ids of each.
 CANDIDATES, LONGEST = 8, 32
-# Ids of a key. One id alone says little about the next one.
+# The number of ids in a key. A single id predicts the next one badly.
 KEY = 2
 # Buckets of a text: a power of two, at least as many as ids.
 FEWEST = 64
@@ -160,8 +161,8 @@ class Lookups:
     """Makes the drafters of a scheduler's sequences. Answers of one request share the index of their prompt.
 
     Args:
-        keeps_others: also look in sequences that have ended. Then the time of an answer says whether others had the
-            same text, so it is for schedulers whose prefix cache tells as much.
+        keeps_others: also search sequences that have ended. Then a client can find out from the latency of an answer
+            whether other requests had the same text. So this is only for schedulers whose prefix cache reveals as much.
     """
 
     def __init__(self, *, keeps_others: bool = False) -> None:

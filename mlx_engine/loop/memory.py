@@ -54,7 +54,7 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed:
 
 
 def map_pages(model: Model, pool: KVPool) -> None:
-    """Run one token, so that the memory of the pool's first pages is mapped before the first request.
+    """Run one token before the first request, so that the system maps the memory of the pool's first pages.
 
     The system maps memory in huge pages, when it is first written to. For 10 GiB of keys and values of a 0.6B model the
     first token maps 0.9 GiB, which took 0.2 s.
@@ -67,7 +67,7 @@ def map_pages(model: Model, pool: KVPool) -> None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that a pass of a model reads: weights once, chosen experts once, keys and values of every sequence.
+    """The bytes that a pass reads: weights and chosen experts once, and the keys and values of every sequence.
 
     Counted from sizes, not measured; embedding lookups are neglected.
 

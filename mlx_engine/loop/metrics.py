@@ -28,7 +28,7 @@ class Metrics:
         shares: this run's part of each of these times, which is smaller if other runs shared the pass.
         sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
-        n_more: tokens beyond the first one of each pass, if proposed tokens were right.
+        n_more: tokens that passes gave in addition to their first one, because proposed tokens were right.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -123,7 +123,7 @@ class PassTimer:
         self._ended = None
 
     def interval(self, resumed: float, asked: float) -> float:
-        """Return the seconds of a pass that ends now, on a device that starts each pass when the previous pass ends.
+        """Return the seconds of the pass that ends now, on a device that starts each pass when the previous one ends.
 
         The interval begins at the end of the previous pass. The caller's code ran until `resumed`, and the host asked
         for the id at `asked`. If the host had to wait for the id, the device was busy all the time, and the pass took

@@ -1,6 +1,6 @@
 """The output of one run: its tokens, the text that they decode to, and how it ended.
 
-Text that may be the beginning of a stop string is held back until later text decides it.
+Text that may be the beginning of a stop string is held back until later text shows whether it is one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Output:
         pieces: the text so far, without the end-of-text or stop token and the stop string, as it became complete.
         logprobs: the log-probabilities of each token, if they were asked for.
         finish_reason: None while more tokens follow.
-        stop: the stop string or the stop token id of the options that ended the output; None if none has.
+        stop: the stop string or stop token id from the options that ended the output; None if the output ended
+            otherwise.
         has_end_token: whether the last token is an end-of-text or stop token, which has no text.
         max_tokens: the largest number of tokens.
     """
@@ -84,7 +85,7 @@ class Output:
 
     @property
     def marks(self) -> Sequence[int]:
-        """Where the texts of control tokens begin: indices of characters in the text, and in text that is held back."""
+        """The indices of characters, also in text that is held back, at which the texts of control tokens begin."""
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
@@ -173,12 +174,12 @@ class _Matcher:
 
     Attributes:
         text: the string.
-        n_matched: the length of the longest prefix of `text` with which the text read so far ends.
+        n_matched: the length of the longest prefix of `text` that is a suffix of the text read so far.
     """
 
     def __init__(self, text: str) -> None:
         self.text, self.n_matched = text, 0
-        # For each prefix of the string, the length of the longest shorter prefix with which it ends.
+        # For each prefix of the string, the length of its longest proper suffix that is also a prefix.
         self._shorter = array("H", [0] * len(text))
         for i in range(1, len(text)):
             self._shorter[i] = self._after(self._shorter[i - 1], text[i])
@@ -192,7 +193,7 @@ class _Matcher:
         return None
 
     def _after(self, n: int, character: str) -> int:
-        """Return the length of the prefix that is matched when a character follows a match of n characters."""
+        """Return the length of the matched prefix after one more character, given a match of n characters."""
         while n and self.text[n] != character:
             n = self._shorter[n - 1]
         return n + (self.text[n] == character)

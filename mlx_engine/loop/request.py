@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import abc
+from collections import abc, deque
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import TYPE_CHECKING
@@ -19,9 +19,8 @@ from mlx_engine.loop.constraint import Matcher
 from mlx_engine.loop.logprobs import TokenLogprobs
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.output import Output
-from mlx_engine.loop.processors import Processors
 from mlx_engine.loop.row_reader import PromptLogprobs, RowReader
-from mlx_engine.loop.sampler import Choice, Sampler
+from mlx_engine.loop.sampler import Choice, Processors, Sampler
 from mlx_engine.observe.log import LOGGER
 from mlx_engine.options import Options
 
@@ -44,7 +43,8 @@ class Times:
 class Request:
     """A prompt, and one or more answers to it.
 
-    A request does not refer to its sequences, so that a scheduler that is dropped frees its memory at once.
+    A request has no reference to its sequences, so the memory of a scheduler is freed at once when it is
+    garbage-collected.
 
     Attributes:
         prompt_ids: the tokens of the prompt.
@@ -67,8 +67,10 @@ class Request:
         decode_bytes: bytes of the passes after the first token.
         decode_seconds: the time of the passes after the first token.
         predicted_ids: the tokens of a text that the answers may repeat, for drafters; empty without one.
+        adapter: the adapter of the answers, see `KVSequence.adapter`.
         n_proposed: proposed tokens that passes have run.
         n_accepted: those of them that were right.
+        drafters: for each drafter that has proposed tokens, the numbers of these and of the right ones.
         n_preemptions: how often a sequence lost its pages to an older request.
         error: the error that ended the request; None if it has not failed.
         number: the order of arrival.
@@ -84,6 +86,7 @@ class Request:
         reader: RowReader | None = None,
         matcher: Matcher | None = None,
         predicted_ids: abc.Sequence[int] = (),
+        adapter: int = 0,
     ) -> None:
         if not prompt_ids or not outputs:
             raise ValueError(f"expected a prompt and an output, found {len(prompt_ids)} tokens, {len(outputs)} outputs")
@@ -91,9 +94,10 @@ class Request:
         self.matcher = matcher
         self.output, self.metrics, self.times = self.outputs[0], metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
-        self.predicted_ids = predicted_ids
+        self.predicted_ids, self.adapter = predicted_ids, adapter
         self.n_proposed = self.n_accepted = self.n_from_disk = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
+        self.drafters: dict[str, list[int]] = {}
         self.match: Match | None = None
         self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
         self.reader, self.is_hidden = reader, reader is not None and reader.kind == "hidden"
@@ -131,7 +135,9 @@ class Sequence:
             and they become sequences of their own.
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
-        draft: its drafter and how often that was right; None until it has proposed.
+        draft: the sequence's drafter, and how often its proposals were right; None before the first proposal.
+        hidden: hidden states of the last tokens that passes have run, if a drafter reads them: the position of the
+            first, and rows (n, D). They include the last `ModelRunner.n_hidden` tokens.
     """
 
     request: Request
@@ -144,6 +150,7 @@ class Sequence:
     seconds: float = 0.0
     share: float = 0.0
     draft: Draft | None = None
+    hidden: deque[tuple[int, np.ndarray]] = field(default_factory=deque)
 
     @classmethod
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
@@ -151,7 +158,7 @@ class Sequence:
         prompt = request.prompt_ids
         logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(
             INFO
-        )  # the log of tokens has probabilities
+        )  # the log line of a token has its probability
         matcher = None if request.matcher is None else request.matcher.copy()
         sampler = Sampler(
             backend, request.options.sampling, prompt, logprobs=logprobs, matcher=matcher,
@@ -159,6 +166,7 @@ class Sequence:
         )  # fmt: skip
         parallel = tuple(sampler.fork(choice) for choice in range(1, len(request.outputs)))
         kv = pool.sequence(request.longest)
+        kv.adapter = request.adapter
         return cls(request, request.output, kv, sampler, list(prompt), parallel=parallel)
 
     @property
@@ -206,20 +214,22 @@ class ScheduledChunk:
 
     Attributes:
         sequence: the sequence.
-        n: the number of its tokens: unread ones, then proposed ones. When the choices are known, without those
-            proposed tokens that were not chosen.
-        samplers: each chooses a token from the logits of the last of these tokens. The first one is the sequence's own.
-            Empty if other unread tokens follow.
+        n: the number of tokens in the chunk: unread ones, then proposed ones. When the choices are known, proposed
+            tokens that were not chosen no longer count.
+        samplers: the samplers that choose a token from the logits of the chunk's last token. The first one is the
+            sequence's own. Empty if the sequence has more unread tokens after the chunk.
         row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
         n_wanted: the number of last tokens whose logits or hidden states the pass returns.
         n_read: the number of last tokens whose rows the request's reader gets.
         first: the position of the first of these tokens.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
-        proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is that
-            of the unread token.
-        logits: the logits of the pass, if tokens are proposed: the choices after the first are made when the pass is
-            settled.
+        proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is the
+            row of the unread token.
+        drafter: the name of the drafter.
+        hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
+        logits: the logits of the pass if tokens are proposed, because the choices after the first are made when the
+            pass is settled.
     """
 
     sequence: Sequence
@@ -232,4 +242,6 @@ class ScheduledChunk:
     first: int = 0
     error: EngineError | None = None
     proposed: abc.Sequence[int] = ()
+    drafter: str = ""
+    hidden: Array | None = None
     logits: Array | None = None

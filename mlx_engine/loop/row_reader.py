@@ -1,4 +1,4 @@
-"""Readers of a prompt: they get a row of logits, or of hidden states, for some tokens of the prompt.
+"""Readers of a prompt's rows: each gets a row of logits or of hidden states for some tokens of the prompt.
 
 A pass computes the rows of one chunk of the prompt. A reader gets them one row at a time, in the order of positions, so
 that its sums do not depend on the chunks or on the batch. The rows of a prompt are not kept: for 8,192 tokens

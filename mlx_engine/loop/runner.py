@@ -7,8 +7,8 @@ pass is submitted before the last one is settled, so that the device computes wh
 run the model, as many passes as there are machines are submitted before the first is settled. The tokens of a pass are
 chosen when the pass is settled, so these passes run different sequences, or later tokens of a prompt.
 
-The mask of a constraint depends on the token before. So if a sequence in a pass has a constraint, and its last token is
-not settled, the pass is submitted without a choice, and its tokens are chosen when the pass before it is settled: the
+The mask of a constraint depends on the previous token. So if a sequence in a pass has a constraint and its last token
+is not settled, the pass is submitted without a choice. Its tokens are chosen when the previous pass is settled; the
 device runs the pass meanwhile. An eager backend computes masks in a thread, while the next pass runs; a greedy choice
 without log-probabilities is checked first, and needs a mask only if the constraint does not allow it.
 """
@@ -33,7 +33,7 @@ from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import ConstraintError, EngineError, ProcessorError
-from mlx_engine.loop.finite import not_finite
+from mlx_engine.loop.forward import not_finite
 from mlx_engine.loop.metrics import PassTimer
 from mlx_engine.loop.request import ScheduledChunk, Sequence
 from mlx_engine.loop.sampler import Sampler, best_of
@@ -70,8 +70,8 @@ class _Pass:
         chunks: the chunks that it runs, without those that were dropped.
         n_rows: the number of rows of its logits or hidden states.
         started: the time when it was submitted.
-        reply: returns the logits, if no tokens have been chosen from them yet. It waits for those of a pass that
-            several machines run.
+        reply: returns the logits, if no tokens have been chosen from them yet. If several machines run the pass, the
+            call waits for its logits.
         check: the logits that tokens were chosen from and the sums of their rows: see `Backend.bad_rows`.
         rows: its logits or hidden states, if readers of requests get some of them.
         sampling: the time of choosing tokens; None if it was not measured.
@@ -93,6 +93,7 @@ class ModelRunner:
     Attributes:
         overlaps: whether a pass is submitted before the tokens of the last one are on the host.
         depth: the largest number of passes that are submitted and not settled.
+        n_hidden: the hidden states of so many last tokens of a sequence are kept for a drafter that reads them.
         n_batches: the number of passes with different sequences that are in flight: one for each pipeline stage.
 
     Args:
@@ -105,7 +106,7 @@ class ModelRunner:
         self._model, self._clock = model, clock
         self._is_staged = model.n_stages > 1
         self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and not model.is_shared
-        self.n_batches = model.n_stages
+        self.n_hidden, self.n_batches = 0, model.n_stages
         self.depth = 2 if self.overlaps else self.n_batches
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
@@ -154,7 +155,7 @@ class ModelRunner:
         return PassOutput([*read, *oldest.chunks], chosen, failed, seconds, oldest.sampling)
 
     def drop(self, sequence: Sequence) -> None:
-        """Remove a sequence from all passes that are not settled, and discard its pending tokens."""
+        """Remove a sequence from all passes that are not settled, and roll back its pending tokens."""
         if not self._flight:
             return
         for submitted in reversed(self._flight):
@@ -190,6 +191,7 @@ class ModelRunner:
         sequence.kv.roll_back(chunk.n - 1 - n)
         sequence.kv.commit(1 + n)
         sequence.unread, chunk.n, chunk.logits = [token], 1 + n, None
+        self._keep_hidden(chunk)
 
     def idle(self) -> None:
         """Signal that there is no work, so that other machines may sleep until the next pass."""
@@ -201,7 +203,7 @@ class ModelRunner:
             try:
                 chunks = schedule()
                 submitted = self._submit(list(chunks)) if chunks else None
-            except Exception:  # the next step submits the pass again, and raises when no pass is left to settle
+            except Exception:  # the next step submits the pass again; it raises the error if no pass is left to settle
                 if not self._flight:
                     raise
                 return []
@@ -209,6 +211,8 @@ class ModelRunner:
                 return []
             if not submitted.n_rows:
                 submitted.batch.commit()
+                for chunk in submitted.chunks:
+                    self._keep_hidden(chunk)
                 self._last_had_no_choice = True
                 return submitted.chunks
             self._flight.append(submitted)
@@ -230,6 +234,8 @@ class ModelRunner:
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(inputs)
+        if self.n_hidden:
+            batch.keeps_hidden = any(self._keeps_hidden(chunk) for chunk in chunks)
         if model.is_shared and not any(chunk.n_read for chunk in chunks):
             batch.best = best_of([sampler for chunk in chunks for sampler in chunk.samplers])
         submitted = _Pass(batch, chunks, n_rows, start)
@@ -247,6 +253,11 @@ class ModelRunner:
         except BaseException:
             batch.roll_back()
             raise
+        row = 0
+        for chunk in chunks:
+            if batch.hidden is not None and self._keeps_hidden(chunk):
+                chunk.hidden = model.backend.take(batch.hidden, tuple(range(row, row + chunk.n)))
+            row += chunk.n
         for chunk in chunks:
             chunk.sequence.unread = [
                 *chunk.sequence.unread[chunk.n :],
@@ -256,6 +267,21 @@ class ModelRunner:
             self._n_passes += 1
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
         return submitted
+
+    def _keeps_hidden(self, chunk: ScheduledChunk) -> bool:
+        """Return whether a drafter may read hidden states of a chunk: those at the end of a prompt, or in an answer."""
+        request = chunk.sequence.request
+        return not request.is_hidden and chunk.first + chunk.n > len(request.prompt_ids) - self.n_hidden
+
+    def _keep_hidden(self, chunk: ScheduledChunk) -> None:
+        """Keep the hidden states of a chunk's committed tokens, without those that are too far from the last one."""
+        rows, kept, end = chunk.hidden, chunk.sequence.hidden, chunk.first + chunk.n
+        if rows is None:
+            return
+        kept.append((chunk.first, self._model.backend.host(rows)[: chunk.n]))
+        chunk.hidden = None
+        while kept[0][0] + len(kept[0][1]) <= end - self.n_hidden:
+            kept.popleft()
 
     def _waits_for_mask(self, chunk: ScheduledChunk) -> bool:
         """Return whether the choice of a chunk needs a mask that depends on a token that is not settled."""
@@ -290,13 +316,14 @@ class ModelRunner:
         sums = be.row_sums(logits)
         submitted.check = logits, sums
         if not be.lazy and be.bad_rows(logits, sums):
-            # These rows fail when the pass is settled. Until then they need some token, and NaN gives none.
+            # These rows fail when the pass is settled. Until then they need some valid token, which logits of NaN do
+            # not give.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         draws: list[Draw] = []
         for chunk, sampler in pairs:
             try:
                 draws.append(sampler.draw())
-            except ConstraintError as error:  # the constraint allows no token: the chunk fails, whatever is chosen
+            except ConstraintError as error:  # the constraint allows no token, so the chunk fails with any choice
                 chunk.error = error
                 draws.append(Draw(Sampling(), (), 0.0))
         edited = logits
@@ -346,6 +373,7 @@ class ModelRunner:
         for chunk in submitted.chunks:
             if chunk.logits is None:
                 chunk.sequence.kv.commit(chunk.n)
+                self._keep_hidden(chunk)
         for chunk, tokens in chosen:
             unread = chunk.sequence.unread
             if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet
@@ -359,7 +387,7 @@ class ModelRunner:
         return chosen, failed
 
     def _read(self, submitted: _Pass, of_pass: Array) -> list[tuple[ScheduledChunk, EngineError]]:
-        """Hand the rows of the oldest pass to the readers; return the chunks whose rows are not finite."""
+        """Pass the rows of the oldest pass to the readers; return the chunks whose rows are not finite."""
         failed: list[tuple[ScheduledChunk, EngineError]] = []
         be = self._model.backend
         for chunk in submitted.chunks:
@@ -380,7 +408,7 @@ class ModelRunner:
 
     def _prepare_masks(self, samplers: abc.Sequence[Sampler]) -> None:
         """Begin to compute the masks of the next tokens."""
-        if self._process != os.getpid():  # a fork has left the thread in the parent
+        if self._process != os.getpid():  # the thread does not exist in a forked process
             self._process, self._masks = os.getpid(), None
         if self._masks is None:
             self._masks = ThreadPoolExecutor(1, "masks")
@@ -391,7 +419,7 @@ class ModelRunner:
 def _checked(
     be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], tokens: list[Token]
 ) -> list[Token]:
-    """Return the tokens chosen from logits (R, V), with another choice for each that its constraint does not allow.
+    """Choose tokens from logits (R, V). If a constraint does not allow the chosen token, choose again with its mask.
 
     If a constraint allows no token, its chunk fails.
     """
@@ -408,9 +436,9 @@ def _checked(
 def _edited(
     be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], draws: abc.Sequence[Draw]
 ) -> Array:
-    """Return logits (R, V), with the rows of samplers with processors as these return them.
+    """Return logits (R, V), in which processors have edited the rows of their samplers.
 
-    If a processor fails, its row is left as it is, and the chunk fails alone. A row that is not finite is left, too:
+    If a processor fails, its row is unchanged, and only its chunk fails. A row that is not finite is unchanged, too;
     its chunk fails when the pass is settled.
     """
     rows = [row for row, (_, sampler) in enumerate(pairs) if sampler.processors is not None]

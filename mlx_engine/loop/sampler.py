@@ -1,4 +1,7 @@
-"""The sampler of a sequence: keeps the tokens so far and the seed, on which the next choice depends."""
+"""The sampler of a sequence keeps its tokens and its seed, which determine the next choice.
+
+A user can pass functions: processors edit the logits of a sequence before each draw, and a sampler chooses the token.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,21 @@ import copy
 import math
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Token
-from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.sampling import Draw, masked
+from mlx_engine.errors import ProcessorError, is_whole, shown
 from mlx_engine.loop.constraint import Mask, Matcher
 from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
-from mlx_engine.loop.processors import Processors
-from mlx_engine.options import Sampling
+from mlx_engine.options import Options, Processor, Sampling, name_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +35,8 @@ class Choice:
         logits: (R, V), the logits of the pass.
         position: the position of the token in the sequence.
         row: the row of the logits from which the token was chosen.
-        whole: whether all logits of the row are known; if not, only the largest are, which suffice for the choice.
+        whole: whether all logits of the row are known. If not, only the largest logits are known, which suffice for the
+            choice.
         mask: which tokens (V,) the constraint allowed; None without a constraint.
     """
 
@@ -46,16 +51,16 @@ class Choice:
 class Sampler:
     """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
 
-    Several samplers may continue one prompt. Each has its own number `choice`, on which its random numbers depend. With
-    `logprobs=False` no log-probabilities are available: they need all logits. With a `matcher`, the next token can be
-    drawn only when all before it are settled: its mask depends on them.
+    Several samplers may continue one prompt. The random numbers of each depend on its number, `choice`. With
+    `logprobs=False` no log-probabilities are available, because they need all logits. With a `matcher`, the next token
+    can be drawn only when all tokens before it are settled, because its mask depends on them.
 
     Attributes:
         choice: the number of the sampler among those of its prompt.
         is_constrained: whether the next token depends on the ids of all tokens before it, by its mask.
-        is_checked: whether the token with the largest logit is chosen first, and compared with the constraint: most
-            are allowed, and then no mask is computed. Not on a lazy backend, which has the id only later; not with
-            log-probabilities, which say how much probability the mask left.
+        is_checked: whether the token with the largest logit is chosen first and then compared with the constraint. Most
+            such tokens are allowed, and then no mask is computed. False on a lazy backend, because the id is known only
+            later, and with log-probabilities, because `allowed` needs the mask.
         processors: the functions of the user that edit logits; None if there are none.
     """
 
@@ -105,11 +110,17 @@ class Sampler:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens of the prompt and the chosen tokens. All are ints but the last ones that are not settled."""
+        """The tokens of the prompt and the chosen tokens.
+
+        All are ints except the last ones, if they are not settled.
+        """
         return cast("list[int]", self._recent)
 
     def __call__(self, logits: Array, *, whole: bool = True) -> int:
-        """Choose from logits (1, V), wait until the id is on the host, and return it. All tokens before are settled."""
+        """Choose from logits (1, V), wait until the id is on the host, and return it.
+
+        All tokens before must be settled.
+        """
         draw = self.draw()
         edited = self.edited(self._backend.host(logits)[0], draw) if self.processors else None
         (token,) = self._backend.choose(logits if edited is None else self._backend.array(edited[None]), [draw])
@@ -118,9 +129,7 @@ class Sampler:
         return self.settle(self.add(token, logits, whole=whole))
 
     def draw(self) -> Draw:
-        """Return the inputs for choosing the next token. The choice before it need not be settled.
-
-        Without the mask if the choice is checked: see `redraw`.
+        """Return the inputs for choosing the next token.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -128,14 +137,34 @@ class Sampler:
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self.choice)
         if self._next is not None:
             (process, promised), self._next = self._next, None
-            # A fork leaves the thread in the parent.
+            # The thread does not exist in a forked process.
             self._mask = promised.result() if process == os.getpid() else None
         if self._mask is None and self._matcher is not None and not self.is_checked:
             self._mask = self._matcher.mask()
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
 
+    def guess(self, ids: Sequence[Token], n_vocabulary: int) -> Draw:
+        """Return the inputs with which a drafter should choose the token after further proposed ids.
+
+        They are those of the choice itself, with the same random number, but without mask and processors: so two
+        models with nearly the same probabilities choose the same token. Ids from `n_vocabulary` on are left out of
+        penalties and biases: the drafter has no logits for them.
+        """
+        sampling, n = self._sampling, len(self._recent) + len(ids)
+        if any(token >= n_vocabulary for token, _ in sampling.logit_bias):
+            known = tuple((token, bias) for token, bias in sampling.logit_bias if token < n_vocabulary)
+            sampling = replace(sampling, logit_bias=known)
+        u = 0.0 if sampling.is_greedy else random_number(self._seed, n, self.choice)
+        if sampling.repetition_penalty == 1 and not sampling.has_penalties:
+            return Draw(sampling, (), u)
+        # The answer's ids are ints, those that the drafter has just chosen may be tokens of a lazy backend.
+        new = [token if isinstance(token, int) else self._backend.token_id(token) for token in ids]
+        prompt = [token for token in self.ids[: self._n_prompt] if token < n_vocabulary]
+        answer = [token for token in (*self.ids[self._n_prompt :], *new) if token < n_vocabulary]
+        return Draw(sampling, [*prompt, *answer], u, len(prompt))
+
     def redraw(self, token: Token) -> Draw | None:
-        """Return the inputs of another choice, with the mask, if the constraint does not allow a checked one; or None.
+        """Return the inputs for choosing again with the mask if the constraint forbids a checked choice, else None.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -163,7 +192,7 @@ class Sampler:
         sampling = self._sampling
         if self._logprobs or sampling.repetition_penalty != 1 or sampling.has_penalties or sampling.logit_bias:
             return None
-        if self._matcher is not None or self.processors is not None:  # the largest may all be forbidden
+        if self._matcher is not None or self.processors is not None:  # the constraint may forbid all of the largest
             return None
         return 1 if sampling.is_greedy else sampling.top_k
 
@@ -219,3 +248,76 @@ def random_number(seed: int, position: int, choice: int = 0) -> float:
     key = (seed, position, choice) if choice else (seed, position)
     (bits,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
     return float(bits >> np.uint64(11)) * 2.0**-53
+
+
+class Processors:
+    """The processors of a run, in order, and the user's sampler.
+
+    They are called once for each token of an answer, with the ids of all tokens before it and a copy of its logits.
+    """
+
+    def __init__(self, processors: Sequence[Processor], sampler: Processor | None) -> None:
+        self._processors, self._sampler = processors, sampler
+
+    @classmethod
+    def of(cls, options: Options) -> Processors | None:
+        """Return the processors of a run; None if it has no processor and no sampler."""
+        has_any = options.processors or options.sampler is not None
+        return cls(options.processors, options.sampler) if has_any else None
+
+    def __call__(self, ids: Sequence[int], logits: np.ndarray, mask: NDArray[np.bool_] | None = None) -> np.ndarray:
+        """Return the logits (V,) from which the token is drawn: the result of the last processor.
+
+        A sampler gets the logits with the mask (V,) of the sequence's constraint applied; in the result only the chosen
+        token has a finite logit. A processor must leave a finite logit for a token that the mask allows.
+
+        Raises:
+            ProcessorError: a function has failed, or has not returned logits or a token.
+        """
+        for i, processor in enumerate(self._processors):
+            who = f"processors[{i}] ({name_of(processor)})"
+            returned = _called(who, processor, ids, logits.copy())
+            logits = _checked(who, returned, logits.shape, mask, len(ids))
+        if self._sampler is None:
+            return logits
+        who, row = f"sampler ({name_of(self._sampler)})", logits.copy() if mask is None else masked(logits, mask)
+        chosen = _called(who, self._sampler, ids, row.copy())
+        token = chosen.item() if hasattr(chosen, "item") and getattr(chosen, "size", 1) == 1 else chosen
+        if not is_whole(token) or not 0 <= token < len(row) or row[token] == -np.inf:
+            expected = f"expected a token id from 0 to {len(row) - 1} with a finite logit"
+            raise ProcessorError(
+                f"{who} after {len(ids):,} tokens: {expected}, found {shown(chosen)}; return such an id"
+            )
+        alone = np.full_like(row, -np.inf)
+        alone[token] = 0
+        return alone
+
+
+def _called(who: str, function: Callable[..., Any], ids: Sequence[int], logits: np.ndarray) -> Any:
+    try:
+        return function(list(ids), logits)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        # A traceback through this frame would keep the scheduler and its memory alive as long as the error exists.
+        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+        raise ProcessorError(f"{who} failed after {len(ids):,} tokens: {reason}") from error
+
+
+def _checked(who: str, returned: Any, shape: tuple[int, ...], mask: NDArray[np.bool_] | None, n: int) -> np.ndarray:
+    """Return what a processor has returned as float32 logits; raise ProcessorError if no token can be drawn from it."""
+    expected = f"{who} after {n:,} tokens: expected logits of shape {shape}"
+    try:
+        logits = np.asarray(returned, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise ProcessorError(f"{expected}, found {shown(returned)}; return the logits") from None
+    if logits.shape != shape:
+        found = "None" if returned is None else f"shape {logits.shape}"
+        raise ProcessorError(f"{expected}, found {found}; return the logits")
+    allowed = logits if mask is None else logits[mask]
+    if np.isnan(logits).any() or (logits == np.inf).any() or not (allowed > -np.inf).any():
+        which = "" if mask is None else " that the constraint allows"
+        raise ProcessorError(
+            f"{expected} without NaN and infinity, of which one{which} is finite, found others; "
+            "minus infinity bans a token"
+        )
+    return logits

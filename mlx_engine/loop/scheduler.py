@@ -38,8 +38,8 @@ from mlx_engine.weights.model import Model
 if TYPE_CHECKING:
     from mlx_engine.loop.speculation import Speculation
 
-# The most tokens of prompts in a pass: BUDGET while no answer is generated, SHARED_BUDGET while one is. The latter can
-# be small: on a CPU, passes of 32 or more tokens compute prompts equally fast.
+# The most tokens of prompts in a pass: BUDGET while no answer is generated, SHARED_BUDGET while one is. SHARED_BUDGET
+# can be small, because on a CPU all passes of 32 or more tokens have the same tokens per second.
 BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
 _INTERRUPTED = "expected a scheduler whose steps have ended, found an interrupted one; make another"
 
@@ -48,13 +48,13 @@ class StepOutput(NamedTuple):
     """The result of one step.
 
     Attributes:
-        requests: the requests that got tokens, or whose prompt was read further, or that failed.
+        requests: the requests that got tokens, whose prompt was run further, or that failed.
         ended: the requests among these that have ended.
         n_decode: tokens that continued an answer.
         n_prefill: tokens of prompts.
         seconds: the time of the passes.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
-        drafts: for each answer with proposed tokens, their number and how many of them were right.
+        drafts: for each answer with proposed tokens, their drafter, their number and how many of them were right.
     """
 
     requests: abc.Sequence[Request] = ()
@@ -63,7 +63,7 @@ class StepOutput(NamedTuple):
     n_prefill: int = 0
     seconds: float = 0.0
     nbytes: float = 0.0
-    drafts: abc.Sequence[tuple[int, int]] = ()
+    drafts: abc.Sequence[tuple[str, int, int]] = ()
 
 
 class Scheduler:
@@ -76,6 +76,8 @@ class Scheduler:
         waiting: sequences without a slot, in the order in which they will be admitted.
         running: sequences with a slot, in the order of arrival.
         speculation: proposes tokens, and counts how many were right; None proposes none.
+        others_answer: whether another scheduler on the same cores is generating answers. Passes then have as few tokens
+            of prompts as while this one is.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Scheduler:
             shared_budget: the same while an answer is being generated.
             overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
             traffic: counts the bytes that passes read; None counts none.
-            speculation: proposes tokens; None proposes none. It proposes none either without a KV cache.
+            speculation: proposes tokens; None proposes none. Without a KV cache no tokens are proposed.
             clock: read for the times of requests.
         """
         if min(slots, budget, shared_budget) < 1:
@@ -124,8 +126,10 @@ class Scheduler:
         if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
             self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
             self._read_budget = self._shared_read_budget = self._budget
-        self._was_hidden = False
+        self._was_hidden = self.others_answer = False
         self.speculation = speculation if self._keeps_kv else None
+        if self.speculation is not None:
+            self._runner.n_hidden = self.speculation.n_hidden
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._failed: list[Request] = []
@@ -242,9 +246,9 @@ class Scheduler:
         reached = list(dict.fromkeys([*(chunk.sequence.request for chunk in done.chunks), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
-        drafts: abc.Sequence[tuple[int, int]] = ()
+        drafts: abc.Sequence[tuple[str, int, int]] = ()
         if self.speculation is not None:
-            drafts = [(len(chunk.proposed), chunk.n - 1) for chunk, _ in done.chosen if chunk.proposed]
+            drafts = [(chunk.drafter, len(chunk.proposed), chunk.n - 1) for chunk, _ in done.chosen if chunk.proposed]
         return StepOutput(reached, ended, n_decode, n_rows - n_decode, done.seconds, nbytes, drafts)
 
     # ---- the decision: which sequences run, and which tokens ----
@@ -257,7 +261,7 @@ class Scheduler:
             if n_slots > self.slots or (first is self._refused and self.running):
                 return
             if self._attach_prefix(first) and self.running:
-                first.rewind()  # running answers go on between two pieces of a prefix that is read from files
+                first.rewind()  # running answers get a pass between two pieces of a prefix that is read from files
                 return
             n_pages = sum(one.n_pages(len(one.unread)) for one in (first, *self.running))
             # Each parallel sample continues in a copy of the prompt's last page.
@@ -272,13 +276,15 @@ class Scheduler:
     def _schedule(self, only: Sequence | None = None) -> list[ScheduledChunk]:
         """Return the chunks of the next pass, of all sequences or of one, and make room for their pages.
 
-        While there are too few pages, even after unused prefixes are evicted, preempt the newest sequence. If passes
-        are under way, return no chunks instead: their tokens may end a sequence, whose pages are then free.
+        If there are too few pages after unused prefixes are evicted, preempt the newest sequence, and again until there
+        are enough. If passes are under way, return no chunks instead, because their tokens may end a sequence and so
+        free its pages.
         """
         while True:
             chunks = self._chunks() if only is None else self._chunk_alone(only)
             n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
-            # Parallel samples begin when the pass with the last token of their prompt has ended: each copies a page.
+            # Parallel samples begin when the pass with the last token of their prompt has ended. Each of them copies a
+            # page.
             ends = [chunk.sequence for chunk in chunks if chunk.samplers]
             forked = [one for one in self.running if one.parallel and (one in ends or self._runner.n_pending(one))]
             n_copies = sum(len(one.parallel) for one in forked)
@@ -305,7 +311,9 @@ class Scheduler:
         chunks = chunks[: -(-len(self.running) // n_batches)]
         # A pass of hidden states runs no tokens of answers, so answers wait for it.
         is_hidden = bool(ready) and ready[0].request.is_hidden
-        is_shared = bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
+        is_shared = (
+            self.others_answer or bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
+        )
         left = -(-(self._shared_budget if is_shared else self._budget) // n_batches)
         rows = -(-(self._shared_read_budget if is_shared else self._read_budget) // n_batches)
         for sequence in ready:
@@ -317,7 +325,7 @@ class Scheduler:
         return chunks
 
     def _chunk_alone(self, sequence: Sequence) -> list[ScheduledChunk]:
-        """Return the next chunk of one sequence; none if it has lost its slot or a pass is under way."""
+        """Return the next chunk of one sequence; an empty list if it has lost its slot or has a pass under way."""
         is_free = sequence in self.running and self._runner.is_idle
         return [sequence.chunk(self._budget, self._read_budget)] if is_free else []
 
@@ -327,8 +335,8 @@ class Scheduler:
             return False
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
-        # A processor needs the ids of all earlier tokens, and must not be called for a token that is later dropped: so
-        # it waits until the sequence has no pass in flight.
+        # A processor needs the ids of all earlier tokens, and must not be called for a token that is later dropped. So
+        # the sequence waits until it has no pass in flight.
         waits = bool(sequence.parallel) or sequence.sampler.processors is not None
         if self.speculation is not None and n_pending:
             waits = waits or self.speculation.is_promising(sequence)
@@ -340,7 +348,8 @@ class Scheduler:
     def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
         """Return whether each group has `n_pages + n_copies` free pages, after evicting unused prefixes.
 
-        Layers with a window need only the copies: they always have pages for as many sequences as there are slots.
+        Layers with a window need pages for the copies only, because they always have enough pages for one sequence per
+        slot.
         """
         if not n_pages + n_copies:
             return True
@@ -350,6 +359,8 @@ class Scheduler:
         """Free a sequence's pages, and put the sequence back into the queue at its place."""
         self.running.remove(sequence)
         self._refused = None
+        if self.speculation is not None:
+            self.speculation.release(sequence)
         sequence.rewind()
         sequence.request.n_preemptions += 1
         insort(self.waiting, sequence, key=Sequence.arrival)
@@ -381,10 +392,7 @@ class Scheduler:
     # ---- prefixes ----
 
     def _attach_prefix(self, sequence: Sequence) -> bool:
-        """Begin a sequence with its longest cached prefix, and return whether files have more of it.
-
-        At least the last token is left to be run.
-        """
+        """Begin a sequence with its longest cached prefix, and return whether files have more of it."""
         if self.prefix is None:
             return False
         ids, request = sequence.ids, sequence.request
@@ -403,7 +411,7 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
-            # An answer seldom ends at a page boundary: keep the states at the boundaries inside the answer.
+            # Keep the states at the page boundaries inside an answer, because an answer seldom ends at one.
             on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
             at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
             if sequence.output.token_ids and at_page and has_states:
@@ -444,8 +452,9 @@ class Scheduler:
     def _accept(self, speculation: Speculation, done: PassOutput) -> list[tuple[ScheduledChunk, Exception]]:
         """Append the tokens of chunks with proposed tokens to their outputs; return the chunks that have failed."""
         failed = []
-        if done.chunks and all(chunk.samplers and chunk.sequence.output.token_ids for chunk in done.chunks):
-            speculation.costs.add(sum(chunk.n for chunk in done.chunks), done.seconds)
+        if done.chunks:
+            is_decode = all(chunk.samplers and chunk.sequence.output.token_ids for chunk in done.chunks)
+            speculation.measure(sum(chunk.n for chunk in done.chunks), done.seconds, is_decode=is_decode)
         for chunk, ids in done.chosen:
             if chunk.proposed:
                 try:
@@ -458,8 +467,8 @@ class Scheduler:
     def _accept_chunk(self, chunk: ScheduledChunk, token: int) -> None:
         """Append the chosen token to the output, and choose further ones while proposals are right.
 
-        Each choice is made from the row of the token before it, when that token has been appended: so penalties, masks
-        and processors see the tokens of the answer, and no others.
+        Each choice is made from the row of the previous token, after that token has been appended. So penalties, masks
+        and processors see the tokens of the answer and no rejected ones.
         """
         output, sampler, n_logprobs = (
             chunk.sequence.output,
@@ -513,7 +522,7 @@ class Scheduler:
         """Free the pages of a sequence that has ended, except those that the prefix cache holds."""
         self._runner.drop(sequence)
         if self.speculation is not None:
-            self.speculation.drafters.end(sequence)
+            self.speculation.end(sequence)
         if self.prefix is not None:
             self.prefix.insert(sequence.ids[: sequence.kv.length], sequence.kv)
         self._remove(sequence)
@@ -533,6 +542,8 @@ class Scheduler:
         """Remove a sequence from the queue, its slot and all passes, and free its pages."""
         self._runner.drop(sequence)
         self._refused = None
+        if self.speculation is not None:
+            self.speculation.release(sequence)
         for sequences in (self.waiting, self.running):
             if sequence in sequences:
                 sequences.remove(sequence)

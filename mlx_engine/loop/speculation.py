@@ -1,4 +1,4 @@
-"""Speculation: proposed next tokens are checked in the pass that computes the next token: one pass gives several.
+"""Speculation: the pass that computes the next token also checks proposed tokens, so one pass may give several tokens.
 
 A drafter sees the ids of a sequence and proposes ids that may follow. The pass runs them after the sequence's unread
 token, and every row of logits is wanted. The scheduler then chooses token after token as without proposals, each from
@@ -8,45 +8,58 @@ no answer depends on proposals.
 
 How many tokens are proposed is chosen for each pass, so that the expected number of tokens per second is highest. It
 depends on how often proposals were right after a match of about the same length, and on the measured time of passes by
-their number of rows. Every first proposed token is compared with the next token, whether a pass has run it or not, so
-that acceptance is known before a wrong proposal has cost anything. Each sequence has an account of tokens that
-proposals have gained or cost; when it is empty, nothing is proposed.
+their number of rows. The first proposed token is always compared with the next token, even if no pass has run it, so
+that the rate of acceptance is known before a wrong proposal costs time. Each sequence has an account of the tokens that
+proposals have gained or cost; when the account is empty, nothing is proposed.
+
+Proposals of earlier text (`lookup.py`) cost nothing. If none of them is as good, a drafter that runs passes of its own
+proposes for all such sequences together (`draft.py`). The number of its tokens also depends on the time of its passes,
+which the accounts of the sequences pay for.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from mlx_engine.cache.pool import kv_layers
+from mlx_engine.cache.pool import LONGEST_PASS, kv_layers
 from mlx_engine.loop.request import ScheduledChunk, Sequence
-from mlx_engine.options import LOOKUP, OFF
+from mlx_engine.options import AUTO_SPECULATION, DRAFT, LOOKUP, MTP, OFF
 from mlx_engine.weights.model import Model
 
 # The most tokens that are proposed for one sequence in a pass, and the most rows of a pass with proposed tokens: up to
 # 32 rows all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# Matches of at least so many ids are one kind of evidence, and the share that is right before anything is known.
-LENGTHS, PRIOR = (1, 3, 4, 6, 9, 16), (0.15, 0.3, 0.5, 0.65, 0.8, 0.9)
-# The weight of what was known before, in proposals; and the number of latest proposals that count.
+# Each kind of evidence: a match of at least this many ids.
+LENGTHS = (1, 3, 4, 6, 9, 16)
+# The kinds of evidence of drafters with passes of their own, and the assumed share of right proposals of each kind
+# before any is counted.
+KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
+PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
+# The weight of the assumed share, in proposals; and the number of latest proposals that count.
 WEIGHT, LATEST = 4.0, 64
-# Tokens that proposals may cost a sequence at its start, more for each of its tokens, and the most that it saves.
+# The account of a sequence, in tokens: its value at the start, what each token adds, and the largest value.
 START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
-# The expected rate with proposals must be so much higher than without.
+# The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
-# On a lazy backend a sequence waits for its token before the next pass if a proposal is as likely as this to be right.
+# On a lazy backend a sequence waits for its token before the next pass if the probability of a right proposal is at
+# least this.
 PROMISING = 0.5
-# The time of a pass by rows before any is measured: 1, this for each row up to the fourth, and this for further ones.
-# CPU kernels multiply four rows in about the time of one; after that arithmetic is the limit.
+# The assumed time of a pass by its rows, before any is measured: 1 for one row, and the added time of each row up to
+# the fourth and of each further row. CPU kernels multiply four rows in about the time of one; after that arithmetic is
+# the limit.
 PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.25, 4
 # Rows whose times are kept, the number of new times that change them, and the weights of a longer and a shorter time.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
 # A token that is less likely to be right than this is not proposed.
 LEAST = 0.1
+# The most ids that a drafter reads in a step while several answers are generated; a single one takes a longest pass.
+SHARED = 64
 
 
 # The slots for states of proposed tokens, where a model has states: each takes memory.
@@ -56,10 +69,11 @@ FEWEST_PARAMETERS = 1 << 28
 
 
 class Use(NamedTuple):
-    """Whether tokens are proposed for a model, and why."""
+    """Whether tokens are proposed for a model, why, and the names of the drafters."""
 
     is_on: bool
     why: str
+    names: tuple[str, ...] = ()
 
 
 def fixes_rows(model: Model) -> bool:
@@ -67,22 +81,38 @@ def fixes_rows(model: Model) -> bool:
     return model.backend.fixes_bits and not any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers))
 
 
-def use_of(model: Model, asked: str, n_parameters: int) -> Use:
-    """Return whether tokens are proposed, for the option `speculate`."""
+def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] = ()) -> Use:
+    """Return whether tokens are proposed, for the option `speculate`.
+
+    Args:
+        model: the model.
+        asked: the value of the option.
+        n_parameters: the number of its parameters.
+        own: the names of drafters with passes of their own that were loaded.
+    """
     be = model.backend
     if asked == OFF:
-        return Use(False, "off; --speculate lookup turns it on")
-    if asked == LOOKUP:
-        differs = "" if fixes_rows(model) else f"; on {be.name} a token may differ where two are almost equally likely"
-        return Use(True, f"lookup{differs}")
+        return Use(False, "off; --speculate auto or lookup turns it on")
+    differs = "" if fixes_rows(model) else f"; on {be.name} a token may differ where two are almost equally likely"
+    if asked != AUTO_SPECULATION:
+        return Use(True, f"{asked}{differs}", (asked,))
+    names = [name for name in own if name == DRAFT or not differs]
+    why = _why_no_lookup(model, n_parameters)
+    names = names if why else [LOOKUP, *names]
+    if not names:
+        return Use(False, f"off: {why}")
+    return Use(True, f"{', '.join(names)}{differs}", tuple(names))
+
+
+def _why_no_lookup(model: Model, n_parameters: int) -> str:
+    """Return why `auto` does not look in earlier text; "" if it does."""
     if not fixes_rows(model):
-        return Use(False, f"off: on {be.name} the bits of this model's rows depend on their number")
-    if be.lazy or model.is_shared:
-        where = "on ranks" if model.is_shared else f"on {be.name}"
-        return Use(False, f"off: its cost {where} has not been measured; --speculate lookup turns it on")
+        return f"on {model.backend.name} the bits of this model's rows depend on their number"
+    if model.is_shared:
+        return "its cost on ranks has not been measured; --speculate lookup turns it on"
     if n_parameters < FEWEST_PARAMETERS:
-        return Use(False, "off: passes of so small a model are too short; --speculate lookup turns it on")
-    return Use(True, "lookup")
+        return "passes of so small a model are too short; --speculate lookup turns it on"
+    return ""
 
 
 class Drafter(Protocol):
@@ -105,11 +135,39 @@ class Drafters(Protocol):
         """Take note that a sequence has ended."""
 
 
+class PassDrafter(Protocol):
+    """Proposes tokens for several sequences in passes of its own.
+
+    Attributes:
+        name: a key of `KINDS`.
+        most: the most tokens that it proposes for a sequence at once.
+        costs: the time of one of its passes by the number of sequences.
+        share: the time of a pass over that of the model, before one has been measured.
+        n_hidden: it reads the model's hidden states of so many last tokens of a sequence.
+    """
+
+    name: str
+    most: int
+    costs: PassCosts
+    share: float
+    n_hidden: int
+
+    def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
+        """Return the ids that may follow the settled ids of sequences, at most as many as are wanted for each.
+
+        Sequences for which there is no memory have none, and those whose settled ids have not all been read: a call
+        reads at most `budget` of them.
+        """
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the memory that is held for a sequence; it may propose for the sequence again later."""
+
+
 class Acceptance:
-    """How often proposed tokens were right, by the strength of the evidence."""
+    """How often proposed tokens were right, by the kind of the evidence."""
 
     def __init__(self) -> None:
-        self._right, self._tried = [0.0] * len(LENGTHS), [0.0] * len(LENGTHS)
+        self._right, self._tried = [0.0] * len(PRIOR), [0.0] * len(PRIOR)
 
     def add(self, kind: int, *, is_right: bool) -> None:
         """Count a proposed token that has been compared with the token of the answer."""
@@ -124,12 +182,16 @@ class Acceptance:
         return (before * WEIGHT + self._right[kind]) / (WEIGHT + self._tried[kind])
 
     def lines(self) -> list[str]:
-        """Return a line with the share of right tokens for each strength of evidence that occurred."""
+        """Return lines with the share of right tokens for each kind of evidence that occurred."""
         ends = [f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
         names = [*(end.removesuffix(f" to {end.split()[0]}") for end in ends), f"{LENGTHS[-1]} or more"]
-        found = zip(names, self._right, self._tried, strict=True)
+        found = zip(names, self._right, self._tried, strict=False)
         shares = [f"{name} ids: {right / tried:.0%}" for name, right, tried in found if tried]
-        return [f"first tokens right after a match of {'; '.join(shares)}"] if shares else []
+        lines = [f"first tokens right after a match of {'; '.join(shares)}"] if shares else []
+        for name, kind in KINDS.items():
+            if self._tried[kind]:
+                lines.append(f"tokens of {name} right: {self._right[kind] / self._tried[kind]:.0%}")
+        return lines
 
 
 class PassCosts:
@@ -139,6 +201,11 @@ class PassCosts:
         self._seconds: dict[int, float] = {}
         # The time by rows, made again after `RENEW` new times.
         self._curve, self._n_new = [_usual(n) for n in range(CURVE)], 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a pass has been measured."""
+        return bool(self._seconds)
 
     def add(self, n_rows: int, seconds: float) -> None:
         """Add the time of a pass that has run no prompt.
@@ -181,16 +248,16 @@ class Draft:
     """The drafter of a sequence and what it proposes next.
 
     Attributes:
-        drafter: the drafter.
+        drafter: looks in earlier text; None where only passes propose tokens.
         n_read: the number of ids of the answer that it has read.
-        ids: the ids that it proposes next.
-        kind: the strength of the evidence for them, an index of `LENGTHS`.
-        acceptance: how often its proposals were right.
+        ids: the ids that are proposed next.
+        kind: the kind of the evidence for them: an index of `LENGTHS`, or one of `KINDS`.
+        acceptance: how often proposals were right.
         account: tokens that proposals have gained, less those that they have cost.
         under_way: rows without proposals, sequences that continue an answer, and proposed tokens of the pass under way.
     """
 
-    drafter: Drafter
+    drafter: Drafter | None
     n_read: int = 0
     ids: abc.Sequence[int] = ()
     kind: int = 0
@@ -198,29 +265,54 @@ class Draft:
     account: float = 0.0
     under_way: tuple[int, int, int] = (0, 0, 1)
 
+    @property
+    def source(self) -> str:
+        """The name of the drafter that has proposed the ids."""
+        return next((name for name, kind in KINDS.items() if kind == self.kind), LOOKUP)
+
 
 class Speculation:
-    """Proposes tokens for the sequences of one scheduler, and learns from what became of them.
+    """Proposes tokens for the sequences of one scheduler, and learns from how often they were right.
 
     Attributes:
-        drafters: makes the drafters.
+        drafters: makes the drafters that look in earlier text; None for none.
+        passes: the drafters with passes of their own, the best first.
+        n_hidden: the model's hidden states that they read of each sequence.
         costs: the time of passes.
         n_drafts: passes of a sequence with proposed tokens.
         n_proposed: proposed tokens that passes have run.
-        n_accepted: those that were right.
+        n_accepted: proposed tokens that were right.
     """
 
-    def __init__(self, drafters: Drafters, n_vocabulary: int, *, most: int = MOST) -> None:
+    def __init__(
+        self,
+        drafters: Drafters | None,
+        n_vocabulary: int,
+        *,
+        most: int = MOST,
+        passes: abc.Sequence[PassDrafter] = (),
+        usual: abc.Collection[str] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """Make a speculation.
 
         Args:
-            drafters: makes the drafter of a sequence.
+            drafters: makes the drafter of a sequence that looks in earlier text; None for none.
             n_vocabulary: the number of tokens of the model; a proposal ends before an id outside of it.
             most: the most tokens that are proposed for a sequence in one pass.
+            passes: drafters with passes of their own.
+            usual: the names of the drafters of requests that do not choose one; None for all.
+            clock: read for the times of the passes of drafters.
         """
         self.drafters, self._n_vocabulary, self._most = drafters, n_vocabulary, most
+        self.passes, self._clock = tuple(passes), clock
+        names = [*([] if drafters is None else [LOOKUP]), *(drafter.name for drafter in self.passes)]
+        self._usual = frozenset(names if usual is None else usual)
         self.costs, self._acceptance = PassCosts(), Acceptance()
         self.n_drafts = self.n_proposed = self.n_accepted = 0
+        self.n_hidden = max((drafter.n_hidden for drafter in self.passes), default=0)
+        # The time that drafters have taken since a pass was measured.
+        self._drafting = 0.0
 
     def propose(
         self, chunks: abc.Sequence[ScheduledChunk], is_settled: Callable[[Sequence], bool], n_pages: int
@@ -238,9 +330,11 @@ class Speculation:
         if not asking:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
+        n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
+        for drafter in self.passes:
+            self._draft(drafter, asking, drafts, n_rows)
         if not any(draft.ids for draft in drafts):
             return
-        n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
         numbers = self.plan(asking, drafts, n_rows)
         under_way = n_rows, len(asking), sum(numbers)
         for chunk, draft, n in zip(asking, drafts, numbers, strict=True):
@@ -249,7 +343,7 @@ class Speculation:
                 n_pages += chunk.sequence.n_pages(1 + n) - chunk.sequence.n_pages(1)
                 n_slots += n
                 draft.under_way = under_way
-                chunk.proposed = draft.ids[:n]
+                chunk.proposed, chunk.drafter = draft.ids[:n], draft.source
                 chunk.n = chunk.n_wanted = 1 + n
 
     def plan(self, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int) -> list[int]:
@@ -283,27 +377,110 @@ class Speculation:
         """Return the draft of a sequence after its settled ids; count whether the one before was right."""
         draft = sequence.draft
         if draft is None:
-            draft = sequence.draft = Draft(self.drafters(sequence))
+            is_lookup = self.drafters is not None and self._may_use(LOOKUP, sequence)
+            draft = sequence.draft = Draft(self.drafters(sequence) if is_lookup and self.drafters else None)
         ids = sequence.output.token_ids
         if len(ids) == draft.n_read:
             return draft
         if draft.ids:
             self._count(draft, draft.kind, is_right=ids[draft.n_read] == draft.ids[0])
-        draft.drafter.extend(ids[draft.n_read :])
-        most = max(0, min(self._most, sequence.output.max_tokens - len(ids) - 1))
-        found, strength = draft.drafter.propose(most)
-        draft.ids, draft.n_read = self._known(found[:most]), len(ids)
-        draft.kind = max(0, bisect_right(LENGTHS, strength) - 1)
+        most, strength, draft.ids = self._most_of(sequence), 0, ()
+        if draft.drafter is not None:
+            draft.drafter.extend(ids[draft.n_read :])
+            found, strength = draft.drafter.propose(most)
+            draft.ids = self._known(found[:most])
+        draft.n_read, draft.kind = len(ids), max(0, bisect_right(LENGTHS, strength) - 1)
         return draft
 
-    def probability(self, draft: Draft) -> float:
-        """Return the probability that the next proposed token of a sequence is right."""
-        return draft.acceptance.estimate(draft.kind, self._acceptance.estimate(draft.kind, PRIOR[draft.kind]))
+    def probability(self, draft: Draft, kind: int | None = None) -> float:
+        """Return the probability that the next proposed token of a sequence is right; of another kind, if given."""
+        kind = draft.kind if kind is None else kind
+        return draft.acceptance.estimate(kind, self._acceptance.estimate(kind, PRIOR[kind]))
 
     def is_promising(self, sequence: Sequence) -> bool:
         """Return whether a sequence should wait for its token, because a proposal is likely to be right after it."""
         draft = self.look(sequence)
-        return len(draft.ids) > 1 and self.probability(draft) >= PROMISING
+        if len(draft.ids) > 1 and self.probability(draft) >= PROMISING:
+            return True
+        kinds = [KINDS[drafter.name] for drafter in self.passes if self._may_use(drafter.name, sequence)]
+        return any(self.probability(draft, kind) >= PROMISING for kind in kinds) and draft.account > -START
+
+    def end(self, sequence: Sequence) -> None:
+        """Take note that a sequence has ended: its text may be looked up by others."""
+        if self.drafters is not None and self._may_use(LOOKUP, sequence):
+            self.drafters.end(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the memory that drafters hold for a sequence, which has ended or waits."""
+        for drafter in self.passes:
+            drafter.release(sequence)
+
+    def depths(
+        self, drafter: PassDrafter, asking: abc.Sequence[tuple[Sequence, Draft]], n_sequences: int, n_rows: int
+    ) -> list[int]:
+        """Return how many tokens a drafter should propose for sequences in its own passes, so that the rate is highest.
+
+        Args:
+            drafter: the drafter.
+            asking: the sequences without a better proposal.
+            n_sequences: the answers that the pass continues.
+            n_rows: the rows of the pass without proposals.
+        """
+        kind, n, plain = KINDS[drafter.name], len(asking), self.costs(n_rows)
+        cost = drafter.costs(n) if drafter.costs.is_known else drafter.share * plain
+        each = self._extra(n_rows, n_sequences, 4) / 4 + n_sequences * cost / plain / n
+        chances = [self.probability(draft, kind) for _, draft in asking]
+        caps = []
+        for (sequence, draft), chance in zip(asking, chances, strict=True):
+            budget = START + PER_TOKEN * len(sequence.output.token_ids) + draft.account
+            most = min(drafter.most, self._most_of(sequence), int(budget / each) if each else drafter.most)
+            caps.append(max(0, most) if chance >= LEAST else 0)
+        expected, best, depth = float(n_sequences), MARGIN * n_sequences / plain, 0
+        for k in range(1, max(caps) + 1):
+            expected += sum(chance**k for chance, cap in zip(chances, caps, strict=True) if cap >= k)
+            rows = n_rows + sum(min(cap, k) for cap in caps)
+            if rows > MOST_ROWS:
+                break
+            rate = expected / (self.costs(rows) + k * cost)
+            if rate > best:
+                best, depth = rate, k
+        return [min(cap, depth) for cap in caps]
+
+    def _draft(
+        self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
+    ) -> None:
+        """Let a drafter propose for the sequences that have no proposal as likely to be right, if that pays."""
+        kind = KINDS[drafter.name]
+        asking = [
+            (chunk.sequence, draft)
+            for chunk, draft in zip(chunks, drafts, strict=True)
+            if self._may_use(drafter.name, chunk.sequence)
+            and not (draft.ids and self.probability(draft) >= self.probability(draft, kind))
+        ]
+        if not asking or not self.costs.is_known:
+            return
+        numbers = self.depths(drafter, asking, len(chunks), n_rows)
+        wanted = {sequence: n for (sequence, _), n in zip(asking, numbers, strict=True) if n}
+        if not wanted:
+            return
+        began, budget = self._clock(), LONGEST_PASS if len(chunks) == 1 else SHARED
+        found = drafter.propose(wanted, budget)
+        seconds = self._clock() - began
+        self._drafting += seconds
+        if drafter.costs.is_known:  # prompts that were read do not count
+            seconds = min(seconds, 2 * max(wanted.values()) * drafter.costs(len(wanted)))
+        cost = len(chunks) * seconds / self.costs(n_rows) / max(1, len(found))
+        for sequence, draft in asking:
+            ids = self._known(found.get(sequence, ()))[: self._most_of(sequence)]
+            if ids:
+                draft.ids, draft.kind = ids, kind
+                draft.account -= cost
+
+    def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
+        """Count the time of a step with so many rows, without that of drafters, if all rows continued answers."""
+        seconds, self._drafting = seconds - self._drafting, 0.0
+        if is_decode and seconds > 0:
+            self.costs.add(n_rows, seconds)
 
     def learn(self, chunk: ScheduledChunk) -> None:
         """Count the proposed tokens of a chunk whose tokens have been chosen."""
@@ -311,6 +488,9 @@ class Speculation:
         if draft is None:
             return
         request = chunk.sequence.request
+        counts = request.drafters.setdefault(chunk.drafter, [0, 0])
+        counts[0] += n
+        counts[1] += n_right
         self.n_drafts += 1
         self.n_proposed += n
         self.n_accepted += n_right
@@ -328,7 +508,18 @@ class Speculation:
         drafts = f"{self.n_proposed:,} tokens proposed in {self.n_drafts:,} passes, {self.n_accepted:,} accepted"
         rates = self._acceptance.lines()
         costs = self.costs.lines()
+        for drafter in self.passes:
+            costs += [f"{line}, of {drafter.name} by sequences" for line in drafter.costs.lines()]
         return [f"Speculation: {drafts}", *(f"  {line}" for line in (*rates, *costs))]
+
+    def _may_use(self, name: str, sequence: Sequence) -> bool:
+        """Return whether a request lets a drafter propose tokens."""
+        asked = sequence.request.options.speculate
+        return name in self._usual if asked == AUTO_SPECULATION else asked == name
+
+    def _most_of(self, sequence: Sequence) -> int:
+        """Return the most tokens that a pass may run after the unread one: the answer has no more."""
+        return max(0, min(self._most, sequence.output.max_tokens - len(sequence.output.token_ids) - 1))
 
     def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
         self._acceptance.add(kind, is_right=is_right)
@@ -345,6 +536,18 @@ class Speculation:
         return n_sequences * max(0.0, self.costs(n_rows + n) / self.costs(n_rows) - 1) if n_rows else 0.0
 
 
+def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dict[str, object]:
+    """Return the receipt of requests, given the numbers of proposed and of right tokens of each of their drafters."""
+    added: dict[str, dict[str, int]] = {}
+    for of_request in counts:
+        for name, (n_proposed, n_right) in of_request.items():
+            of = added.setdefault(name, {"proposed": 0, "accepted": 0})
+            of["proposed"] += n_proposed
+            of["accepted"] += n_right
+    totals = {key: sum(of[key] for of in added.values()) for key in ("proposed", "accepted")}
+    return {"drafter": "+".join(added), **totals, "drafters": added}
+
+
 def _may_ask(chunk: ScheduledChunk) -> bool:
     """Return whether a chunk continues an answer by one token, and chooses the next."""
     output = chunk.sequence.output
@@ -353,7 +556,7 @@ def _may_ask(chunk: ScheduledChunk) -> bool:
 
 
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
-    """Return how many of n proposed tokens have room in free pages and slots, of which others take these numbers."""
+    """Return how many of n proposed tokens fit into the free pages and slots; others take these numbers of them."""
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
     free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]

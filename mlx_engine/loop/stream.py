@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from mlx_engine.errors import ConstraintError, NotCopyableError, NotFiniteError, ProcessorError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-# Errors of one run of a batch, which do not end the other runs.
+# The errors of one run in a batch that do not end the other runs.
 RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
 RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
@@ -52,6 +52,7 @@ class Generation:
         stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
         n_proposed: proposed tokens that passes have run; see docs/speculation.md.
         n_accepted: those of them that were right.
+        drafters: both numbers of each drafter that has proposed tokens.
         processors: the names of the run's processors and of its sampler function. The tokens then depend on the code of
             these functions too, not only on prompt, options and seed.
     """
@@ -69,6 +70,7 @@ class Generation:
     processors: tuple[str, ...] = ()
     n_proposed: int = 0
     n_accepted: int = 0
+    drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -153,13 +155,16 @@ class Stream:
         return output.pieces[self._n_yielded - 1]
 
     def close(self) -> None:
-        """Cancel the run and free its KV cache; `generation` keeps the result so far."""
+        """Cancel the run and free its KV cache. `generation` keeps the result so far."""
         if self._scheduler is not None:
             self._leave()
             self._scheduler = None
 
     def cancel(self) -> None:
-        """End the iteration before its next forward pass. Unlike `close`, another thread may call it meanwhile."""
+        """End the iteration before its next forward pass.
+
+        Unlike `close`, this may be called by another thread during a pass.
+        """
         self._is_cancelled = True
 
     def __aiter__(self) -> AsyncStream:
@@ -207,6 +212,7 @@ class Stream:
             ),
             n_proposed=request.n_proposed,
             n_accepted=request.n_accepted,
+            drafters={name: (counts[0], counts[1]) for name, counts in request.drafters.items()},
         )
 
     def _step(self, scheduler: Scheduler) -> None:
@@ -236,7 +242,10 @@ def drained(stream: Stream) -> Generation:
 
 
 def outcome(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result; if this run alone failed, the result so far with the error."""
+    """Run a stream to its end and return the result.
+
+    If only this run failed, the result has the tokens so far and the error.
+    """
     try:
         return drained(stream)
     except RUN_ERRORS as error:

@@ -7,6 +7,7 @@ program (`Backend.compile`). A change of the definition takes effect on every ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,20 +17,25 @@ from mlx_engine.backends.parameters import Array, Linear, Norm, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.errors import OptionError
-from mlx_engine.models.layer import Attention, Layer, SharedAttention, decoder_layer
+from mlx_engine.models.layer import Attention, LatentAttention, Layer, SharedAttention, decoder_layer
 from mlx_engine.quant.key_values import fits
-from mlx_engine.weights.model import Model
+from mlx_engine.weights.model import ExtraLayer, Model
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.stage import Stage
 
 
-def decoder_layers(be: Backend, x: Array, batch: Batch, *, want: Wanted, layers: Sequence[Layer]) -> Array:
+def decoder_layers(
+    be: Backend, x: Array, batch: Batch, *, want: Wanted, layers: Sequence[Layer], masked: tuple[int, int] = (0, 0)
+) -> Array:
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     If layers have inputs of their own, x is (T, D + L*I): the hidden states, and after them the inputs of all layers.
+    With adapters, the masks of the rows follow in the columns `masked` of x.
     """
-    views, inputs = dict[int, KVView](), x
-    first, last = layers[0].input, layers[-1].input
+    views, masks = dict[int, KVView](), None
+    if masked[1]:
+        x, masks = be.columns(x, 0, masked[0]), be.columns(x, *masked)
+    inputs, first, last = x, layers[0].input, layers[-1].input
     if first is not None and last is not None:
         n = first.hidden_size
         x, inputs = be.columns(inputs, 0, n), be.columns(inputs, n, n + last.columns[1])
@@ -37,7 +43,7 @@ def decoder_layers(be: Backend, x: Array, batch: Batch, *, want: Wanted, layers:
         layers = layers[: 1 + max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))]
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
-        x = decoder_layer(be, w, i, x, batch, want=here, views=views, inputs=inputs)
+        x = decoder_layer(be, w, i, x, batch, want=here, views=views, inputs=inputs, masks=masks)
     return x
 
 
@@ -64,7 +70,7 @@ class Decoder(Model):
         """
         self.stage = parameters.stage or Stage(0, len(layers), len(layers))
         layers = parameters.layers(layers)
-        self.config = config
+        self.config, self.adapters = config, parameters.adapters
         self.output_norm = output_norm or parameters.rms_norm("output_norm", config.norm_eps)
         self.layers = tuple(w.counted_from(self.stage.first) for w in layers[self.stage.first : self.stage.end])
         self.whole_kv_layers = _kv_layers(layers, backend.kv_type)
@@ -82,14 +88,20 @@ class Decoder(Model):
 
     @property
     def width(self) -> int:
-        """The width of the input of the first layer: D, plus the widths of the layers' own inputs."""
+        """The width of the first layer's input: D, widths of the layers' own inputs, and that of adapters' masks."""
+        return self._masked[1] or self._masked[0]
+
+    @property
+    def _masked(self) -> tuple[int, int]:
+        """The columns [first, end) of the adapters' masks in the first layer's input; end is 0 without adapters."""
         own = self.layers[-1].input
-        return int(self.config.hidden_size) + (0 if own is None else own.columns[1])
+        first = int(self.config.hidden_size) + (0 if own is None else own.columns[1])
+        return first, 0 if self.adapters is None else first + self.adapters.width
 
     @property
     def definition(self) -> Layers:
         """The definition of all layers, as a function of a backend."""
-        return partial(decoder_layers, layers=self.layers)
+        return partial(decoder_layers, layers=self.layers, masked=self._masked)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return the hidden states (T, D) before the first layer."""
@@ -100,15 +112,27 @@ class Decoder(Model):
 
         The pass writes keys and values of all new tokens. The caller then commits the batch, or rolls it back.
         """
-        x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
-        x = self.program.run(x, batch)
+        be = self.backend
+        x = self._embedded(batch)
+        if batch.keeps_hidden:
+            x = self.program.run(x, replace(batch, wanted=batch.lengths))
+            batch.hidden = be.norm(x, self.output_norm)
+            x = x if batch.want == "every" else be.take(x, batch.rows)
+        else:
+            x = self.program.run(x, batch)
         return None if batch.want == "none" else self.head(x, batch.best)
 
     def forward_hidden(self, batch: Batch) -> Array | None:
         """Run a forward pass as `forward` does; return hidden states (R, D) after the last norm, without the head."""
-        x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
-        x = self.program.run(x, batch)
+        x = self.program.run(self._embedded(batch), batch)
         return None if batch.want == "none" else self.backend.norm(x, self.output_norm)
+
+    def _embedded(self, batch: Batch) -> Array:
+        """Return the input of the first layer: the hidden states, and with adapters the mask of each row."""
+        x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
+        if self.adapters is None:
+            return x
+        return self.backend.concat(x, self.backend.as_activations(self.adapters.rows(batch)))
 
     def head(self, x: Array, best: int | None = None) -> Array:
         """Return logits (R, V) of the hidden states (R, D) after the last layer; see `Batch.best`."""
@@ -127,27 +151,69 @@ class Decoder(Model):
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
-        return KVPool(self.backend, self.kv_layers, n_tokens, **options)
+        chosen = 0 if self.adapters is None else self.adapters.index(None)
+        return KVPool(self.backend, self.kv_layers, n_tokens, adapter=chosen, **options)
+
+
+class NextToken(ExtraLayer):
+    """A layer of multi-token prediction that shares embeddings and head with its model.
+
+    A projection joins the normed embedding of a token and the normed hidden state of the token before. Then come a
+    layer of attention and a norm. Reference: vLLM, models/qwen3_next_mtp.py. The head has the first rows of the
+    model's: the vocabularies of byte-level BPE are sorted by frequency, and the whole head of a small model takes
+    longer than the layer (FR-Spec, arXiv 2502.14856, does the same).
+    """
+
+    def __init__(
+        self, model: Decoder, layer: Layer, fc: Linear, norms: tuple[Norm, Norm, Norm], head: Linear, n_vocabulary: int
+    ) -> None:
+        """Make the layer; the norms are those of embeddings, of hidden states, and of the result."""
+        self._model, self._layer, self._fc, self._norms = model, layer, fc, norms
+        self._head, self.n_vocabulary = head, n_vocabulary
+        definition = partial(decoder_layers, layers=(layer,))
+        self._program = model.backend.compile(definition, int(model.config.hidden_size))
+
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """The layer's cache."""
+        return _kv_layers([self._layer], self._model.backend.kv_type)
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return a KV pool for `n_tokens` tokens of this layer."""
+        return KVPool(self._model.backend, self.kv_layers, n_tokens, **options)
+
+    def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
+        """Run tokens, and return logits (R, `n_vocabulary`) of the wanted ones and their hidden states (R, D)."""
+        be, (of_token, of_hidden, after) = self._model.backend, self._norms
+        tokens = be.norm(self._model.embed(batch.ids, batch.positions), of_token)
+        x = be.linear(be.concat(tokens, be.norm(hidden, of_hidden)), self._fc)
+        x = be.norm(self._program.run(x, batch), after)
+        return be.linear(x, self._head), x
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return the cache of each layer of a model; layers that share the keys and values of another have none.
+    """Return the cache of each layer of a model, except layers that share the keys and values of another layer.
 
-    These layers are the last ones, so that a layer and its store have the same index.
+    Layers without a cache are the last ones, so that a layer and its store have the same index.
 
     Raises:
         OptionError: the type has blocks that the heads do not fill.
     """
     kept: list[CacheLayer] = []
     for mixer in (w.mix for w in layers):
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, Attention | LatentAttention):
             if not fits(mixer.head_dim, type_):
                 message = (
                     f"keys and values of {type_} are blocks of 32 numbers of a head, and heads of {mixer.head_dim} do "
                     "not fill them; use f16"
                 )
                 raise OptionError(message, option="kv_type", expected="f32, f16 or bf16", found=type_)
-            kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window, type_))
+            of = (
+                (1, mixer.head_dim, None)
+                if isinstance(mixer, LatentAttention)
+                else (mixer.n_kv_heads, mixer.head_dim, mixer.window)
+            )
+            kept.append(KVLayer(*of, type_, 1 if isinstance(mixer, LatentAttention) else 2))
         elif not isinstance(mixer, SharedAttention):
             kept.append(StateLayer(mixer.state))
     return kept

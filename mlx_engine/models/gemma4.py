@@ -6,7 +6,7 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
   head is rotated; where `attention_k_eq_v` is set, keys and values of global layers are one projection;
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
 - the last `num_kv_shared_layers` layers attend to the keys and values of the last earlier layer of their kind;
-- each layer adds an input of its own (`PerLayer`), made of a second embedding table and of the embeddings;
+- each layer adds an input of its own (`PerLayer`), computed from a second embedding table and the embeddings;
 - each layer's output is multiplied by a number;
 - in 26B-A4B each layer has a mixture of experts in parallel with a dense FFN. Both read the same hidden states, each
   after a norm of its own, and are normed and added; the router has a third norm, and each expert a factor.
@@ -467,7 +467,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     unused += [name for name in checkpoint.shapes if any(part in name for part in NOT_TEXT) and text is not settings]
     made = with_mixture(checkpoint, planned(config, table(config, stem), unused), stem)
-    # GGUF has no key for the part of a head that is rotated: pairs that are not rotated have a huge divisor.
+    # GGUF has no key for the part of a head that is rotated. Pairs that are not rotated have a huge divisor instead.
     rope = config.rope.for_heads(config.global_head_dim)
     plain = Rope.plain(config.global_head_dim, config.rope.theta)
     divisors = [f / slow if slow else NOT_ROTATED for f, slow in zip(plain.frequencies, rope.frequencies, strict=True)]

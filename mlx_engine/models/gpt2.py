@@ -60,7 +60,7 @@ class Config(ConfigBase):
             "scale_attn_by_inverse_layer_idx": False,
             "position_embedding_type": "absolute",
         },
-        # They concern training or other tasks than the next token; `n_ctx` repeats `n_positions`.
+        # These settings concern training or tasks other than the next token; `n_ctx` repeats `n_positions`.
         harmless=(
             "n_ctx",
             "n_special",

@@ -3,7 +3,7 @@
 Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
 Differences from Qwen3-MoE: a sink for each query head in the softmax of attention, sliding-window attention in every
 second layer, YaRN whose limits are not rounded, biases of all linear layers, and a clamped gate in each expert, whose
-matrices are published in MXFP4. llama.cpp rounds the limits of YaRN all the same, because GGUF has no key for them.
+matrices are published in MXFP4. llama.cpp does round the limits of YaRN, because GGUF has no key for this setting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ THETA = 150_000.0  # transformers' default
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
-    """Check that config.json has settings of YaRN: transformers has others for a file without them."""
+    """Check that config.json has settings of YaRN, because transformers assumes other settings if they are missing."""
     if s.mapping("rope_parameters") is None and s.mapping(key) is None:
         raise s.error(key, "the settings of YaRN", None)
 

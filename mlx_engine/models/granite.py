@@ -16,7 +16,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, each_layer, number, stated, whole
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors
+from mlx_engine.models.layer import Attention, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
@@ -59,7 +59,7 @@ class HybridConfig(Config):
             "normalization_function": "rmsnorm",
             "init_method": "mup",
         },
-        # Of the layers with a state, and of experts.
+        # Settings of the layers with a state, and of experts.
         harmless=(
             *("mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand"),
             *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit", "num_experts_per_tok"),
@@ -92,7 +92,7 @@ class Model(Decoder):
         layers = [
             Layer(
                 norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, scores), out=t.linear("attn_output"),
-                ffn=Gated.read(t),
+                ffn=standard.feed_forward(t, config),
             )
             for t in LayerTensors.of(parameters, config.n_layers, eps)
         ]  # fmt: skip

@@ -1,9 +1,9 @@
 """One decoder layer: its parameters, and its definition in the operations of a backend.
 
 `decoder_layer` is the definition, for all architectures and backends. A layer combines one token mixer (`Attention`,
-`SharedAttention`, `ShortConv` or `DeltaNet`) and one feed-forward network (`Gated`, `Plain`, `Mixture` or
-`GatedAndMixture`). Each kind is a class with its parameters and a function that runs it. A new kind is a class, a
-function and a line in `mix` or `feed_forward`.
+`LatentAttention`, `SharedAttention`, `ShortConv` or `DeltaNet`) and one feed-forward network (`Gated`, `Plain`,
+`Mixture` or `GatedAndMixture`). Each kind is a class with its parameters and a function that runs it. A new kind is a
+class, a function and a line in `mix` or `feed_forward`.
 
 If this process has only a part of a matrix (`Linear.is_partial`), the products of all ranks are added.
 """
@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from mlx_engine.backends.adapted import adapted
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
-from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.experts import ExpertLinear, Experts
 from mlx_engine.backends.parameters import (
     Activation,
     Array,
@@ -61,7 +62,7 @@ class LayerTensors(NamedTuple):
         return self.linear(part) if self.has(part) else None
 
     def norm(self, part: str) -> Norm:
-        """Return a norm, which is a layer norm if it has a bias or all norms are."""
+        """Return a norm. It is a layer norm if it has a bias or if all norms of the model are layer norms."""
         return self.p.norm(f"blk.{self.i}.{part}", self.eps, is_layer_norm=self.layer_norms)
 
     def norm_or_none(self, part: str) -> Norm | None:
@@ -80,7 +81,7 @@ class Columns(NamedTuple):
     """The columns [first, last) of a projection with `of` columns: those that this rank uses.
 
     Attributes:
-        are_all_here: whether this rank computes all columns of the projection, so that no exchange is needed.
+        are_all_here: whether this rank computes all columns of the projection, and no exchange is needed.
     """
 
     first: int
@@ -169,6 +170,41 @@ class SharedAttention:
     layer: int
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LatentAttention:
+    """Multi-head latent attention: keys and values of all heads are products of one latent per token, which is kept.
+
+    A head's score is `(k_b q) . latent + q_pe . k_pe`, and its output `v_b (sum of weights * latents)`: the matrices
+    of keys and values are applied to queries and outputs, not to each token that is attended to.
+
+    Source: "DeepSeek-V2", arXiv 2405.04434.
+
+    Attributes:
+        q_a: the projection to the latent of queries, normed by `q_norm`; None for queries of the hidden states.
+        q: the projection to the parts (H*N) of queries without rotation.
+        q_pe: the projection to the rotated parts (H*R).
+        latent: the projection to the latent (L, D), normed by `norm`.
+        k_pe: the projection to the rotated part of keys (R, D), which all heads share.
+        k_b: of each head, the transpose of the matrix from the latent to keys, (L, N).
+        v_b: of each head, the matrix from the latent to values, (V, L).
+        rope: rotation of the R elements.
+        head_dim: L + R.
+    """
+
+    q_a: Linear | None
+    q_norm: RMSNorm | None
+    q: Linear
+    q_pe: Linear
+    latent: Linear
+    norm: RMSNorm
+    k_pe: Linear
+    k_b: ExpertLinear
+    v_b: ExpertLinear
+    rope: Rope
+    scores: Scores
+    head_dim: int
+
+
 @dataclass(frozen=True, eq=False)
 class ShortConv:
     """A gated short convolution.
@@ -184,7 +220,7 @@ class ShortConv:
     state: tuple[tuple[int, ...]]
 
 
-Mixer: TypeAlias = Attention | SharedAttention | ShortConv | DeltaNet
+Mixer: TypeAlias = Attention | LatentAttention | SharedAttention | ShortConv | DeltaNet
 Views: TypeAlias = dict[int, KVView]
 
 
@@ -193,6 +229,8 @@ def mix(be: Backend, w: Layer, i: int, x: Array, batch: Batch, want: Wanted, vie
     match w.mix:
         case Attention() as of:
             return attention(be, of, i, x, w.norm, batch, want, views)
+        case LatentAttention() as of:
+            return latent_attention(be, of, i, x, w.norm, batch, want, views)
         case SharedAttention() as of:
             return shared_attention(be, of, i, x, w.norm, batch, want, views)
         case ShortConv() as of:
@@ -270,6 +308,30 @@ def shared_attention(
     (q,) = be.norm_project(x, norm, [w.q])
     q = be.note(f"blk.{i}.q_rope", be.norm_rope(q, w.head_dim, w.norm, w.rope, batch.positions))
     return attend(be, w.scores, q, [], views[w.layer], batch, want)
+
+
+def latent_attention(
+    be: Backend, w: LatentAttention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
+) -> Array | None:
+    """Write latents, and return attention (R, H*V) of the wanted tokens; None if there are none."""
+    if w.q_a is None:
+        latent, k_pe, q, q_pe = be.norm_project(x, norm, [w.latent, w.k_pe, w.q, w.q_pe])
+    else:
+        latent, k_pe, a = be.norm_project(x, norm, [w.latent, w.k_pe, w.q_a])
+        q, q_pe = be.norm_project(a, w.q_norm, [w.q, w.q_pe])
+    (n_latent, n), n_rotated = w.k_b.shape, 2 * len(w.rope.frequencies)
+    q_pe = be.norm_rope(q_pe, n_rotated, None, w.rope, batch.positions)
+    k_pe = be.norm_rope(k_pe, n_rotated, None, w.rope.keys, batch.positions)
+    k = be.join_heads(be.heads(be.norm(latent, w.norm), n_latent), k_pe)
+    q = be.join_heads(be.note(w.k_b.name, be.head_linear(be.heads(q, n), w.k_b)), q_pe)
+    views[i] = be.kv_append(batch, i, be.note(f"blk.{i}.k_rope", k), k)
+    if want == "none":
+        return None
+    counts = batch.lengths
+    if want == "some":
+        q, counts = be.take(q, batch.rows), batch.wanted
+    y = be.attention(be.note(f"blk.{i}.q_rope", q), views[i], counts, w.scores)
+    return be.merge(be.note(w.v_b.name, be.head_linear(y, w.v_b)))
 
 
 def attend(
@@ -357,7 +419,10 @@ FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
 
 
 def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
-    """Return x plus the layer's feed-forward network of `of`, which is x if the layer is no parallel block."""
+    """Return x plus the layer's feed-forward network applied to `of`.
+
+    `of` is x unless the layer is a parallel block.
+    """
     match w:
         case Gated():
             return project_add(be, gated(be, w, of), w.down, w.post, x)
@@ -447,7 +512,16 @@ class Layer:
 
 
 def decoder_layer(
-    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, want: Wanted, views: Views, inputs: Array
+    be: Backend,
+    w: Layer,
+    i: int,
+    x: Array,
+    batch: Batch,
+    *,
+    want: Wanted,
+    views: Views,
+    inputs: Array,
+    masks: Array | None = None,
 ) -> Array:
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
@@ -463,12 +537,14 @@ def decoder_layer(
             are computed for all tokens, attention and the FFN for wanted tokens only.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the layers' own inputs; read only if layers have `input`.
+        masks: (T, M), the adapter of each row, see `weights/adapters.py`; None without adapters.
     """
-    y = mix(be, w, i, x, batch, want, views)
+    y = mix(adapted(be, masks), w, i, x, batch, want, views)
     if y is None:
         return x
     if want == "some":
-        x = be.take(x, batch.rows)
+        x, masks = be.take(x, batch.rows), None if masks is None else be.take(masks, batch.rows)
+    be = adapted(be, masks)
     be.note(f"blk.{i}.attn_out", y)
     before, x = x, be.note(f"blk.{i}.attn_residual", project_add(be, y, w.out, w.post, x))
     x = feed_forward(be, w.ffn, before if w.is_parallel else x, x)

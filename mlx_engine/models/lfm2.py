@@ -21,16 +21,16 @@ from mlx_engine.config.declared import (
     believable,
     convolves,
     declared,
-    halves,
     n_embeddings,
     number,
-    per_head,
+    partly_rotated_heads,
     whole,
 )
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
+from mlx_engine.models import standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, ShortConv
+from mlx_engine.models.layer import Attention, Layer, LayerTensors, ShortConv
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
@@ -88,7 +88,7 @@ class FeedForward:
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key, that the rule does not apply, and its numbers, which mlx-lm requires all the same."""
+        """Return the key, a flag that the rule does not apply, and the rule's numbers, which mlx-lm requires."""
         rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         return {"intermediate_size": value, **rule}
 
@@ -102,7 +102,7 @@ class Config(ConfigBase):
     intermediate_size: int = declared(FeedForward())
     n_heads: int = whole("attention.head_count", "num_attention_heads")
     kv_heads: tuple[int, ...] = declared(KVHeads())
-    head_dim: int = whole(("attention.key_length", per_head), ("head_dim", per_head), condition=halves)
+    head_dim: int = partly_rotated_heads()
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", ("max_position_embeddings", 128_000))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("norm_eps", 1e-5))
@@ -177,31 +177,31 @@ def _layer(cfg: Config, t: LayerTensors) -> Layer:
     if cfg.kinds[t.i] == ATTENTION:
         return Layer(
             norm=t.norm("attn_norm"), mix=Attention.read(t, cfg, cfg.rope.for_heads(cfg.head_dim)),
-            out=t.linear("attn_output"), ffn=Gated.read(t),
+            out=t.linear("attn_output"), ffn=standard.feed_forward(t, cfg),
         )  # fmt: skip
     gate, out_gate, value = (t.linear(f"shortconv.{part}") for part in GATES)
     name = f"blk.{t.i}.shortconv.conv"
     conv = Convolution(name, t.p.array(f"{name}.weight", transposed=True))
     mix = ShortConv((gate, out_gate, value), conv, ((cfg.conv_width - 1, cfg.conv_channels),))
-    return Layer(norm=t.norm("attn_norm"), mix=mix, out=t.linear("shortconv.out_proj"), ffn=Gated.read(t))
+    ffn = standard.feed_forward(t, cfg)
+    return Layer(norm=t.norm("attn_norm"), mix=mix, out=t.linear("shortconv.out_proj"), ffn=ffn)
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
+def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table = TENSORS) -> Plan:
+    """Return the config and the expected tensors of a checkpoint; `table` are those of this type of config.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=checkpoint.naming == "gguf" or s.flag("tie_embedding", True))
-    config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
-    return Plan(
-        config, tensors(config, _table(config, checkpoint), head), ("lm_head.weight",) if head == "absent" else ()
-    )
+    config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
+    unused = ("lm_head.weight",) if head == "absent" else ()
+    return Plan(config, tensors(config, _table(config, checkpoint, table), head), unused)
 
 
-def _table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table, with the forms that depend on the sizes."""
+def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
+    """Return a tensor table with the forms that depend on the sizes."""
     D, W = cfg.hidden_size, cfg.conv_width
     projections = {
         f"blk.*.shortconv.{part}.weight": Row(
@@ -214,4 +214,4 @@ def _table(cfg: Config, checkpoint: Checkpoint) -> Table:
     # transformers has an axis for the channels of a group; mlx-lm moves it to the end.
     shapes = {shape for name, shape in checkpoint.shapes.items() if name.endswith("conv.conv.weight")}
     outer = (D, W, 1) if (D, W, 1) in shapes else (D, 1, W)
-    return {**TENSORS, **projections, conv: replace(TENSORS[conv], in_hf=TensorLayout("", outer=outer))}
+    return {**table, **projections, conv: replace(table[conv], in_hf=TensorLayout("", outer=outer))}

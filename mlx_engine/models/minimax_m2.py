@@ -21,7 +21,7 @@ GGUF_ARCHITECTURE = "minimax-m2"
 
 
 def softmax_alone(s: Settings, key: str, config: Any) -> None:
-    """Check that the list, if it is present, has no layer of linear attention, whose flag is 0."""
+    """Check that the list, if present, has no layer of linear attention (flag 0)."""
     kinds = s.flags(key, config.n_layers)
     if kinds is not None and not all(kinds):
         raise s.error(key, "1 for every layer", list(map(int, kinds)))

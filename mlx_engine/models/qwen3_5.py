@@ -8,10 +8,10 @@ sigmoid gate is multiplied with the output. Norm weights are stored minus 1, exc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Rope
@@ -31,12 +31,12 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
-from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.decoder import Decoder, NextToken
 from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
-from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
-from mlx_engine.weights.table import Head, Row, Table, stem_of, tensors
+from mlx_engine.weights.table import Head, Row, Table, layer_tensors, stem_of, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
@@ -65,7 +65,7 @@ HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
 INTERVAL, INTERVAL_KEY = 4, "full_attention_interval"
-# Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
+# The three position ids (time, height, width) are equal for text, so their shares of the frequencies do not matter.
 MROPE = ("mrope_section", "mrope_interleaved")
 # The sections that llama.cpp expects in every file.
 SECTIONS = [11, 11, 10, 0]
@@ -155,6 +155,9 @@ LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
 
+# Returns the rows of a delta net for a config and a checkpoint, and whether mlx-lm wrote it.
+DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
+
 # Tensors of every model, in addition to those of attention and of delta nets.
 EVERYWHERE = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
@@ -172,24 +175,31 @@ DENSE = {
 }
 
 
+# The layer of multi-token prediction predicts only so many tokens, which are the most frequent ones.
+FIRST_TOKENS = 1 << 16
+# The layer of multi-token prediction: its projection, by the GGUF name and in a folder, and its norms.
+JOINED, FC = "nextn.eh_proj", "mtp.fc.weight"
+NEXT_NORMS = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+
+
 def value_head_order(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
     """Return the value heads of a folder in the model's order."""
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
 
 
-def _rows(
+def rows_of(
     heads: tuple[int, ...] | range, apart: int, elements: tuple[int, ...] | range, first: int = 0
 ) -> tuple[int, ...]:
     """Return the rows of these elements of each head; heads are `apart` rows apart and begin at row `first`."""
     return tuple(first + head * apart + e for head in heads for e in elements)
 
 
-def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
-    """Return the tensor table of a checkpoint, with the FFN if it is dense."""
+def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows) -> Table:
+    """Return the tensor table of a checkpoint, with the FFN if it is dense, and with the rows of delta nets."""
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
     # mlx-lm writes the convolutions with another order of axes, and adds 1 to norm weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
-    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
+    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **delta(cfg, checkpoint, is_mlx)}
     if is_mlx:
         found = {name: replace(row, plus=0.0) for name, row in found.items()}
     stem = stem_of(checkpoint, STEMS)
@@ -200,12 +210,36 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
     }
 
 
+def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table) -> list[Tensor]:
+    """Return the tensors of the layer of multi-token prediction; none if the checkpoint has no single, whole one.
+
+    In folders it is the module `mtp`, in GGUF files the layer after the model's own.
+    """
+    i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
+    plus = table["output_norm.weight"].plus
+    rows = {
+        name: replace(row, kind=None, hf=f"{prefix}mtp.layers.0.{row.hf.partition('layers.*.')[2]}")
+        for name, row in table.items()
+        if "*" in name and row.kind in (None, ATTENTION)
+    }
+    found = layer_tensors(cfg, rows, i)
+    found.append(Tensor(f"blk.{i}.{JOINED}.weight", f"{prefix}{FC}", (cfg.hidden_size, 2 * cfg.hidden_size)))
+    for name, hf in NEXT_NORMS.items():
+        stored = TensorLayout(f"{prefix}mtp.{hf}.weight", plus=plus)
+        found.append(Tensor(f"blk.{i}.nextn.{name}.weight", stored, (cfg.hidden_size,)))
+    names = [tensor.stored(checkpoint.naming).name for tensor in found]
+    own = [f"blk.{i}.nextn.{part}.weight" for part in ("embed_tokens", "shared_head_head")]
+    is_whole = mtp_layers(checkpoint) == 1 and all(name in checkpoint.shapes for name in names)
+    has_own = any(name in checkpoint.shapes for name in (*own, f"{prefix}mtp.embed_tokens.weight"))
+    return found if is_whole and not has_own else []
+
+
 def _attention(cfg: Any) -> dict[str, Row]:
     """Return the rows of attention: in each head the gate's rows follow the query's."""
     E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
-    queries = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E)))
-    gates = TensorLayout("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
+    queries = TensorLayout("", rows=both, order=rows_of(range(H), 2 * E, range(E)))
+    gates = TensorLayout("", rows=both, order=rows_of(range(H), 2 * E, range(E), first=E))
     name = f"{LAYER}self_attn."
     return {
         "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
@@ -220,14 +254,15 @@ def _attention(cfg: Any) -> dict[str, Row]:
     }
 
 
-def _delta(cfg: Any, *, is_mlx: bool) -> dict[str, Row]:
-    """Return the rows of a delta net."""
+def delta_rows(cfg: Any, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
+    """Return the rows of a delta net, which in files of mlx-lm has another order of axes."""
     P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
-    order, keys = value_head_order(cfg.n_key_heads, cfg.n_value_heads), 2 * cfg.n_key_heads * cfg.key_dim
+    order = value_head_order(1 if cfg.are_neighbors else cfg.n_key_heads, cfg.n_value_heads)
+    keys = 2 * cfg.n_key_heads * cfg.key_dim
     is_same = order == tuple(range(len(order)))
     heads = TensorLayout("", order=None if is_same else order)
-    values = replace(heads, order=None if is_same else _rows(order, P, range(P)))
-    channels = replace(heads, order=None if is_same else (*range(keys), *_rows(order, P, range(P), first=keys)))
+    values = replace(heads, order=None if is_same else rows_of(order, P, range(P)))
+    channels = replace(heads, order=None if is_same else (*range(keys), *rows_of(order, P, range(P), first=keys)))
     out = TensorLayout("", columns=None if is_same else (order, P))
     return {
         "blk.*.attn_qkv.weight": Row(f"{NET}in_proj_qkv.weight", "C D", kind=kind, in_hf=channels),
@@ -290,6 +325,9 @@ class Config(ConfigBase):
         """The kind of each layer."""
         return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
+    # Whether the value heads of a key head lie side by side in the model, as in folders.
+    are_neighbors: ClassVar[bool] = False
+
     @property
     def conv_channels(self) -> int:
         """The number of channels of a convolution: queries, keys and values."""
@@ -297,7 +335,7 @@ class Config(ConfigBase):
 
     @cached_property
     def rope(self) -> Rope:
-        """The frequencies of a head whose rotated elements are first in each half; the others stand still."""
+        """The frequencies of a head whose rotated elements are first in each half. The others have frequency 0."""
         rotated = Rope.plain(self.rotary_dim, self.rope_theta).frequencies
         return Rope(rotated + (0.0,) * (self.head_dim // 2 - len(rotated)))
 
@@ -321,6 +359,17 @@ class Model(Decoder):
             for t, kind in zip(tensors, config.kinds, strict=True)
         ]  # fmt: skip
         super().__init__(config, parameters, backend, layers=layers)
+        if f"blk.{config.n_layers}.{JOINED}.weight" in parameters:
+            self.extra = self._extra(config, LayerTensors(parameters, config.n_layers, config.norm_eps))
+
+    def _extra(self, config: Config, t: LayerTensors) -> NextToken:
+        """Return the layer of multi-token prediction."""
+        mix, out = Attention.read(t, config, config.rope), t.linear("attn_output")
+        layer = Layer(norm=t.norm("attn_norm"), mix=mix, out=out, ffn=self.ffn(config, t))
+        norms = t.norm("nextn.enorm"), t.norm("nextn.hnorm"), t.norm("nextn.shared_head_norm")
+        n = min(FIRST_TOKENS, config.vocab_size)
+        head = t.p.first_rows(self.output.name, n) if n < config.vocab_size else self.output
+        return NextToken(self, layer, t.linear(JOINED), norms, head, n)
 
     @staticmethod
     def ffn(config: Any, t: LayerTensors) -> FeedForward:
@@ -334,7 +383,7 @@ def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
     conv = Convolution(f"{name}.ssm_conv1d", p.array(f"{name}.ssm_conv1d.weight", transposed=True))
     rule = DeltaRule(
         f"{name}.ssm", p.array(f"{name}.ssm_a"), p.array(f"{name}.ssm_dt.bias"), cfg.n_key_heads, cfg.key_dim,
-        cfg.n_value_heads, cfg.value_dim,
+        cfg.n_value_heads, cfg.value_dim, cfg.are_neighbors,
     )  # fmt: skip
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.key_dim, cfg.value_dim))
     return DeltaNet((qkv, gate, beta, step), conv, rule, t.rms_norm("ssm_norm"), state)
@@ -351,7 +400,9 @@ def _check_rows(s: Settings, cfg: Config) -> None:
         raise s.error("heads and their widths", f"matrices of at most {MOST_ROWS:,} rows", max(attention, delta))
 
 
-def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense: bool = True) -> Plan:
+def plan(
+    checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense: bool = True, delta: DeltaRows = delta_rows
+) -> Plan:
     """Return the config and the expected tensors of a checkpoint, without an FFN if it is not dense.
 
     Raises:
@@ -361,7 +412,9 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense
     if checkpoint.naming == "gguf":
         config = config_type.read(s, "gguf", checkpoint.n_embeddings)
         _check_rows(s, config)
-        return Plan(config, tensors(config, table(config, checkpoint, is_dense=is_dense), "optional"))
+        rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
+        extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
+        return Plan(config, tensors(config, rows, "optional"), extra=extra)
     text = s.mapping("text_config") or s
     tied = text.flag("tie_word_embeddings", False)
     if text is not s:
@@ -371,4 +424,6 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense
     _check_rows(text, config)
     unused = [name for name in checkpoint.shapes if name.startswith(("model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
-    return Plan(config, tensors(config, table(config, checkpoint, is_dense=is_dense), head), (*unused, *heads))
+    rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
+    extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
+    return Plan(config, tensors(config, rows, head), (*unused, *heads), extra=extra)

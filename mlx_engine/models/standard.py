@@ -1,13 +1,13 @@
-"""The decoder that most architectures are: layers of attention and an FFN, as the config and the tensors say.
+"""The decoder of most architectures: layers of attention and an FFN, determined by the config and the tensors.
 
-A model file whose layers are of this kind has no code of its own, only settings and a tensor table:
+A model file whose layers are of this kind needs no code, only settings and a tensor table:
 
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-What the config may say, beside the sizes: `windows` and `has_rope` of each layer, `activation`, `routing`,
-`logit_scale`, and the class variables of `ConfigBase`. What the tensors say: which norms a layer has, norms of heads
-or of whole rows, biases, a gate in the FFN, experts in its place.
+In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `activation`, `routing`,
+`logit_scale`, and the class variables of `ConfigBase`. The tensors determine which norms a layer has (of heads or of
+whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import UnsupportedTypeError
-from mlx_engine.quant import floats, fp4, groups, iq, k_quants, legacy, ternary
+from mlx_engine.quant import floats, groups, k_quants, legacy, low_bit
 from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.types import BY_ID, BY_NAME, TYPES, GGMLType
 
@@ -38,19 +38,19 @@ _DEQUANTIZE: dict[str, Dequantize] = {
     "Q4_K": k_quants.dequantize_q4_k,
     "Q5_K": k_quants.dequantize_q5_k,
     "Q6_K": k_quants.dequantize_q6_k,
-    "IQ1_S": iq.dequantize_iq1_s,
-    "IQ1_M": iq.dequantize_iq1_m,
-    "IQ2_XXS": iq.dequantize_iq2_xxs,
-    "IQ2_XS": iq.dequantize_iq2_xs,
-    "IQ2_S": iq.dequantize_iq2_s,
-    "IQ3_XXS": iq.dequantize_iq3_xxs,
-    "IQ3_S": iq.dequantize_iq3_s,
-    "IQ4_NL": iq.dequantize_iq4_nl,
-    "IQ4_XS": iq.dequantize_iq4_xs,
-    "TQ1_0": ternary.dequantize_1,
-    "TQ2_0": ternary.dequantize_2,
-    "MXFP4": fp4.dequantize_mx,
-    "NVFP4": fp4.dequantize_nv,
+    "IQ1_S": low_bit.dequantize_iq1_s,
+    "IQ1_M": low_bit.dequantize_iq1_m,
+    "IQ2_XXS": low_bit.dequantize_iq2_xxs,
+    "IQ2_XS": low_bit.dequantize_iq2_xs,
+    "IQ2_S": low_bit.dequantize_iq2_s,
+    "IQ3_XXS": low_bit.dequantize_iq3_xxs,
+    "IQ3_S": low_bit.dequantize_iq3_s,
+    "IQ4_NL": low_bit.dequantize_iq4_nl,
+    "IQ4_XS": low_bit.dequantize_iq4_xs,
+    "TQ1_0": low_bit.dequantize_tq1_0,
+    "TQ2_0": low_bit.dequantize_tq2_0,
+    "MXFP4": low_bit.dequantize_mxfp4,
+    "NVFP4": low_bit.dequantize_nvfp4,
 }
 _QUANTIZE: dict[str, Quantize] = {
     "F32": floats.F32.quantize,

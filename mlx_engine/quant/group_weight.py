@@ -1,8 +1,17 @@
-"""Weights in MLX's quantised types, whose quants, scales and biases a file stores in three tensors."""
+"""Weights in MLX's quantised types, and conversions between these types and those of GGUF that round no weight.
+
+A file stores the quants, the scales and the biases of such a weight in three tensors. The conversions:
+
+- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". Signed quants are stored with an offset z:
+  `d * q = d * (q + z) - z * d`. The scales are float32, which represents the product of a float16 and a quant exactly.
+  In float16, the bias would overflow if the scale is above 511.75.
+- MXFP4 has 32 quants in 16 bytes: in halves in GGUF; in pairs in MLX and in Hugging Face's folders of gpt-oss
+  (`packing.py`). The weights stay the same, except for the sign of a zero, which GGUF does not store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.quant import packing
-from mlx_engine.quant.groups import GroupType
+from mlx_engine.quant.groups import GroupType, affine, fixed
+from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
-# Groups that one thread joins at a time, and threads: page faults of the new memory are the larger part of the time.
+# The number of groups that a thread joins at a time, and of threads. Most of the time is page faults of new memory.
 _PIECE, _THREADS = 1 << 16, 4
 
 
@@ -75,7 +85,7 @@ class GroupWeight(Weight):
         return GroupWeight(self.name, self.shape[1:], self.type, parts)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> GroupWeight:
-        """Return rows or columns as `Weight.cut` does, in parts: no block is made."""
+        """Return rows or columns as `Weight.cut` does, cut from the parts without making blocks."""
         shape = cut_shape(self, axis, ranges)
         cut = [taken(part, self.shape, self.type, axis, ranges) for part in self.parts.in_order]
         parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
@@ -138,3 +148,78 @@ def _words(columns: NDArray[np.uint8]) -> NDArray[np.generic]:
     """View columns of bytes as the widest items: NumPy copies an item at a time."""
     width = columns.shape[1]
     return columns.view(f"V{width}")
+
+
+# By GGUF type, the type in groups.
+EXACT: Mapping[str, GroupType] = {
+    "Q8_0": affine(8, 32, "F32"),
+    "Q4_0": affine(4, 32, "F32"),
+    "Q4_1": affine(4, 32, "F32"),
+}
+OFFSETS = {"Q8_0": 128, "Q4_0": 8}
+
+GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")
+# The byte of the scale that is infinite in MLX and 2 ** 128 in GGUF.
+_UNLIKE = 255
+# Groups that are converted at a time: temporaries take a few megabytes.
+_PART = 1 << 17
+
+
+def in_groups(weight: Weight) -> Weight:
+    """Return a weight in the group type of `EXACT`; return others, and weights with infinite scales, unchanged."""
+    if weight.type.name not in EXACT:
+        return weight
+    type_, stored = EXACT[weight.type.name], BY_NAME[weight.type.name]
+    blocks = weight.data.reshape(-1, stored.block_bytes)
+    n_floats = 2 if weight.type.name == "Q4_1" else 1
+    floats = np.ascontiguousarray(blocks[:, : 2 * n_floats]).view(np.float16).astype(np.float32)
+    if not np.isfinite(floats).all():
+        return weight
+    scales = np.ascontiguousarray(floats[:, :1])
+    biases = np.ascontiguousarray(floats[:, 1:]) if n_floats == 2 else scales * np.float32(-OFFSETS[weight.type.name])
+    quants = np.empty((len(blocks), type_.block_size * type_.bits // 8), dtype=np.uint8)
+    for first in range(0, len(blocks), _PART):
+        some = slice(first, first + _PART)
+        quants[some] = _in_order(blocks[some, 2 * n_floats :], type_.bits)
+    return GroupWeight(weight.name, weight.shape, type_, Parts(quants, scales.view(np.uint8), biases.view(np.uint8)))
+
+
+def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return unsigned quants in MLX's order. GGUF has signed bytes, or quants j and j + 16 in the halves of byte j."""
+    quants: NDArray[np.uint8]
+    if bits == 8:
+        quants = packed ^ np.uint8(0x80)
+    else:
+        halves = np.concatenate((packed & np.uint8(15), packed >> np.uint8(4)), axis=1)
+        quants = halves[:, ::2] | halves[:, 1::2] << np.uint8(4)
+    return quants
+
+
+def in_gguf_order(weight: Weight) -> Weight:
+    """Return a weight of MLX's type as one of GGUF's; return others, and weights with infinite scales, unchanged."""
+    if weight.type != MLX:
+        return weight
+    parts = split(weight, MLX)
+    if (parts.scales == _UNLIKE).any():
+        return weight
+    blocks = np.empty((len(parts.quants), GGUF.block_bytes), dtype=np.uint8)
+    blocks[:, :1] = parts.scales
+    for first in range(0, len(blocks), _PART):
+        some = slice(first, first + _PART)
+        packing.in_halves(parts.quants[some], blocks[some, 1:])
+    return Weight(weight.name, weight.shape, GGUF, blocks.reshape(-1))
+
+
+def in_mlx_order(weight: Weight) -> Weight:
+    """Return a weight of GGUF's type as one of MLX's; return others, and weights whose scales MLX lacks, unchanged."""
+    if weight.type != GGUF:
+        return weight
+    blocks = weight.data.reshape(-1, GGUF.block_bytes)
+    if (blocks[:, 0] == _UNLIKE).any():
+        return weight
+    quants = np.empty((len(blocks), GGUF.block_bytes - 1), dtype=np.uint8)
+    for first in range(0, len(blocks), _PART):
+        some = slice(first, first + _PART)
+        packing.in_pairs(blocks[some, 1:], quants[some])
+    scales = np.ascontiguousarray(blocks[:, :1])
+    return GroupWeight(weight.name, weight.shape, MLX, Parts(quants, scales, None))

@@ -3,8 +3,8 @@
 For fixed quants, the best scale and minimum of a group solve a weighted least-squares problem of two unknowns; for a
 fixed scale and minimum, the best quants are rounded. The search rounds with several trial scales, solves each problem,
 keeps the best solution, and repeats both steps once. In K-quants, the block's factors then round scales and minima to
-integers. Neighbouring integers are tried too, because two roundings together can be worse than one of them the other
-way.
+integers. Neighbouring integers are tried too, because rounding one value the other way can give a smaller error than
+rounding both to nearest.
 
 Groups are columns, (weights of a group, groups). Sums add row after row, in an order that does not depend on the
 vector width of the processor: the same weights give the same bytes everywhere. All steps use magnitudes relative to the
@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-# Magnitudes below are zeros, since a float16 factor times a quant is at least 6e-8. Magnitudes above are cut: the
-# largest weight that a block can store is near 6e7.
+# Smaller magnitudes than the first are stored as 0, because a float16 factor times a quant is at least 6e-8. Larger
+# magnitudes than the second are clipped, because the largest weight that a block can store is near 6e7.
 SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
 LARGEST_HALF = np.float32(65504)
-# float16 numbers below 2**-14 are multiples of 2**-24. Factors of weights around 0.1 are among them.
+# float16 numbers below 2**-14 are multiples of 2**-24. The factors of weights around 0.1 are this small.
 SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
 # The largest scale and minimum of a group in an affine block, 6 bits.
 MOST = np.float32(63)
 ZERO, ONE = np.float32(0), np.float32(1)
 # Numbers of steps, more and less than there are quants, into which trial scales divide the range of a group. A larger
-# scale rounds small weights better, a smaller one cuts the largest weights less. With one step at most, the errors of
+# scale rounds small weights better, a smaller one cuts the largest weights less. With at most one step, the errors of
 # normally distributed weights are 1 to 3 % larger.
 TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
 
@@ -155,7 +155,10 @@ def _weights(groups: Groups) -> Floats:
 
 
 def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool = False) -> tuple[Floats, Floats]:
-    """Return the best scales and minima found, not negative unless minima are signed, in units of each group."""
+    """Return the best scales and minima found, in units of each group.
+
+    They are not negative, unless minima are signed.
+    """
     low = groups.x.min(axis=0)
     low = low if is_signed else np.minimum(low, ZERO)
     from_low = groups.x - low
@@ -180,7 +183,7 @@ def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool 
 def _solve(
     groups: Groups, weights: Floats, sums: tuple[Floats, Floats], quants: Floats, *, is_signed: bool
 ) -> tuple[tuple[Floats, Floats], Floats]:
-    """Return the best scales and minima for given quants, and by how much they make the error of zeros smaller.
+    """Return the best scales and minima for given quants, and how much smaller their error is than that of zeros.
 
     Args:
         groups: the groups.
@@ -312,7 +315,7 @@ def _inverse(x: Floats) -> Floats:
 
 
 def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
-    """Return float16 factors with which `largest` becomes a whole number of at most `most`, of the same sign or not.
+    """Return float16 factors; `largest` over its factor rounds to a whole number of magnitude at most `most`.
 
     The nearest float16 number would be too small for some of the tiny factors, and larger weights would be cut.
     """

@@ -6,10 +6,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from anyio import move_on_after, to_thread
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -39,56 +40,66 @@ from mlx_engine.serve.openapi import document
 from mlx_engine.serve.origins import OriginGuard
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
 from mlx_engine.serve.prometheus import MEDIA_TYPE
+from mlx_engine.serve.registry import Asked, Models
 from mlx_engine.serve.server import LINGER_SECONDS
 from mlx_engine.serve.service import Service
-from mlx_engine.serve.sse import unless_gone
+from mlx_engine.serve.sse import LateStream, failure_event, unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The limit of /tokenize in bytes, per token of the limit of /detokenize.
+# The limit of /tokenize, in bytes per token of the limit of /detokenize.
 BYTES_PER_TOKEN = 8
 
 # The memory for bodies that are being read, in multiples of the largest body.
 MOST_BODIES = 16
 
-# A function that reads a body, and calls its second argument with the response.
+# The routes that generate text.
+FORMS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+}
+
+# Functions that read a body, and call their last argument with the response.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
+About = Callable[[Models, bytes, Respond], Awaitable[None]]
 
 
-def create_app(service: Service) -> Starlette:
-    """Return the ASGI application, which starts and stops the engine thread."""
+def create_app(models: Models) -> Starlette:
+    """Return the ASGI application, which starts and stops the engine threads."""
+    service = models.default.service
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.worker.on_update = service.metrics.add
-        service.worker.start()
+        models.start()
         yield
-        await service.worker.stop()
+        await models.stop()
         if service.recorder is not None:
             await to_thread.run_sync(service.recorder.journal.close)
 
     posts: dict[str, Handler] = {
-        "/v1/chat/completions": partial(generate, form=CHAT),
-        "/v1/completions": partial(generate, form=COMPLETION),
-        "/v1/responses": partial(generate, form=RESPONSES),
-        "/v1/messages": partial(generate, form=MESSAGES),
+        **{path: partial(generate, form=form) for path, form in FORMS.items()},
         "/v1/messages/count_tokens": count_tokens,
         "/v1/embeddings": embed,
         "/v1/rerank": rerank,
         "/tokenize": partial(converted, convert=_tokens),
         "/detokenize": partial(converted, convert=_text),
     }
-    gets = {"/v1/models": models, "/v1/models/{name:path}": model, "/metrics": metrics}
-    gets["/tokenizer_info"] = tokenizer_info
-    guard = Middleware(OriginGuard, hosts=service.hosts, origins=service.origins, errors=service.metrics.errors)
+    abouts: dict[str, About] = {"/v1/models": list_models, "/v1/models/{name:path}": describe, "/metrics": metrics}
+    opens: dict[str, About] = {"/health": health, "/ready": ready, "/openapi.json": openapi}
+    guard = Middleware(OriginGuard, hosts=service.hosts, origins=service.origins, errors=models.metrics.errors)
     cors = Middleware(CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"])
     app = Starlette(
         routes=[
-            *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts.items()],
-            *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets.items()],
-            Route("/health", Endpoint(service, health, is_open=True), methods=["GET"]),
-            Route("/openapi.json", Endpoint(service, openapi, is_open=True), methods=["GET"]),
-            *page.routes(service.worker, refusal=partial(refusal, service)),
+            *[Route(path, Endpoint(models, handler), methods=["POST"]) for path, handler in posts.items()],
+            Route("/tokenizer_info", Endpoint(models, tokenizer_info), methods=["GET"]),
+            *[Route(path, Endpoint(models, about=about), methods=["GET"]) for path, about in abouts.items()],
+            *[
+                Route(path, Endpoint(models, about=about, is_open=True), methods=["GET"])
+                for path, about in opens.items()
+            ],
+            *page.routes(partial(snapshots_of, models), refusal=partial(refusal, models)),
         ],
         middleware=[guard, cors] if service.origins else [guard],
         exception_handlers={HTTPException: _no_such_route},
@@ -99,12 +110,12 @@ def create_app(service: Service) -> Starlette:
     return app
 
 
-def refusal(service: Service, headers: Headers) -> Response | None:
+def refusal(models: Models, headers: Headers) -> Response | None:
     """Return the response to a request without the API key; None if the request may pass."""
     try:
-        check_key(headers, service.api_key)
+        check_key(headers, models.default.service.api_key)
     except ApiError as error:
-        service.metrics.errors.add(1, str(error.status))
+        models.metrics.errors.add(1, str(error.status))
         return error.response()
     return None
 
@@ -113,13 +124,17 @@ class Endpoint:
     """An ASGI application that runs a handler until the handler has responded or the client has disconnected.
 
     Args:
-        service: the served model.
-        handler: reads the body, and responds.
+        models: the served models.
+        handler: reads the body, and responds; it gets the service of the model that the request names.
+        about: responds in place of a handler, to a request that needs no model.
         is_open: whether requests need no key.
     """
 
-    def __init__(self, service: Service, handler: Handler, *, is_open: bool = False) -> None:
-        self._service, self._handler, self._is_open = service, handler, is_open
+    def __init__(
+        self, models: Models, handler: Handler | None = None, *, about: About | None = None, is_open: bool = False
+    ) -> None:
+        self._models, self._handler, self._about, self._is_open = models, handler, about, is_open
+        self._service = models.default.service  # for the settings that all models share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request. If the client disconnects, its request is cancelled at once; this is not an error."""
@@ -141,14 +156,14 @@ class Endpoint:
         try:
             await self._handle(scope, receive, respond)
         except ClientGoneError as error:
-            self._service.metrics.cancelled.add()
+            self._models.metrics.cancelled.add()
             forget(error)
         except Exception as error:
             failure = api_error(error, "")
             if failure.code == "internal_error" and not isinstance(error, ApiError):
                 LOGGER.error("a request failed", exc_info=error)
             if not started:
-                self._service.metrics.errors.add(1, str(failure.status))
+                self._models.metrics.errors.add(1, str(failure.status))
                 forget(error)
                 await refuse(failure.response(path), receive, send, self._service.bodies.wait)
 
@@ -161,10 +176,30 @@ class Endpoint:
             body = await self._body(receive, headers)
         else:
             body = "/".join(scope["path_params"].values()).encode()
-        await unless_gone(receive, self._handler(self._service, body, respond))
+        await unless_gone(receive, self._answer(scope, body, respond))
+
+    async def _answer(self, scope: Scope, body: bytes, respond: Respond) -> None:
+        """Wait until the model can be used, and respond. A stream begins after a while, with comments."""
+        if self._handler is None:
+            assert self._about is not None  # noqa: S101 - an endpoint has one of the two
+            await self._about(self._models, body, respond)
+            return
+        asked = Asked()
+        if not self._models.is_alone:
+            is_post = scope["method"] == "POST"
+            asked = self._models.asked(body) if is_post else Asked(QueryParams(scope["query_string"]).get("model"))
+        with self._models.used(self._models.find(asked.model)) as use:
+            service = use.model.service
+            handle = partial(self._handler, service, body)
+            can_wait = asked.stream is True and scope["path"] in FORMS
+            if await use.within(service.keep_alive_seconds if can_wait else None):
+                await handle(respond)
+            else:
+                comments = use.comments(service.keep_alive_seconds)
+                await respond(LateStream(comments, handle, partial(failure_event, scope["path"])))
 
     async def _body(self, receive: Receive, headers: Headers) -> bytes:
-        most, check = self._service.max_body, self._service.worker.check_open
+        most, check = self._service.max_body, self._models.check_open
         with self._service.bodies.reading(receive, MOST_BODIES * most, check) as paced:
             return await read_body(paced, headers, most)
 
@@ -186,43 +221,58 @@ async def refuse(response: Response, receive: Receive, send: Send, wait: Callabl
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def models(service: Service, body: bytes, respond: Respond) -> None:
-    """List the names of the one model."""
-    names = service.models
-    pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-    await respond(json_response({"object": "list", "data": [*map(service.model_card, names)], **pages}))
+async def list_models(models: Models, body: bytes, respond: Respond) -> None:
+    """List the names of all models."""
+    cards = await models.cards()
+    pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+    await respond(json_response({"object": "list", "data": cards, **pages}))
 
 
-async def model(service: Service, body: bytes, respond: Respond) -> None:
-    """Describe the model, if `body`, which is the name in the path, is a name of it."""
-    service.check_model(body.decode())
-    await respond(json_response(service.model_card(body.decode())))
+async def describe(models: Models, body: bytes, respond: Respond) -> None:
+    """Describe a model; `body` is its name, from the path."""
+    await respond(json_response(await models.card(body.decode())))
 
 
-async def health(service: Service, body: bytes, respond: Respond) -> None:
-    """Report whether the engine thread takes requests: 200 if it does, 503 if not."""
-    state = service.worker.state
+async def health(models: Models, body: bytes, respond: Respond) -> None:
+    """Report whether the server is well: 200 if it is, 503 if not."""
+    state = models.health
     await respond(json_response({"status": state}, 200 if state == "ok" else 503))
 
 
-async def openapi(service: Service, body: bytes, respond: Respond) -> None:
+async def ready(models: Models, body: bytes, respond: Respond) -> None:
+    """Report whether a request would be answered: 200 if it would, 503 if not; and the states of several models."""
+    state = models.readiness
+    states = {} if models.is_alone else {"models": {model.name: model.state for model in models}}
+    await respond(json_response({"status": state, **states}, 200 if state == "ok" else 503))
+
+
+async def openapi(models: Models, body: bytes, respond: Respond) -> None:
     """Return the OpenAPI document."""
-    await respond(json_response(document(service)))
+    await respond(json_response(document(models)))
 
 
-async def metrics(service: Service, body: bytes, respond: Respond) -> None:
+async def metrics(models: Models, body: bytes, respond: Respond) -> None:
     """Report all metrics."""
-    text = service.metrics.text(service.worker.load)
-    if service.recorder is not None:
-        text += "".join(f"{line}\n" for line in service.recorder.journal.lines())
+    text, recorder = models.metrics_text(), models.default.service.recorder
+    if recorder is not None:
+        text += "".join(f"{line}\n" for line in recorder.journal.lines())
     await respond(Response(text, media_type=MEDIA_TYPE))
+
+
+def snapshots_of(models: Models, query: bytes) -> AsyncIterator[Any]:
+    """Yield the statuses of the model that a query string names, by default of the default model.
+
+    Raises:
+        ApiError: there is no such model.
+    """
+    return models.snapshots(models.find(QueryParams(query).get("model")))
 
 
 async def converted(
     service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
     """Call `convert` with a body in a thread, when it is the request's turn, and respond with the result."""
-    _ = service.engine  # refuse at once what cannot be answered now
+    _ = service.engine  # refuse a request at once if it cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))
     await respond(response)

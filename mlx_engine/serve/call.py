@@ -30,7 +30,8 @@ class Call:
 
     Attributes:
         requests: the requests, in the order of the prompts.
-        accepted: a future that is done when the scheduler has accepted the requests, or raises the scheduler's error.
+        accepted: a future that is done when the scheduler has accepted the requests. If it has not, the future raises
+            the error.
         error: the error that ended a request, or None.
         received: when the HTTP request arrived, in seconds of the server's clock.
         tokenized: when all prompts had been encoded.
@@ -70,7 +71,7 @@ class Call:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether there is an answer that has not been generated to its end."""
+        """Whether an answer is not complete yet."""
         return any(progress.finish_reason is None for _, progress in self.outputs)
 
     @property

@@ -127,7 +127,7 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
 
 
 async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
-    """Run the requests of a call. A request that has begun waits for room in the queue, others are refused."""
+    """Run the requests of a call. If the queue is full, a call that has begun waits; other calls are refused."""
     while True:
         try:
             service.worker.check_room(call.n_answers)
@@ -154,14 +154,15 @@ def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> 
     asked, prompts = parse(body, EmbeddingRequest, NOOPS_OF_EMBEDDINGS), service.engine.prompts
     service.check_model(asked.model)
     prompts.check_dimensions(asked.dimensions)
-    return asked, [prompts.embedding(text, check) for text in asked.texts]
+    return asked, [prompts.embedding(text, check, service.adapter(asked.model)) for text in asked.texts]
 
 
 def _rankings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[RerankRequest, list[Request]]:
     """Return the parameters and a request for each document; errors as for `_embeddings`."""
     asked, prompts = parse(body, RerankRequest, NOOPS_OF_RERANK), service.engine.prompts
     service.check_model(asked.model)
-    return asked, [prompts.reranking(asked.query, text, asked.instruction, check) for text in asked.texts]
+    adapter = service.adapter(asked.model)
+    return asked, [prompts.reranking(asked.query, text, asked.instruction, check, adapter) for text in asked.texts]
 
 
 def _usage(requests: Sequence[Request]) -> dict[str, object]:

@@ -20,11 +20,10 @@ from mlx_engine.engine import constrained
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
 from mlx_engine.serve.call import Call
-from mlx_engine.serve.constraints import named
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
-from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request
+from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request, named
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service
@@ -62,10 +61,9 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    The answers count against the slots and the queue from the beginning: as one answer first, and with their real
-        number
-    when the body has been parsed. While the request waits for its turn to be parsed, it takes only the bytes of its
-    body.
+    The answers count against the slots and the queue from the beginning: first as a single answer, and with their real
+    number after the body has been parsed. While the request waits for its turn, only the bytes of its body are in
+    memory.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # refuse at once what cannot be answered now
@@ -128,6 +126,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
     asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
     given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
+    given["adapter"] = service.adapter(params.model)
     if params.predicted is not None and engine.speculation.is_on:
         check(params.predicted)
         given["prediction"] = params.predicted
@@ -169,7 +168,7 @@ def begun(
         tokenizer: the tokenizer of the prompt.
         ids: the prompt, at whose end the template has begun the turn of the assistant.
         reading: the request, which has the beginning of the answer.
-        is_free: whether the answer has no constraint; a constraint would hold for the new tokens alone.
+        is_free: whether the answer has no constraint. A constraint would apply only to the new tokens.
         check: called with the text before it is encoded.
 
     Raises:

@@ -18,7 +18,7 @@ from anyio import move_on_after
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from mlx_engine.machine.limits import give_back_freed
+from mlx_engine.machine.memory import give_back_freed
 from mlx_engine.serve.errors import ApiError, ClientGoneError, forget
 
 MAX_BODY = 4 << 20
@@ -112,7 +112,7 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the messages of one body. It waits after each LARGE bytes at least.
 
-        A body that is not large does not wait, nor do the few bytes of a slow one: they would take the time of others.
+        Small bodies do not wait, and neither do the few bytes of a slow body.
 
         It raises ApiError if the large bodies that are being read have more than `most` bytes together, without the
         first bytes of each. It calls `check` before each further message; what that raises ends the reading.
@@ -184,7 +184,10 @@ class Turn:
 
 
 class Turns:
-    """Lets requests take turns in the order of their arrival. A short one overtakes a large one that has to wait."""
+    """Gives turns to requests in the order of their arrival.
+
+    A short request may overtake a large one that has to wait.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[Turn] = []
@@ -237,5 +240,6 @@ class Turns:
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)
         self._begin()
-        if turn.is_large and not self._running:  # glibc would keep what reading the large requests has freed
+        # Without this, glibc would keep the memory that large requests have freed.
+        if turn.is_large and not self._running:
             give_back_freed()

@@ -2,7 +2,7 @@
 
 A request becomes messages and tools of a chat, and the parts of an answer become blocks. Agents routinely send beta
 fields, tools that run only on the API's own servers, and a token limit that exceeds the context. These are accepted
-without an effect, and the reply names what was left out.
+without an effect, and the reply names them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 
 from mlx_engine.conversation.dialect import without_noise
 from mlx_engine.conversation.tools import ToolChoice
-from mlx_engine.serve.answers import Part, PartsReply
-from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError, messages_error
-from mlx_engine.serve.parameters import Body, Reading, parse
+from mlx_engine.serve.parameters import Asked, Body, JsonSchema, Reading, ResponseFormat, asked_format, parse
 from mlx_engine.serve.reading import (
     Chat,
     Json,
+    Part,
+    PartsReply,
     function_tool,
     ignored_effort,
     objects,
@@ -94,7 +94,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     metadata: dict[str, Any] | None = None
-    cache_control: Any = None  # the prefix cache needs no marks
+    cache_control: Any = None  # marks for caching have no effect: the prefix cache needs none
     betas: Any = None
     container: Any = None
     context_management: Any = None

@@ -1,6 +1,6 @@
 """The OpenAPI document of the server, from the types of its requests and replies.
 
-The types say which parameters there are. What the engine and `Parameters.check` require beyond them is added here.
+The types define the parameters. This module adds the further requirements of the engine and of `Parameters.check`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from mlx_engine.serve.parameters import (
 )
 from mlx_engine.serve.reading import MEDIA
 from mlx_engine.serve.reading import TEXTS as TEXT_PARTS
+from mlx_engine.serve.registry import Models
 from mlx_engine.serve.responses import HARMLESS, REFUSED, ResponsesRequest
 from mlx_engine.serve.responses import ROLES as ITEM_ROLES
-from mlx_engine.serve.service import Service
 from mlx_engine.tokenizer.chat_prompt import ROLES
 
 Schema = dict[str, Any]
 
-# Fields of a message that are not there: clients send messages back with all their fields.
+# Absent fields of a message: clients send messages back with all their fields.
 ABSENT: Schema = {"enum": [None, []]}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# What the types of parameters do not say. Those of `mlx_engine.options` have their bounds, but for a few.
+# Schemas of what the types of parameters do not express. Most options of `mlx_engine.options` declare their bounds.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
@@ -135,23 +135,68 @@ OPERATIONS = [
         "post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, POST_ERRORS, DetokenizeRequest
     ),
     Operation("get", "/tokenizer_info", "tokenizer", "Describe the tokenizer", replies.TokenizerInfo, (401, 403, 503)),
-    Operation("get", "/v1/models", "models", "List the model", replies.ModelList, (401, 403, 503)),
-    Operation("get", "/v1/models/{name}", "model", "Describe the model", replies.Model, (401, 403, 404, 503)),
+    Operation("get", "/v1/models", "models", "List the models", replies.ModelList, (401, 403, 503)),
+    Operation("get", "/v1/models/{name}", "model", "Describe a model", replies.Model, (401, 403, 404, 503)),
     Operation("get", "/health", "health", "Report whether requests are taken", replies.Health, (403,)),
+    Operation("get", "/ready", "ready", "Report whether a request would be answered", replies.Readiness, (403,)),
     Operation("get", "/metrics", "metrics", "Report metrics as Prometheus' text", None, (401, 403)),
 ]
 
 
-def document(service: Service) -> Schema:
-    """Return the document as it holds for the served model.
+class Limits(NamedTuple):
+    """The bounds of the served model. Those of several models differ, so the document has none of them: None.
+
+    Attributes:
+        names: the names of all models; None if any name is served.
+        slots: the largest number of answers to a request.
+        last_id: the last token id.
+        context: the largest number of tokens of a prompt and its answer.
+        hidden_size: the size of a vector.
+        most_ids: the largest number of ids that /detokenize accepts.
+    """
+
+    names: list[str] | None
+    slots: int | None = None
+    last_id: int | None = None
+    context: int | None = None
+    hidden_size: int | None = None
+    most_ids: int | None = None
+
+    @classmethod
+    def of(cls, models: Models) -> Limits:
+        """Return the bounds.
+
+        Raises:
+            ApiError: the server has one model for its whole life, which is not loaded.
+        """
+        service = models.default.service
+        names = None if service.any_model else [name for model in models for name in model.service.models]
+        if not models.is_alone:
+            return cls(names)
+        config = service.engine.config
+        sizes = config.vocab_size - 1, service.context, config.hidden_size, service.most_ids
+        return cls(names, service.worker.slots, *sizes)
+
+    def named(self) -> Schema:
+        """Return the schema of a model's name that may be left out."""
+        return {} if self.names is None else {"enum": [*self.names, None]}
+
+
+def _most(rule: str, most: int | None) -> Schema:
+    """Return a rule with an upper bound; nothing if there is none."""
+    return {} if most is None else {rule: most}
+
+
+def document(models: Models) -> Schema:
+    """Return the document as it holds for the served model, or for all of them.
 
     Raises:
-        ApiError: the model is not loaded.
+        ApiError: the only model is not loaded.
     """
     parts = [(op.request, op.reply, op.chunk, op.failure) for op in OPERATIONS]
     ordered = sorted({kind for part in parts for kind in part if kind is not None}, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
-    _limit(schemas, service)
+    _limit(schemas, Limits.of(models))
     paths: Schema = {}
     for op in OPERATIONS:
         paths.setdefault(op.path, {})[op.method] = _operation(op)
@@ -161,7 +206,7 @@ def document(service: Service) -> Schema:
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         # With the empty alternative, a key may be left out.
-        "security": [{"key": []}] if service.api_key is not None else [{}, {"key": []}],
+        "security": [{"key": []}] if models.default.service.api_key is not None else [{}, {"key": []}],
     }
 
 
@@ -169,6 +214,8 @@ def _operation(op: Operation) -> Schema:
     found: Schema = {"operationId": op.name, "summary": op.summary}
     if op.request is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(op.request)}}}
+    if op.name == "tokenizer":
+        found["parameters"] = [{"name": "model", "in": "query", "required": False, "schema": {"type": "string"}}]
     if "{name}" in op.path:
         found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     media = {"text/plain": {"schema": {"type": "string"}}} if op.reply is None else _json(op.reply)
@@ -177,7 +224,7 @@ def _operation(op: Operation) -> Schema:
     responses = {"200": {"description": "The reply.", "content": media}}
     failure = _json(op.failure)
     responses |= {str(status): {"description": ERRORS[status], "content": failure} for status in op.errors}
-    if op.name == "health":
+    if op.name in ("health", "ready"):
         found["security"] = []
         responses["503"] = {"description": "Requests are refused.", "content": media}
     return {**found, "responses": responses}
@@ -199,12 +246,12 @@ def _ref(kind: type[msgspec.Struct]) -> Schema:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def _limit(schemas: dict[str, Any], service: Service) -> None:
+def _limit(schemas: dict[str, Any], of: Limits) -> None:
     """Add to the schemas of requests what their types do not say."""
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
-    token = {"type": "integer", "minimum": 0, "maximum": service.engine.config.vocab_size - 1}
-    limits = {**LIMITS, "n": {"minimum": 1, "maximum": service.worker.slots}}
-    limits["model"] = {} if service.any_model else {"enum": service.models}
+    token = {"type": "integer", "minimum": 0, **_most("maximum", of.last_id)}
+    limits = {**LIMITS, "n": {"minimum": 1, **_most("maximum", of.slots)}}
+    limits["model"] = {} if of.names is None else {"enum": of.names}
     limits["stop_token_ids"] = {"items": token}
     for schema in (schemas[op.request.__name__] for op in OPERATIONS if op.request and issubclass(op.request, Body)):
         for name, limit in limits.items():
@@ -222,7 +269,7 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
             _needs("stream_options", {"type": "object"}, "stream", {"const": True}),
             _forbids("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
         ]
-    messages = {"type": "array", "minItems": 1, "maxItems": service.context, "items": _message()}
+    messages = {"type": "array", "minItems": 1, **_most("maxItems", of.context), "items": _message()}
     chat["properties"]["messages"] = messages
     chat["properties"]["top_logprobs"]["anyOf"][0].update(ALTERNATIVES)
     chat["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True}))
@@ -232,34 +279,34 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
     completion["properties"]["prompt"] = {
         "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
     }
-    schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, maxItems=service.most_ids)
+    schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, **_most("maxItems", of.most_ids))
     one: Schema = {"type": "string"}
     schemas["TokenizeRequest"]["oneOf"] = [
         {"properties": {"content": one, "prompt": {"type": "null"}}, "required": ["content"]},
         {"properties": {"prompt": one, "content": {"type": "null"}}, "required": ["prompt"]},
     ]
     for name in ("TokenizeRequest", "DetokenizeRequest"):
-        schemas[name]["properties"]["model"] = {} if service.any_model else {"enum": [*service.models, None]}
-    _limit_texts(schemas, service, ids)
+        schemas[name]["properties"]["model"] = of.named()
+    _limit_texts(schemas, of, ids)
     for name in ("MessagesRequest", "CountRequest"):
-        schemas[name]["properties"] |= {**_blocks(service.context), "stop": {"enum": [None]}}
-    schemas["ResponsesRequest"]["properties"] |= _items(service.context)
+        schemas[name]["properties"] |= {**_blocks(of.context), "stop": {"enum": [None]}}
+    schemas["ResponsesRequest"]["properties"] |= _items(of.context)
 
 
-def _limit_texts(schemas: dict[str, Any], service: Service, ids: Schema) -> None:
+def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
     """Add what the types of requests for embeddings and rankings do not say."""
     several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
-    text, dimensions = TEXTS["items"], {"minimum": 1, "maximum": service.engine.config.hidden_size}
+    text, dimensions = TEXTS["items"], {"minimum": 1, **_most("maximum", of.hidden_size)}
     embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
     embedding["input"] = {"anyOf": [text, {**several, "items": text}, ids, {**several, "items": ids}]}
     embedding["dimensions"]["anyOf"][0].update(dimensions)
     ranking["documents"].update(several)
     for properties, known in ((embedding, NOOPS_OF_EMBEDDINGS), (ranking, NOOPS_OF_RERANK)):
         properties |= known
-        properties["model"] = {} if service.any_model else {"enum": [*service.models, None]}
+        properties["model"] = of.named()
 
 
-def _blocks(most: int) -> Schema:
+def _blocks(most: int | None) -> Schema:
     """Return the schemas of the messages and the system text of /v1/messages."""
     result = {"tool_use_id": TEXT, "content": _or_null(_content())}
     call = {"id": TEXT, "name": TEXT, "input": {"type": "object"}}
@@ -269,11 +316,11 @@ def _blocks(most: int) -> Schema:
         _object({"role": {"const": role}, "content": {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": parts}}]}})
         for role, parts in (("user", user), ("assistant", answer), ("system", _parts()))
     ]
-    found = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": messages}}
+    found = {"type": "array", "minItems": 1, **_most("maxItems", most), "items": {"anyOf": messages}}
     return {"messages": found, "system": _or_null(_content()), "max_tokens": {"type": "integer", "minimum": 0}}
 
 
-def _items(most: int) -> Schema:
+def _items(most: int | None) -> Schema:
     """Return the schemas of the parameters of /v1/responses that its types leave open."""
     message = _object({"role": {"enum": list(ITEM_ROLES)}, "content": _content()})
     message["properties"]["type"] = {"const": "message"}
@@ -284,8 +331,9 @@ def _items(most: int) -> Schema:
     }
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
-    items = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [message, *known, others]}}
-    items["contains"] = {"anyOf": [message, *known[1:]]}  # reasoning alone may be of another server, and left out
+    items = {"type": "array", "minItems": 1, **_most("maxItems", most), "items": {"anyOf": [message, *known, others]}}
+    # An item with only reasoning may be from another server; it is left out.
+    items["contains"] = {"anyOf": [message, *known[1:]]}
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
         "input": {"anyOf": [TEXT, items]},
@@ -308,7 +356,10 @@ def _parts(*others: str) -> list[Schema]:
 
 
 def _part(kind: str, properties: Schema, required: Sequence[str] | None = None) -> Schema:
-    """Return the schema of an object of a type, of whose properties all are required, unless others are named."""
+    """Return the schema of an object of a type.
+
+    All of its properties are required, unless the required ones are named.
+    """
     return _object({"type": {"const": kind}, **properties}, ["type", *(properties if required is None else required)])
 
 
@@ -321,7 +372,7 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _message() -> Schema:
-    """Return the schema of a message. An assistant's may have tool calls, and then no content."""
+    """Return the schema of a message. An assistant's message may have tool calls, and then needs no content."""
     part = {
         "type": "object",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},

@@ -1,9 +1,9 @@
-"""Which requests are let in, by their headers Host, Origin and Content-Type.
+"""Accept or refuse requests by their headers Host, Origin and Content-Type.
 
 Any web page can make the browser of its reader send requests to a server on the reader's machine. Browsers send Origin
 with these requests, unless they only read; their bodies can be plain text, but not JSON, without asking the server
-first. A page cannot read the replies, except by DNS rebinding: the page's own name begins to point to the server, and
-to the browser both are one site. The header Host then has the name of the page.
+first. A page cannot read the replies, except by DNS rebinding: the attacker changes the address of the page's name to
+that of the server, so that the browser takes both for one site. Then the header Host has the name of the page.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def check_content_type(headers: Headers) -> None:
 
 
 class OriginGuard:
-    """An ASGI application that refuses what other web pages send, and passes on the rest.
+    """An ASGI application that refuses requests of other web pages, and passes all other requests on.
 
     Args:
         app: the application that it guards.

@@ -14,7 +14,6 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mlx_engine.serve.errors import ClientGoneError
+from mlx_engine.serve.errors import ApiError, ClientGoneError
 from mlx_engine.serve.sse import EventStream, event, unless_gone
 from mlx_engine.serve.status import Status
 
@@ -31,15 +30,8 @@ FILE = Path(__file__).with_name("page.html")
 PAUSE, HEARTBEAT = 0.2, 15.0
 
 
-class Source(Protocol):
-    """Yields the statuses of the engine."""
-
-    def snapshots(self) -> AsyncIterator[Status]:
-        """Yield the latest status, and then each newer one; those that came meanwhile are skipped."""
-
-
 def routes(
-    source: Source,
+    snapshots: Callable[[bytes], AsyncIterator[Status]],
     *,
     refusal: Callable[[Headers], Response | None] = lambda headers: None,
     pause: float = PAUSE,
@@ -48,9 +40,10 @@ def routes(
     """Return the routes of the page.
 
     Args:
-        source: yields the statuses, to each client its own.
-        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is asked for
-            `/events` alone: `/` contains no data, and asks its reader for the key when a request is answered with 401.
+        snapshots: yields the latest status of the engine that a query string names, and then each newer one; those that
+            came meanwhile are skipped. It may raise ApiError.
+        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is called only for
+            `/events`. `/` contains no data; the page asks its reader for the key when a request is answered with 401.
         pause: the least number of seconds between two statuses.
         heartbeat: seconds without a status after which a comment is sent.
     """
@@ -71,7 +64,12 @@ def routes(
         return Response(text, media_type="text/html", headers=headers)
 
     def events(request: Request) -> Response:
-        return refusal(request.headers) or UntilGone(statuses(source, pause=pause, heartbeat=heartbeat))
+        refused = refusal(request.headers)
+        try:
+            found = snapshots(request.scope["query_string"])
+        except ApiError as error:
+            return refused or error.response()
+        return refused or UntilGone(statuses(found, pause=pause, heartbeat=heartbeat))
 
     return [Route("/", page), Route("/events", events)]
 
@@ -88,7 +86,7 @@ def policy(text: str) -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # Browsers that know it refuse text as HTML, from wherever it comes.
+            # Browsers that support this directive refuse to parse any text as HTML.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )
@@ -102,9 +100,9 @@ def _hashes(text: str, tag: str) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
-async def statuses(source: Source, *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield server-sent events: a status whenever it has changed, and comments in between. End with the source."""
-    snapshots, last = aiter(source.snapshots()), b""
+async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
+    """Yield server-sent events: a status whenever it has changed, and comments in between. End with the last status."""
+    last = b""
     waiting: asyncio.Task[Status | None] | None = None
     try:
         while True:

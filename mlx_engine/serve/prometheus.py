@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mlx_engine.loop.request import Request
 from mlx_engine.serve.worker import Load, StepUpdate
@@ -89,6 +89,8 @@ class Metrics:
         self._drafts = Counter("spec_decode_num_drafts", "Passes of an answer with proposed tokens.")
         self._proposed = Counter("spec_decode_num_draft_tokens", "Proposed tokens that passes have run.")
         self._accepted = Counter("spec_decode_num_accepted_tokens", "Proposed tokens that were right.")
+        self._proposed_by = Counter("spec_decode_draft_tokens_by_drafter", "Proposed tokens by drafter.", "drafter")
+        self._accepted_by = Counter("spec_decode_accepted_tokens_by_drafter", "Right tokens by drafter.", "drafter")
         self._accepted_at = Counter(
             "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by their place.", "position"
         )
@@ -107,10 +109,12 @@ class Metrics:
             self._step_seconds.add(report.seconds)
             self._rows.add(report.n_decode, "decode")
             self._rows.add(report.n_prefill, "prefill")
-        for n_proposed, n_accepted in report.drafts:
+        for drafter, n_proposed, n_accepted in report.drafts:
             self._drafts.add()
             self._proposed.add(n_proposed)
             self._accepted.add(n_accepted)
+            self._proposed_by.add(n_proposed, drafter)
+            self._accepted_by.add(n_accepted, drafter)
             for i in range(n_accepted):
                 self._accepted_at.add(1, str(i))
         for request in report.ended:
@@ -136,6 +140,10 @@ class Metrics:
 
     def text(self, load: Load) -> str:
         """Return all metrics, with the present use of the engine."""
+        return "\n".join(self.lines(load)) + "\n"
+
+    def lines(self, load: Load) -> list[str]:
+        """Return the lines of the text format."""
         lines = [
             *_gauge("num_requests_running", "Answers that have a slot.", load.running),
             *_gauge("num_requests_waiting", "Answers that wait for a slot.", load.waiting),
@@ -146,7 +154,45 @@ class Metrics:
             lines += _gauge(f"prefix_disk_{name}", about, getattr(load.disk, name))
         for metric in vars(self).values():
             lines += metric.lines()
-        return "\n".join(lines) + "\n"
+        return lines
+
+
+def text_of_models(
+    server: Metrics, models: Mapping[str, tuple[Metrics, Load]], loads: Mapping[str, tuple[int, bool]]
+) -> str:
+    """Return the metrics of a server with several models, each with the label `model_name`, as vLLM has it.
+
+    Args:
+        server: counts errors and clients that left, which have no model.
+        models: the metrics of each model, and the use of its engine.
+        loads: how often each model has been loaded, and whether it is now.
+    """
+    families: dict[str, list[str]] = {}
+    for name, (metrics, load) in models.items():
+        n_loads, is_loaded = loads[name]
+        lines = [*metrics.lines(load), *_gauge("model_loaded", "Whether the model is loaded.", is_loaded)]
+        loaded = Counter("model_loads", "How often the model was loaded.")
+        loaded.add(n_loads)
+        head = ""
+        for line in [*lines, *loaded.lines()]:
+            if line.startswith("# HELP"):
+                head = line
+            elif line.startswith("# TYPE"):
+                families.setdefault(f"{head}\n{line}", [])
+                head = f"{head}\n{line}"
+            else:
+                families[head].append(_with_label(line, "model_name", name))
+    own = [*server.errors.lines(), *server.cancelled.lines()]
+    families = {head: lines for head, lines in families.items() if head.partition("\n")[0] not in own}
+    return "\n".join([*own, *(line for head, lines in families.items() for line in (head, *lines))]) + "\n"
+
+
+def _with_label(line: str, label: str, value: str) -> str:
+    """Return a sample with one more label, the first."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    name, rest = line.rsplit(" ", 1)
+    name, brace, others = name.partition("{")
+    return f'{name}{{{label}="{escaped}"{"," + others if brace else "}"} {rest}'
 
 
 def _since(start: float | None, end: float | None) -> float | None:

@@ -19,6 +19,7 @@ from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, E
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
+from mlx_engine.loop.speculation import speculation_of
 from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.sse import DONE, comment, event
@@ -152,8 +153,8 @@ class Reply(ABC):
         }
 
     def _speculation(self) -> Json:
-        """Return the drafter, and how many of its tokens passes have run and were right."""
-        return {"drafter": "lookup", "proposed": self.n_proposed, "accepted": self.n_accepted}
+        """Return the drafters, and how many of their tokens passes have run and were right."""
+        return speculation_of([request.drafters for request in self._call.requests])
 
     def _constraint(self) -> Json:
         """Return the digest of the constraint, and per token of each answer the probability of the allowed tokens."""

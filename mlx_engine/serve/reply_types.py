@@ -88,12 +88,23 @@ Activations = Literal["f32", "i16", "f16", "bf16"]
 KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
-class SpeculationReceipt(Reply):
-    """The drafter, the tokens that it has proposed and passes have run, and how many of them were right."""
+class ProposedTokens(Reply):
+    """The tokens that a drafter has proposed and passes have run, and how many of these were right."""
 
-    drafter: Literal["lookup"]
     proposed: int
     accepted: int
+
+
+class SpeculationReceipt(Reply):
+    """The drafters, the tokens that they have proposed and passes have run, and how many of these were right.
+
+    `drafter` is "lookup", "draft" or "mtp", or several of them with "+" between; `drafters` has the numbers of each.
+    """
+
+    drafter: str
+    proposed: int
+    accepted: int
+    drafters: dict[str, ProposedTokens]
 
 
 class Receipt(Reply):
@@ -282,7 +293,18 @@ class TextCompletion(Head):
 
 
 class Model(Reply):
-    """A model, in the forms of both OpenAI's and Anthropic's API."""
+    """A model, in the forms of both OpenAI's and Anthropic's API, and what this server knows of it.
+
+    Attributes:
+        state: what it is doing.
+        alias_of: the name of the model that this is another name of.
+        reason: why it could not be loaded.
+        max_model_len: the context in tokens, by vLLM's name.
+        size: bytes of its files.
+        architecture: its type, such as qwen3.
+        weights: the type of most of its weights.
+        n_parameters: the number of its parameters.
+    """
 
     id: str
     object: Literal["model"]
@@ -292,6 +314,16 @@ class Model(Reply):
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
+    state: Literal["loaded", "loading", "unloading", "on disk", "failed", "closing", "dead"]
+    alias_of: str | msgspec.UnsetType = msgspec.UNSET
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    activations: str | msgspec.UnsetType = msgspec.UNSET
+    kv_type: str | msgspec.UnsetType = msgspec.UNSET
+    size: int | msgspec.UnsetType = msgspec.UNSET
+    architecture: str | msgspec.UnsetType = msgspec.UNSET
+    weights: str | msgspec.UnsetType = msgspec.UNSET
+    n_parameters: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(Reply):
@@ -392,6 +424,13 @@ class Health(Reply):
     """The reply of /health."""
 
     status: Literal["ok", "loading", "closing", "stalled", "dead"]
+
+
+class Readiness(Reply):
+    """The reply of /ready; with several models it has the state of each."""
+
+    status: Literal["ok", "loading", "closing", "stalled", "dead", "failed"]
+    models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Error(Reply):

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from mlx_engine.conversation.tools import ToolChoice
-from mlx_engine.serve.answers import Part, PartsReply
 from mlx_engine.serve.call import Call
-from mlx_engine.serve.constraints import Asked, JsonSchema, ResponseFormat, asked_format
 from mlx_engine.serve.errors import ApiError
-from mlx_engine.serve.parameters import Body, Reading, parse
+from mlx_engine.serve.parameters import Asked, Body, JsonSchema, Reading, ResponseFormat, asked_format, parse
 from mlx_engine.serve.reading import (
     Chat,
     Json,
+    Part,
+    PartsReply,
     function_tool,
     ignored_effort,
     objects,

@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlx_engine.errors import AddressInUseError, OptionError
 from mlx_engine.serve.errors import ApiError
-from mlx_engine.serve.worker import Worker
+from mlx_engine.serve.registry import Models
 
 # h11 compares an incomplete head with its limit, 16 KiB, after each piece of data. Pieces have a fixed size, so that
 # the network does not decide whether a head is refused.
@@ -260,7 +260,7 @@ class Server(uvicorn.Server):
 
     Args:
         app: the application.
-        worker: the engine thread.
+        models: the engine threads.
         grace: seconds.
         patience: how long the server waits for its clients.
         limit: the most connections, and the idle ones.
@@ -269,7 +269,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         app: Starlette,
-        worker: Worker,
+        models: Models,
         *,
         grace: float = 30.0,
         patience: Patience = PATIENCE,
@@ -292,7 +292,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
-        self._worker, self._grace, self._patience = worker, grace, patience
+        self._models, self._grace, self._patience = models, grace, patience
         self._deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -307,18 +307,19 @@ class Server(uvicorn.Server):
 
     def close(self, grace: float | None = None) -> None:
         """Refuse new requests, and stop when the running answers have ended or the grace, in seconds, is over."""
-        self._worker.close()
+        self._models.close()
         self._deadline = time.monotonic() + (self._grace if grace is None else grace)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check, ten times a second, the connections and whether to stop."""
+        """Check, ten times a second, the connections, idle models and whether to stop."""
+        self._models.tick()
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.check(self._patience)
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
-        if is_late and self._worker.n_open:
+        if is_late and self._models.n_open:
             message = "the server is shutting down"
-            self._worker.end_calls(ApiError(503, message, code="closing"))
-        if self._worker.fault is not None or is_late or (self._deadline is not None and not self._worker.n_open):
+            self._models.end_calls(ApiError(503, message, code="closing"))
+        if self._models.fault is not None or is_late or (self._deadline is not None and not self._models.n_open):
             self.should_exit = True
         return await super().on_tick(counter)

@@ -17,6 +17,7 @@ from mlx_engine.serve.journal import Recorder
 from mlx_engine.serve.limits import MAX_BODY, Bodies, Turns
 from mlx_engine.serve.prometheus import Metrics
 from mlx_engine.serve.worker import Worker
+from mlx_engine.weights.adapters import BASE
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Service:
         worker: the engine thread.
         model: the name of the model in requests and replies.
         aliases: other names by which requests may name the model.
+        adapters: the names of adapters; a request that names MODEL:ADAPTER is answered with one.
         any_model: whether requests may name any model.
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
@@ -49,6 +51,7 @@ class Service:
     worker: Worker
     model: str
     aliases: Sequence[str] = ()
+    adapters: Sequence[str] = ()
     any_model: bool = False
     metrics: Metrics = field(default_factory=Metrics)
     api_key: str | None = None
@@ -81,8 +84,16 @@ class Service:
 
     @property
     def models(self) -> list[str]:
-        """The names of the model, its own first."""
-        return list(dict.fromkeys([self.model, *self.aliases]))
+        """The names of the model, its own first, and after them those of the model with each adapter."""
+        names = list(dict.fromkeys([self.model, *self.aliases]))
+        return [*names, *(f"{name}:{adapter}" for name in names for adapter in self.adapters)]
+
+    def adapter(self, name: str | None) -> str | None:
+        """Return the adapter that the name of a model in a request asks for; None for a model without adapters."""
+        if not self.adapters:
+            return None
+        chosen = (name or "").rpartition(":")[2]
+        return chosen if name in self.models and name not in (self.model, *self.aliases) else BASE
 
     def model_card(self, name: str) -> dict[str, object]:
         """Return the entry of a name of the model in /v1/models, in the forms of both OpenAI's and Anthropic's API."""
@@ -92,7 +103,8 @@ class Service:
         loaded: dict[str, object] = {}
         if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
             loaded = {"max_model_len": self.context, **types_of(self.engine.backend)}
-        return {"id": name, **openai, **anthropic, **loaded}
+        alias = {"alias_of": self.model} if name in self.aliases and name != self.model else {}
+        return {"id": name, **openai, **anthropic, **alias, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
         """Return the largest number of new tokens in each of n answers, by the context and the memory; at least 1.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from mlx_engine.serve.errors import ClientGoneError, forget
+from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, forget, is_of_messages, messages_error
 from mlx_engine.serve.limits import SECONDS_PER_PIECE
 
 DONE = b"data: [DONE]\n\n"
@@ -51,6 +51,56 @@ class EventStream(Response):
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class LateStream(EventStream):
+    """A stream that begins before its request can be handled: with comments while the request waits for its model.
+
+    Args:
+        comments: yields comments until the request can be handled, or raises the error that prevents it.
+        handle: handles the request, and calls its argument with the response, which is an `EventStream`.
+        failure: returns the event for an error.
+    """
+
+    def __init__(
+        self,
+        comments: AsyncIterator[bytes],
+        handle: Callable[[Callable[[Response], Awaitable[None]]], Awaitable[None]],
+        failure: Callable[[ApiError], bytes],
+    ) -> None:
+        super().__init__(comments)
+        self._handle, self._failure = handle, failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the comments, and then the events of the response, or an event with the error."""
+
+        async def write(data: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.body":  # the response has been started
+                await send(message)
+
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for data in self._events:
+                await write(data)
+            await self._handle(lambda response: response(scope, receive, sent))
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            await write(self._failure(api_error(error, "")))
+            await write(b"", more=False)
+
+
+def failure_event(path: str, error: ApiError) -> bytes:
+    """Return the event for an error, in the form of the API that a path belongs to."""
+    if is_of_messages(path):
+        return named_event(messages_error(error))
+    if path == "/v1/responses":
+        found = {"code": error.code, "message": error.message, "param": error.param}
+        return named_event({"type": "error", **found, "sequence_number": 0})
+    return event(error.body())
 
 
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:

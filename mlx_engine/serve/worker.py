@@ -58,6 +58,44 @@ class Load(NamedTuple):
         return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached), disk)
 
 
+class Cores:
+    """The cores that the engine threads of several models share: they run steps one at a time, as they ask for them.
+
+    Each thread pool would otherwise wait for cores that the others use. A Lock alone would not let others in: the
+    thread that releases it usually takes it again.
+    """
+
+    def __init__(self) -> None:
+        self._condition, self._n_asked, self._n_done = threading.Condition(), 0, 0
+        self._answering = set[object]()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for those that have asked before, and hold the cores in the block."""
+        with self._condition:
+            number, self._n_asked = self._n_asked, self._n_asked + 1
+            self._condition.wait_for(lambda: self._n_done == number)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._n_done += 1
+                self._condition.notify_all()
+
+    def step(self, scheduler: Scheduler) -> StepOutput:
+        """Run a step. While another model is answering, it has as few tokens of prompts as if its own model were."""
+        with self.turn():
+            scheduler.others_answer = bool(self._answering - {scheduler})
+            try:
+                return scheduler.step()
+            finally:
+                self.note(scheduler, is_answering=any(one.output.token_ids for one in scheduler.running))
+
+    def note(self, scheduler: Scheduler, *, is_answering: bool) -> None:
+        """Record whether a scheduler generates answers."""
+        (self._answering.add if is_answering else self._answering.discard)(scheduler)
+
+
 class StepUpdate(NamedTuple):
     """The changes of a step."""
 
@@ -78,7 +116,9 @@ class Worker:
         capacity: the number of tokens whose keys and values fit into the memory.
         queue: the largest number of answers that wait for a slot.
         load: the use of the engine after the last step.
+        kv_nbytes: bytes of the memory for keys and values.
         fault: the error that ended the thread, or None.
+        begun: set when the model has been loaded, or the thread has died.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -89,8 +129,10 @@ class Worker:
         queue: int = 64,
         on_update: Callable[[StepUpdate], None] = lambda update: None,
         on_ready: Callable[[], None] = lambda: None,
+        on_fault: Callable[[BaseException], None] = lambda fault: None,
         measure: Callable[[Engine], object] = lambda engine: None,
         snapshot: Callable[[Scheduler, StepOutput], Any] | None = None,
+        cores: Cores | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a worker.
@@ -100,17 +142,21 @@ class Worker:
             queue: the largest number of answers that wait for a slot.
             on_update: called in the event loop after each step.
             on_ready: called in the event loop when the model has been loaded, unless `close` has been called.
+            on_fault: called in the event loop when the thread has died.
             measure: called once in the thread, after `on_ready`; requests that arrive meanwhile wait for it.
             snapshot: called in the thread after each step; a result that is not None goes to the readers of
                 `snapshots`.
+            cores: the cores that the workers of several models share; None if there is one worker.
             clock: read for the time of the last step and for rates.
         """
         self.queue, self.slots, self.capacity, self.load = queue, 0, 0, Load()
+        self.kv_nbytes, self.begun = 0, asyncio.Event()
         self.engine: Engine | None = None
         self.fault: BaseException | None = None
         self.is_closing = False
         self.rates = Rates(clock)
         self.on_update, self.on_ready, self.measure = on_update, on_ready, measure
+        self.on_fault, self._cores = on_fault, cores or Cores()
         self._make, self._snapshot, self._clock = make, snapshot, clock
         self._wake, self._inbox, self._is_stopping = threading.Condition(), deque[Command](), False
         self._beat = clock()
@@ -126,6 +172,11 @@ class Worker:
         """Start the thread."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` has been called."""
+        return self._thread.ident is not None
 
     def close(self) -> None:
         """Refuse new requests, and end the readers of snapshots. Running answers continue."""
@@ -281,8 +332,10 @@ class Worker:
             call.error = error
             call.accepted.set_exception(error)
 
-    def _become_ready(self, engine: Engine, slots: int, capacity: int) -> None:
-        self.engine, self.slots, self.capacity = engine, slots, capacity
+    def _become_ready(self, engine: Engine, scheduler: Scheduler) -> None:
+        pool = scheduler.pool
+        self.engine, self.slots, self.capacity, self.kv_nbytes = engine, scheduler.slots, pool.n_tokens, pool.nbytes
+        self.begun.set()
         if not self.is_closing:  # Ctrl-C may come while the model is loaded
             self.on_ready()
 
@@ -291,6 +344,8 @@ class Worker:
         self.fault = fault
         message = "the engine thread has died; restart the server"
         self.end_calls(ApiError(503, message, code="dead"))
+        self.begun.set()
+        self.on_fault(fault)
 
     # ---- in the thread ----
 
@@ -301,17 +356,22 @@ class Worker:
             self._is_stopping = True
 
     def _run(self) -> None:
+        scheduler: Scheduler | None = None
         try:
             engine, scheduler = self._make()
-            self._post(partial(self._become_ready, engine, scheduler.slots, scheduler.pool.n_tokens))
+            self._post(partial(self._become_ready, engine, scheduler))
             self._run_post(scheduler, StepOutput())  # the first snapshot
-            self.measure(engine)
+            with self._cores.turn():
+                self.measure(engine)
             while not self._is_stopping:
                 self._run_commands(scheduler, self._run_wait(scheduler))
                 if scheduler.has_work:
                     self._run_step(scheduler)
         except BaseException as fault:
             self._post(partial(self._die, fault))
+        finally:
+            if scheduler is not None:
+                self._cores.note(scheduler, is_answering=False)
 
     def _run_wait(self, scheduler: Scheduler) -> list[Command]:
         """Wait for work; return the commands that have arrived."""
@@ -332,6 +392,7 @@ class Worker:
             error = self._run_submit(scheduler, call)
             self._post(partial(self._accept, call, error))
         if commands and not scheduler.has_work:
+            self._cores.note(scheduler, is_answering=False)
             self._run_post(scheduler, StepOutput())
 
     def _run_submit(self, scheduler: Scheduler, call: Call) -> Exception | None:
@@ -346,7 +407,7 @@ class Worker:
         return None
 
     def _run_step(self, scheduler: Scheduler) -> None:
-        report = scheduler.step()
+        report = self._cores.step(scheduler)
         self._beat = self._clock()
         self._run_post(scheduler, report)
 

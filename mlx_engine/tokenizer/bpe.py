@@ -11,15 +11,14 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.tokenizer import refusals
-from mlx_engine.tokenizer.vocabulary import TokenType, Vocabulary
+from mlx_engine.tokenizer.vocabulary import Metadata, TokenType, Vocabulary
 
 _KEY = "tokenizer.ggml.merges"
 
 
 class Merges(Sequence[tuple[str, str]]):
-    """The merges of a GGUF file, by rank; of a merge that is listed twice, the first rank counts.
+    """The merges of a GGUF file, by rank. If a merge is listed twice, the first rank counts.
 
     The file stores each merge as `left right`: tokens contain no space, which byte-level BPE writes as `Ġ`. Merges are
     split on access: the library copies the pairs, and a list of split pairs would take 25 MB more.
@@ -65,7 +64,7 @@ class Merges(Sequence[tuple[str, str]]):
 def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, split: Split) -> tokenizers.Tokenizer:
     """Return a tokenizer that merges bytes into the tokens of `vocabulary`, without special tokens.
 
-    Unlike some models' own tokenizers it does not normalise text: GGUF has no key for normalisation, and `decode` then
+    Unlike some models' own tokenizers it does not normalise text: GGUF has no key for normalisation, and so `decode`
     returns exactly the text given to `encode`. No merge produces a control token, so that its spelling in plain text
     stays text.
 
@@ -165,7 +164,7 @@ SPLITS: dict[str, Split] = {
     "command-r": _digit_by_digit,
     "codeshell": _digit_by_digit,
     "exaone": _digit_by_digit,
-    # For files older than the key; llama.cpp uses it with a warning.
+    # For files that are older than the key. llama.cpp also uses this pre-tokenizer, with a warning.
     "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 

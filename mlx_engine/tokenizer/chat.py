@@ -4,8 +4,8 @@ A control token (marker) that the template writes becomes its one id; the same c
 plain text. If no message spells a control token, the ids are those of the whole rendered text, equal to
 transformers': the text is not split where messages begin and end.
 
-In a *marked text* MARK stands before every control token (marker) that the template wrote. The same characters without
-MARK came from a message, and are encoded as plain text.
+In a *marked text*, MARK precedes every control token (marker) that the template wrote. The same characters without MARK
+are from a message, and are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlx_engine.tokenizer.chat_prompt import HALF, ROLES, ChatPrompt, Message, T
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, Limits
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 
-# A low surrogate: no text that UTF-8 can encode has one.
+# A low surrogate, which does not occur in text that UTF-8 can encode.
 MARK = "\udc00"
 
 # A function that is called with a text before the text is encoded. If it raises, the work ends.
@@ -141,7 +141,8 @@ ITEM_BYTES = array("I").itemsize
 class History:
     """Texts of conversations and their token ids, the least recently used dropped first. Thread-safe.
 
-    Texts are marked (see the module): a message that spells a control token differs from a template that wrote it.
+    Texts are marked (see the module), so that a control token spelled in a message differs from one that the template
+    wrote.
 
     The token ids of earlier prompts and answers, so that a conversation continues with the ids that the model
     generated.
@@ -176,7 +177,7 @@ class History:
     def add_answer(self, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
         """Remember the ids of an answer; do nothing if its prompt has been dropped.
 
-        The end-of-turn token is left out: the template writes it, and so decides which one follows.
+        The end-of-turn token is left out, because the template writes one after the answer, and may write another.
         """
         generated = list(generated_ids)
         while generated and generated[-1] in self._markers.tokenizer.eog_ids:
@@ -247,7 +248,7 @@ def chat_ids(
     template supports.
 
     A BOS is added if the file asks for one and the template has not written it. Roles are trusted: a program that takes
-    them from outside must restrict them (`chat_prompt.ROLES`). All other texts of a message are not.
+    roles from outside must restrict them (`chat_prompt.ROLES`). All other texts of a message are not trusted.
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.

@@ -38,7 +38,7 @@ def messages_for_template(messages: Sequence[Message], template: str, where: str
 
     Text parts are joined with spaces, as transformers' server does, unless the template reads parts. The role
     `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out, except
-    a content of None beside calls.
+    a content of None in a message with calls.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -320,7 +320,7 @@ def _code(template: str) -> Iterator[str]:
         elif begin[0] != "{#" and at <= last and (end := END.search(template, at)):
             yield template[at : end.start()]
             at = end.end()
-        else:  # without an end it is text; its second character may begin another part
+        else:  # without an end this is text; its second character may begin another part
             at -= 1
 
 
@@ -356,7 +356,7 @@ def _check_variables(variables: Mapping[str, Any], template: str) -> None:
 
 
 def _check_data(option: str, given: Any, *, is_mapping: bool = True) -> None:
-    """Check that a list has only JSON values, with text that UTF-8 can encode; objects alone with `is_mapping`."""
+    """Check that a list has only JSON values with text that UTF-8 can encode; with `is_mapping`, only objects."""
     sound = isinstance(given, list | tuple) and all(isinstance(item, Mapping) or not is_mapping for item in given)
     sound = sound and all(is_json(item, MAX_DEPTH) for item in given)
     if not sound:

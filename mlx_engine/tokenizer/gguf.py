@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.tokenizer.bpe import SPLITS, Merges, byte_level_bpe
-from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.spm import character_bpe, spm
 from mlx_engine.tokenizer.tokenizer import Tokenizer, mark_special
 from mlx_engine.tokenizer.vocabulary import (
@@ -19,6 +18,7 @@ from mlx_engine.tokenizer.vocabulary import (
     END_NAMES,
     SPACE_MARK,
     Kind,
+    Metadata,
     SpacePrefix,
     TokenType,
     Vocabulary,

@@ -6,9 +6,9 @@ and `tokenizer.json` stream alike; of the file's decoder only the algorithm and 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this process. A damaged file
 may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
 for minutes, and nothing can interrupt them. Each encoding in the sandbox process has limits of time and memory, so
-files need not be checked for such expressions. A tokenizer of 151,643 tokens is ready after 300 ms, of which the start
-of the sandbox takes 65; an encoding takes 0.1 ms more there. Tokenizers of GGUF files are built from known parts and
-run in this process.
+files need not be checked for such expressions. A tokenizer of 151,643 tokens is ready after 300 ms, 65 ms of which are
+the start of the sandbox; an encoding in the sandbox takes 0.1 ms longer. Tokenizers of GGUF files are built from known
+parts and run in this process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published voca
 MAX_BYTES = 1 << 27
 """The largest tokenizer.json; that of Gemma 3, with 262,144 tokens, has 33 MB."""
 
-# Far more than sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
-# to 1.5 s and 80 to 210 MB.
+# Limits far above what valid files need: Qwen 2's file of 4.6 MB takes 0.2 s and 150 MB to load, and encoding 1 MB of
+# text takes 0.3 to 1.5 s and 80 to 210 MB.
 LOAD_LIMITS = Limits(seconds=1, nbytes=192 << 20, characters=None, seconds_per_byte=1e-5, nbytes_per_byte=64)
 ENCODE_LIMITS = Limits(seconds=0.5, nbytes=128 << 20, characters=None, seconds_per_byte=2e-5, nbytes_per_byte=1000)
 

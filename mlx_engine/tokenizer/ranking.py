@@ -21,7 +21,9 @@ PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
 def ranking_ids(
     tokenizer: Tokenizer, template: str | None, query: str, document: str, instruction: str | None
 ) -> list[int]:
-    """Return the token ids of a prompt. Only the template can write control tokens; in other texts they are plain text.
+    """Return the token ids of a prompt.
+
+    Only the template can write control tokens; control tokens spelled in other texts are encoded as plain text.
 
     Args:
         tokenizer: the model's.
@@ -29,7 +31,7 @@ def ranking_ids(
             {instruction} has a fixed instruction, and is replaced by Qwen3-Reranker's if an instruction is given.
         query: the query.
         document: the document.
-        instruction: describes which documents are relevant; None is a web search.
+        instruction: describes which documents are relevant; None is the instruction for a web search.
     """
     if template is None or (instruction is not None and "{instruction}" not in template):
         template = TEMPLATE

@@ -18,9 +18,8 @@ from tokenizers import models, normalizers
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer.bpe import Merges, without_control
-from mlx_engine.tokenizer.metadata import CONVERT_AGAIN
 from mlx_engine.tokenizer.tokenizer import refusals
-from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
+from mlx_engine.tokenizer.vocabulary import CONVERT_AGAIN, SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 
 
 def spm(

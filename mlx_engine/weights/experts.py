@@ -6,6 +6,7 @@ all experts of a layer in one tensor with a leading axis for the expert:
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
                                 Gemma 4, and others if asked for: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
     transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
+    Granite, published          model.layers.0.block_sparse_moe.input_linear.weight (X, 2F, D); output_linear.weight
     transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
     mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight; gpt-oss: experts.gate_proj.weight
     gpt-oss, published          model.layers.0.mlp.experts.gate_up_proj_blocks and _scales, (X, 2F, D), gate in the even
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from mlx_engine.backends.experts import Experts, Routing, Scoring, SharedExpert
 from mlx_engine.backends.parameters import Gating
@@ -46,7 +47,9 @@ class Names:
         is_fused: whether published folders have transformers' fused tensors.
         stacked: the module in which mlx-lm has all experts of a layer.
         stem: the prefix of the text model's tensors.
+        fused: the names of the fused tensors in the block.
         bias: the name of the bias of the choice in the block; "" for none.
+        bias_rows: the rows of that bias if it is a matrix of one row, else 0.
         shared: the name of the shared expert's module in the block.
     """
 
@@ -57,7 +60,9 @@ class Names:
     is_fused: bool = False
     stacked: str = "switch_mlp"
     stem: str = "model."
+    fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     bias: str = ""
+    bias_rows: Literal[0, 1] = 0
     shared: str = "shared_expert"
 
     def blocks(self, i: int) -> list[str]:
@@ -172,7 +177,9 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
         router = next((name for name in routers if name in checkpoint.shapes), routers[0])
         made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
         if names.bias:
-            made.append(Tensor(f"blk.{i}.exp_probs_b.bias", f"{blocks[0]}.{names.bias}", (cfg.n_experts,)))
+            outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
+            bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
+            made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
         for part in range(len(PARTS)):
             made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
         if names.interleaved:
@@ -196,7 +203,7 @@ def _tensors(
     if names.interleaved:
         hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
         return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
-    fused = [lambda e, block=block: _fused(f"{block}.experts", PARTS[part], size[0], (e, n)) for block in blocks]
+    fused = [lambda e, block=block: _fused(block, names.fused, PARTS[part], size[0], (e, n)) for block in blocks]
     hf = _form(
         checkpoint,
         *(fused if names.is_fused else ()),
@@ -210,11 +217,11 @@ def _tensors(
     return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
 
 
-def _fused(stem: str, part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
-    """Return a part of transformers' fused tensors: gate is the first half of gate_up_proj's rows, up the second."""
+def _fused(block: str, names: tuple[str, str], part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
+    """Return a part of fused tensors: gate is the first half of the first one's rows, up the second."""
     if part == "down":
-        return TensorLayout(f"{stem}.down_proj", expert=expert)
-    return TensorLayout(f"{stem}.gate_up_proj", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
+        return TensorLayout(f"{block}.{names[1]}", expert=expert)
+    return TensorLayout(f"{block}.{names[0]}", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:

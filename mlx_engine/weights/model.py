@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -20,7 +22,8 @@ from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, UnknownArchitectureError
-from mlx_engine.machine.limits import available_memory
+from mlx_engine.machine.memory import available_memory
+from mlx_engine.weights.adapters import Adapters
 from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.parameters import Parameters, Progress
 from mlx_engine.weights.plan import Plan, Tensor, check
@@ -75,6 +78,31 @@ class ModelConfig(Protocol):
         """Return a setting that only some architectures have."""
 
 
+class ExtraLayer(Protocol):
+    """A layer of multi-token prediction: from a token and the hidden state before it, it predicts the next token.
+
+    Attributes:
+        n_vocabulary: the number of logits: it predicts the first tokens of the vocabulary only.
+    """
+
+    n_vocabulary: int
+
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """The layer's cache."""
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return a KV pool for `n_tokens` tokens of this layer."""
+
+    def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
+        """Run tokens, and return logits (R, `n_vocabulary`) of the wanted ones and their hidden states (R, D).
+
+        Args:
+            batch: the tokens; position t of a sequence has the token after the one whose hidden state is in row t.
+            hidden: (T, D), hidden states after the last norm of the model, or those that this function has returned.
+        """
+
+
 class Model(Protocol):
     """The interface of models. The defaults are those of a model that one process runs alone.
 
@@ -84,6 +112,7 @@ class Model(Protocol):
         program: the compiled layers.
         is_shared: whether several processes run the model together.
         n_stages: the number of passes of different sequences that may be under way.
+        extra: a layer of multi-token prediction; None if the checkpoint has none, or it was not asked for.
     """
 
     config: Any
@@ -91,6 +120,7 @@ class Model(Protocol):
     program: Program
     is_shared: bool = False
     n_stages: int = 1
+    extra: ExtraLayer | None = None
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
@@ -213,6 +243,7 @@ class Planned(NamedTuple):
     Attributes:
         stage: the layers that this process runs, if others run the rest; None for all.
         slices: the parts of the tensors that this process holds, if others hold the rest; None for all.
+        adapters: what is added to linear layers; None without adapters.
     """
 
     checkpoint: Checkpoint
@@ -222,11 +253,21 @@ class Planned(NamedTuple):
     conversion: Conversion
     stage: Stage | None = None
     slices: OwnSlices | None = None
+    adapters: Adapters | None = None
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters; a tied head counts once, unused tensors do not count."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+        """Number of parameters; a tied head counts once, unused tensors and `n_extra` do not count."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) - self.n_extra
+
+    @property
+    def n_extra(self) -> int:
+        """Number of parameters of the layer of multi-token prediction."""
+        return sum(
+            math.prod(tensor.shape)
+            for name, tensor in self.tensors.items()
+            if name.startswith(f"blk.{self.config.n_layers}.")
+        )
 
     def needs(self) -> frozenset[str]:
         """Return what a backend can prepare for before a weight is read (`backends.Settings`)."""
@@ -238,18 +279,32 @@ class Planned(NamedTuple):
                 found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
         has_experts = any("_exps." in name for name in self.tensors)
         has_states = any(".ssm_" in name or ".shortconv." in name for name in self.tensors)
+        has_states = has_states or self.adapters is not None  # the gate of an FFN with adapters is among their kernels
         return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
+
+    def stored_types(self) -> Mapping[str, int]:
+        """Return the bytes of the layers' weights in the file, by the name of their type."""
+        found = Counter[str]()
+        for name, tensor in self.tensors.items():
+            if name.startswith("blk."):
+                type_ = self.checkpoint.weight(tensor.stored(self.checkpoint.naming).name).type
+                found[type_.name] += type_.bytes_for(math.prod(tensor.shape))
+        return found
 
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""
         options: dict[str, Any] = {"conversion": self.conversion, "progress": progress}
-        options |= {"stage": self.stage, "slices": self.slices}
+        options |= {"stage": self.stage, "slices": self.slices, "adapters": self.adapters}
         parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
         return Loaded(self.make(self.config, parameters, backend), parameters.converted)
 
 
-def plan_model(checkpoint: Checkpoint, conversion: Conversion, context: int | None = None) -> Planned:
+def plan_model(
+    checkpoint: Checkpoint, conversion: Conversion, context: int | None = None, *, with_extra: bool = False
+) -> Planned:
     """Return the plan of a checkpoint's model, for sequences of `context` tokens. No weight is read.
+
+    `with_extra` adds a layer of multi-token prediction, if the checkpoint has one that is implemented.
 
     Raises:
         OptionError: the conversion names a layer that the model does not have, or the context is too long.
@@ -264,6 +319,8 @@ def plan_model(checkpoint: Checkpoint, conversion: Conversion, context: int | No
             "which the `tokenize` command can use; choose another file to run"
         )
     plan = module.plan(checkpoint)
+    if with_extra:
+        plan = replace(plan, tensors=[*plan.tensors, *plan.extra])
     tensors = check(checkpoint, plan)
     conversion.check(checkpoint.where, tensors)
     return Planned(checkpoint, module.Model, for_context(plan.config, context), tensors, conversion)

@@ -1,30 +1,38 @@
 """A model without weights: built as for a run, with the size of each array in place of the array.
 
-From this outline follows the memory that a model needs, before a weight is read.
+The outline gives the memory that a model needs, before a weight is read. A backend's stored types are found by
+preparing a small matrix of each type. `plan` builds outlines from a config.json alone, for models that have not been
+downloaded.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.costs import nbytes_of
+from mlx_engine.backends.parameters import Native
 from mlx_engine.backends.program import Layers, OpByOp, Program
-from mlx_engine.backends.stored_types import FLOAT_BYTES, ROWS, probe
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.errors import NotEnoughMemoryError, size
-from mlx_engine.machine.mapped_pages import is_view
+from mlx_engine.checkpoint.hf_folder import has_safetensors, read_json
+from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT, Quantization, read_quantization
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.errors import NotEnoughMemoryError, UnsupportedConfigError, size
+from mlx_engine.machine.memory import is_view
 from mlx_engine.observe import log
-from mlx_engine.quant import BY_NAME
+from mlx_engine.quant import BY_NAME, readable_types
+from mlx_engine.quant.groups import affine, fixed
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight, cut_shape
-from mlx_engine.weights.model import Model, Planned
+from mlx_engine.weights.model import Model, Planned, model_file
 from mlx_engine.weights.parameters import Parameters
 
 ALTERNATIVE = "Q8_0"
@@ -237,6 +245,13 @@ class Need:
         """The bytes without which the model cannot run at all."""
         return self.total - self.mapped
 
+    def __add__(self, other: Need) -> Need:
+        """Return what both models need together; their passes do not run at the same time."""
+        return Need(
+            self.weights + other.weights, self.mapped + other.mapped, self.kv + other.kv,
+            max(self.workspace, other.workspace), self.saved + other.saved,
+        )  # fmt: skip
+
     def check(self, where: str, available: int, *, allowed: bool = False) -> None:
         """Compare with the available bytes; warn if the model is larger but can run.
 
@@ -280,3 +295,102 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
                 f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} as floats; "
                 f"--quant {ALTERNATIVE.lower()} rounds them to {size(of.alternative)}, which is also faster"
             )
+
+
+FLOAT_BYTES = 4
+# Rows of the matrix that is prepared.
+ROWS = 16
+# Columns: whole blocks of every type.
+COLUMNS = 512
+
+
+def probe(backend: Backend, type_: GGMLType, width: int) -> tuple[Weight, Native, int]:
+    """Return a small matrix of `ROWS` rows, what the backend makes of it, and the bytes of that."""
+    weight = Weight("probe", (ROWS, width), type_, np.zeros(type_.bytes_for(ROWS * width), np.uint8))
+    prepared = backend.prepare(weight)
+    return weight, prepared, nbytes_of(prepared)
+
+
+def stored_types(backend: Backend) -> tuple[str, ...]:
+    """Return the names of the readable types that are not expanded to float32 on this backend; F32 never is."""
+
+    def is_stored(type_: GGMLType) -> bool:
+        nbytes = probe(backend, type_, COLUMNS)[2] / ROWS
+        return nbytes < FLOAT_BYTES * COLUMNS or nbytes <= type_.bytes_for(COLUMNS)
+
+    return tuple(type_.name for type_ in readable_types() if is_stored(type_))
+
+
+CONFIG = "config.json"
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+# The type of a config that names none: the one that most models are published in.
+USUAL_DTYPE = "bfloat16"
+
+
+def is_config_alone(path: Path) -> bool:
+    """Return whether a path is a config.json, or a folder that has one and no weights."""
+    if path.is_dir():
+        return (path / CONFIG).is_file() and not has_safetensors(path) and not any(path.glob("*.gguf"))
+    return path.name == CONFIG
+
+
+def open_config(path: Path) -> Checkpoint:
+    """Return the checkpoint that a config.json describes; all its values are zeros.
+
+    Matrices that MLX quantises have the type that `quantization` names; all others have that of `torch_dtype`.
+
+    Raises:
+        SourceError, FormatError: the file cannot be read.
+        ModelError: the architecture or a setting is not implemented, or the types of weights cannot be derived from the
+            settings.
+    """
+    file = path / CONFIG if path.is_dir() else path
+    config = read_json(file)
+    draft = Checkpoint(str(file), "hf", str(config.get("model_type")), config, {}, {}, _no_weight)
+    module, quantization = model_file(draft), read_quantization(config, str(file))
+    if quantization is None and config.get(KEYS[1]):
+        raise UnsupportedConfigError(
+            where=str(file),
+            key=KEYS[1],
+            expected="absent, or that of MLX, whose types config.json has in full",
+            found=config[KEYS[1]],
+            hint="plan with the original model's config.json and --quant q4_0, or with a GGUF file",
+        )
+    settings = {key: value for key, value in config.items() if quantization is None or key not in KEYS}
+    draft = replace(draft, settings=settings)
+    shapes = {
+        tensor.stored("hf").name: tensor.stored("hf").shape(tensor.shape)
+        for tensor in module.plan(draft).tensors
+        if tensor.required
+    }
+    dtype = _dtype(config, str(file))
+
+    def weight(name: str) -> Weight:
+        shape = shapes[name]
+        type_ = BY_NAME[DTYPES[dtype]] if quantization is None else _type(quantization, name, shape, DTYPES[dtype])
+        nbytes = type_.bytes_for(math.prod(shape))
+        return Weight(name, shape, type_, np.broadcast_to(np.zeros(1, np.uint8), (nbytes,)))
+
+    return replace(draft, shapes=shapes, weight=weight)
+
+
+def _no_weight(name: str) -> Weight:
+    raise KeyError(name)
+
+
+def _dtype(config: Mapping[str, object], where: str) -> str:
+    inner = config.get("text_config")
+    places = [config, *([inner] if isinstance(inner, Mapping) else [])]
+    found = [place[key] for place in places for key in ("torch_dtype", "dtype") if place.get(key) is not None]
+    name = str(found[0] if found else USUAL_DTYPE).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UnsupportedConfigError(where=where, key="torch_dtype", expected=" or ".join(DTYPES), found=name)
+    return name
+
+
+def _type(quantization: Quantization, name: str, shape: tuple[int, ...], scale: str) -> GGMLType:
+    """Return the type of a tensor in a folder that MLX has quantised."""
+    setting = quantization.of(name.removesuffix(WEIGHT))
+    if setting is None or len(shape) < 2 or not name.endswith(WEIGHT) or shape[-1] % setting.group:
+        return BY_NAME[scale]
+    return affine(setting.bits, setting.group, scale) if setting.mode == "affine" else fixed(setting.mode)

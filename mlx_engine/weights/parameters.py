@@ -15,9 +15,10 @@ from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.machine.mapped_pages import map_small_pages, release, release_rows
+from mlx_engine.machine.memory import map_small_pages, release, release_rows
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.adapters import Adapters
 from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewhere
@@ -31,6 +32,7 @@ class Parameters:
 
     Attributes:
         stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
+        adapters: what is added to linear layers; None without adapters.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class Parameters:
         progress: Progress | None = None,
         stage: Stage | None = None,
         slices: OwnSlices | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Prepare tensors of a checkpoint: all of them, or only the parts that a stage or slices select."""
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
         self._conversion, self._progress = conversion or Conversion(), progress
-        self.stage, self._slices = stage, slices
+        self.stage, self._slices, self.adapters = stage, slices, adapters
         self._n_read = sum(self._reads(name) for name in tensors)
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
@@ -88,7 +91,14 @@ class Parameters:
         if not is_elsewhere(stored):
             self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
         weight = self._prepare(f"{name}.weight", stored.as_type(type_), stored)
-        return Linear(name, weight, self._bias(name), self._is_partial(name))
+        lora = None if self.adapters is None else self.adapters.low_rank(name, self._backend)
+        return Linear(name, weight, self._bias(name), self._is_partial(name), lora)
+
+    def first_rows(self, name: str, n: int) -> Linear:
+        """Return a linear layer with the first n rows of `name.weight`, converted as `linear` does."""
+        stored = self._stored(f"{name}.weight")
+        type_, _ = self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
+        return Linear(name, self._backend.prepare(stored.cut(0, [(0, n)]).as_type(type_)))
 
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""

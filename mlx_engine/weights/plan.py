@@ -54,6 +54,7 @@ class Plan:
         unused: names of tensors that a file may have and that are not read.
         in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
         gguf_only: tensors that a GGUF file needs only to encode those fields, by name.
+        extra: the tensors of a layer of multi-token prediction that the checkpoint has: all of them, or none.
     """
 
     config: Any
@@ -61,6 +62,7 @@ class Plan:
     unused: tuple[str, ...] = ()
     in_tensors: tuple[str, ...] = ()
     gguf_only: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    extra: Sequence[Tensor] = ()
 
 
 def mtp_layers(checkpoint: Checkpoint) -> int:

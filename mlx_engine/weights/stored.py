@@ -34,6 +34,7 @@ class TensorLayout:
         is_log: whether the file has logarithms of the model's values, which are negative, without their sign.
         order: the stored rows that are the model's rows, in the model's order; `rows` then only gives their number.
         columns: (order, width) if the model's columns are stored in another order: groups of `width` columns each.
+        flipped: whether the model's matrix is the transpose of the stored rows.
         outer: the shape of the stored tensor, if it has the same elements in another number of axes.
     """
 
@@ -51,6 +52,7 @@ class TensorLayout:
     outer: tuple[int, ...] | None = None
     step: int = 1
     interleaved: bool = False
+    flipped: bool = False
 
     @property
     def is_shifted(self) -> bool:
@@ -61,6 +63,7 @@ class TensorLayout:
         """Return the shape of the stored tensor, given the shape of the model's tensor."""
         if self.outer is not None:
             return self.outer
+        shape = shape[::-1] if self.flipped else shape
         whole = shape if self.rows is None else (self.rows[1], *shape[1:])
         whole = whole[::-1] if self.transposed else whole
         return whole if self.expert is None else (self.expert[1], *whole)
@@ -71,6 +74,12 @@ class TensorLayout:
         Raises:
             UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
         """
+        if self.flipped:
+            # Blocks lie along the columns, which are rows then: their values are expanded.
+            rows = replace(self, flipped=False).take(weight, shape[::-1])
+            type_ = rows.type if rows.type.block_size == 1 else F32
+            elements = rows.as_type(type_).data.view(f"u{type_.block_bytes}").reshape(shape[::-1])
+            return Weight(weight.name, shape, type_, elements.T.reshape(-1).view(np.uint8))
         changes = self.transposed, self.is_shifted, self.heads, self.rows, self.expert, self.order, self.columns
         if not any(changes) and weight.shape == shape:
             return weight  # its bytes may not have been read yet

@@ -105,8 +105,9 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
 
 
 def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
-    """Return the tensors of layer i, whose sizes are those of this config."""
-    own = {None, *(getattr(config, name)[i] for name in ("kinds", "ffn_kinds") if hasattr(config, name))}
+    """Return the tensors of layer i, whose sizes are those of this config; after the last one, those of every layer."""
+    kinds = [getattr(config, name) for name in ("kinds", "ffn_kinds") if hasattr(config, name)]
+    own = {None, *(of[i] for of in kinds if i < len(of))}
     rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in own)
     return [_tensor(config, name, row, str(i)) for name, row in rows if _has(config, row)]
 

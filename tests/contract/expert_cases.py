@@ -48,6 +48,19 @@ def stack(
     return ExpertLinear("w", made, (n, k), x * n * k * 4, x)
 
 
+def head_linear(n_tokens: int, heads: int, n: int, k: int, width: int, type_name: str = "F32") -> Run:
+    """Heads have `width` elements, of which the first k are read."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        return be.head_linear(be.array(normal(rng, n_tokens, heads, width)), stack(be, rng, heads, n, k, type_name))
+
+    return run
+
+
+def join_heads(be: Backend, rng: np.random.Generator) -> Any:
+    return be.join_heads(be.array(normal(rng, 3, 2, 5)), be.array(normal(rng, 3, 2, 4)))
+
+
 def expert_linear(ids: list[list[int]], *, each: bool, type_name: str = "F32", bias: bool = False) -> Run:
     """`each`: a row for each expert of a token, or one for all."""
 
@@ -125,6 +138,10 @@ FEW = [[0, 3], [3, 4], [1, 3]]
 MANY = [[i % 4, 4] for i in range(37)]
 
 CASES = [
+    OpCase("head_linear", "first-elements", head_linear(5, 3, 32, 64, 80)),
+    OpCase("head_linear", "one-token", head_linear(1, 4, 48, 32, 32)),
+    OpCase("head_linear", "q8_0", head_linear(3, 2, 32, 64, 64, "Q8_0")),
+    OpCase("join_heads", "typical", join_heads),
     OpCase("route", "softmax-over-chosen", route(LOGITS, 3, normalize=True)),
     OpCase("route", "softmax-over-all", route(LOGITS, 2, normalize=False)),
     OpCase("route", "all-experts", route(LOGITS, 7, normalize=True)),

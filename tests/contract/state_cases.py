@@ -56,9 +56,11 @@ def short_conv(taps: int, channels: int) -> Run:
     return run
 
 
-def rule_of(be: Backend, rng: np.random.Generator, keys: int, dim: int, values: int, width: int) -> DeltaRule:
+def rule_of(
+    be: Backend, rng: np.random.Generator, keys: int, dim: int, values: int, width: int, *, are_neighbors: bool = False
+) -> DeltaRule:
     rate, bias = be.array(-np.exp(normal(rng, values))), be.array(normal(rng, values))
-    return DeltaRule("r", rate, bias, keys, dim, values, width)
+    return DeltaRule("r", rate, bias, keys, dim, values, width, are_neighbors)
 
 
 def delta_rule(keys: int, dim: int, values: int, width: int, scale: float = 1.0) -> Run:
@@ -75,12 +77,12 @@ def delta_rule(keys: int, dim: int, values: int, width: int, scale: float = 1.0)
     return run
 
 
-def delta_net(keys: int, dim: int, values: int, width: int) -> Run:
+def delta_net(keys: int, dim: int, values: int, width: int, *, are_neighbors: bool = False) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         channels = 2 * keys * dim + values * width
         norm = RMSNorm("n", norm_weight(be, rng, width), 1e-6)
         shapes = ((3, channels), (values, dim, width))
-        rule = rule_of(be, rng, keys, dim, values, width)
+        rule = rule_of(be, rng, keys, dim, values, width, are_neighbors=are_neighbors)
         net = DeltaNet((None,) * 4, convolution(be, rng, 4, channels), rule, norm, shapes)  # type: ignore[arg-type]
 
         def once(batch: Batch, n: int, rng: np.random.Generator) -> Any:
@@ -121,6 +123,7 @@ CASES = [
     OpCase("delta_rule", "typical", delta_rule(2, 8, 4, 16), rtol=1e-5, atol=2e-5, why=WHY),
     OpCase("delta_rule", "extremes", delta_rule(1, 4, 1, 3, scale=60.0), rtol=1e-5, atol=2e-5, why=WHY),
     OpCase("delta_net", "typical", delta_net(2, 32, 4, 80), rtol=1e-5, atol=3e-5, why=WHY),
+    OpCase("delta_net", "neighbors", delta_net(2, 32, 6, 32, are_neighbors=True), rtol=1e-5, atol=3e-5, why=WHY),
     OpCase("delta_net", "odd-heads", delta_net(1, 6, 2, 5), rtol=1e-5, atol=3e-5, why=WHY),
     OpCase("sigmoid", "extremes", sigmoid, each=1e-6),
     OpCase("sigmoid_gate", "typical", sigmoid_gate(3, 48)),

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels import folder
+from kernels import files
 from kernels.emulator import (
     CompileError,
     CompilerMissingError,
@@ -298,15 +298,15 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    folder._first.cache_clear()
+    files._first.cache_clear()
     try:
-        assert folder.cache_folder("emulator").parent == tmp_path / "tmp"
+        assert files.cache_folder("emulator").parent == tmp_path / "tmp"
         assert run("y[0] = 5.0f; // in a temporary folder")[0] == 5
         assert list((tmp_path / "tmp").rglob("spaces-*.so"))
-        folder._first.cache_clear()
-        assert folder.cache_folder("emulator") == tmp_path / "tmp" / f"mlx_engine-emulator-{os.getuid()}"
+        files._first.cache_clear()
+        assert files.cache_folder("emulator") == tmp_path / "tmp" / f"mlx_engine-emulator-{os.getuid()}"
     finally:
-        folder._first.cache_clear()
+        files._first.cache_clear()
 
 
 FRESH = """

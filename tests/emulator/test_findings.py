@@ -24,8 +24,7 @@ from kernels.emulator import (
     unavailable,
 )
 from kernels.emulator import kernel as instances
-from kernels.emulator.errors import root_cause
-from kernels.emulator.findings import Place
+from kernels.emulator.errors import Place, root_cause
 from tests.emulator.test_emulator import X, call, simple
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))

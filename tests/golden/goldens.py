@@ -24,10 +24,13 @@ DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
 # Architectures that share their code with others: by default a sample of their cells runs, and `-m slow` runs all.
 SAMPLED = (
+    "deepseek2lite", "deepseek3", "glm4moelite", "ernie4_5moe", "granitemoe", "hunyuanmoe", "lfm2moe", "qwen3_next",
     "glm4moe", "minimaxm2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "hunyuan", "llamabias", "nanochat", "seed_oss", "starcoder2",
 )  # fmt: skip
+# With latent attention: mlx-lm's folders, several ranks by --shard tensor and compiled layers do not have it.
+LATENT = ("deepseek2lite", "deepseek3", "glm4moelite")
 BACKENDS = ("simd", "parallel", "mlx", *(name for name in KNOWN if name == EMULATED), "scalar")
 
 # Bounds on the root mean square error and on a single error, relative to the root mean square of the expected values.

@@ -19,6 +19,9 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
+    "ernie4_5_moe": ARCH.ERNIE4_5_MOE, "granitemoe": ARCH.GRANITE_MOE, "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
+    "lfm2_moe": ARCH.LFM2MOE, "qwen3_next": ARCH.QWEN3NEXT,
     "glm4_moe": ARCH.GLM4_MOE, "minimax_m2": ARCH.MINIMAXM2, "olmoe": ARCH.OLMOE,
     "arcee": ARCH.ARCEE,
     "cohere2": ARCH.COHERE2, "ernie4_5": ARCH.ERNIE4_5, "exaone4": ARCH.EXAONE4, "gemma2": ARCH.GEMMA2,
@@ -36,15 +39,43 @@ ELSEWHERE = {
     "nanochat": "llama.cpp has no such architecture",
 }  # fmt: skip
 # Their converters permute rows of queries and keys.
-PERMUTED = ("arcee", "granite", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+PERMUTED = ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "smollm3")
 WINDOWED = ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 LAYER_NORMS = ("cohere2", "starcoder2")
 KEYS_OF_EXPERTS = {
+    "moe_k": "expert_used_count", "moe_num_experts": "expert_count", "moe_topk": "expert_used_count",
     "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
+MULTIPLIERS = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
+_LATENT = {
+    "kv_lora_rank": "attention.kv_lora_rank", "q_lora_rank": "attention.q_lora_rank",
+    "v_head_dim": "attention.value_length_mla", "qk_rope_head_dim": "rope.dimension_count",
+    "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+}  # fmt: skip
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 KEYS_OF_KIND = {
+    "deepseek_v2": _LATENT, "deepseek_v3": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
+    "glm4_moe_lite": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
+    "ernie4_5_moe": {
+        "moe_layer_interval": "interleave_moe_layer_step", "moe_layer_start_index": "leading_dense_block_count",
+        "moe_num_shared_experts": "expert_shared_count",
+    },
+    "hunyuan_v1_moe": {
+        "intermediate_size": "expert_feed_forward_length",
+    },
+    "lfm2_moe": {"num_dense_layers": "leading_dense_block_count", "conv_L_cache": "shortconv.l_cache"},
+    "qwen3_next": {
+        "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
+        "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
+    },
     "glm4_moe": {
         "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
         "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
@@ -56,10 +87,7 @@ KEYS_OF_KIND = {
     "gemma2": {
         "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
     },
-    "granite": {
-        "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
-    },
+    "granite": MULTIPLIERS, "granitemoe": MULTIPLIERS,
 }  # fmt: skip
 
 
@@ -73,8 +101,11 @@ def write(folder: Path, path: Path) -> None:
     for key, value in settings(c).items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add.get(type(value), writer.add_array)(f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}", value)
-    for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    for name, values in stacked(parted(c, read_safetensors(folder / "model.safetensors"))).items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace(
+            "expert_bias", "expert_bias.bias"
+        )
+        name = name.replace(".dt_bias", ".dt_proj.bias")
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known, name
         writer.add_tensor(known, np.ascontiguousarray(converted(c, name, values), dtype=np.float32))
@@ -97,12 +128,12 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
         "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
         "rope.freq_base": float(rope["rope_theta"]), "vocab_size": c["vocab_size"],
-        f"attention.{eps}": next(c[key] for key in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon") if key in c),
+        f"attention.{eps}": next(c[key] for key in EPSILONS if key in c),
     }  # fmt: skip
     if c.get("head_dim"):
         made |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     part = rope.get("partial_rotary_factor", 1)
-    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2"):
+    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2", "qwen3_next"):
         made["rope.dimension_count"] = int(head_dim * part)
     if kind in WINDOWED:
         made["attention.sliding_window"] = c["sliding_window"]
@@ -112,10 +143,22 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["attention.scale"] = c["query_pre_attn_scalar"] ** -0.5
     if kind == "phi3":
         made |= {"attention.sliding_window": c["sliding_window"]}
-    if kind == "hunyuan_v1_dense":
+    if kind.startswith("hunyuan_v1"):
         made["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
-    if kind in ("cohere2", "hunyuan_v1_dense"):
+    if kind in ("cohere2", "hunyuan_v1_dense", "hunyuan_v1_moe"):
         made["rope.scaling.type"] = "none"
+    if kind in LATENT:
+        made["attention.head_count_kv"] = 1
+        made["attention.key_length"] = c["kv_lora_rank"] + c["qk_rope_head_dim"]
+        made["attention.value_length"] = c["kv_lora_rank"]
+        made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+        made["expert_gating_func"] = 1 if kind == "deepseek_v2" else 2
+    if kind == "lfm2_moe":
+        heads = [c["num_key_value_heads"] * (of == "full_attention") for of in c["layer_types"]]
+        made["attention.head_count_kv"] = heads
+    if kind == "qwen3_next":
+        made["ssm.inner_size"] = c["linear_num_value_heads"] * c["linear_value_head_dim"]
+        made["full_attention_interval"] = c["layer_types"].index("full_attention") + 1
     local = c["rope_parameters"].get("sliding_attention")
     if local is not None:
         made["rope.freq_base_swa"] = float(local["rope_theta"])
@@ -135,6 +178,8 @@ def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         made["original_context_length"] = rope["original_max_position_embeddings"]
         if c["model_type"] == "ministral3":
             made["yarn_log_multiplier"] = rope["mscale_all_dim"]
+        if c["model_type"] in LATENT:
+            made["yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     if rope["rope_type"] == "longrope":
         original = c["original_max_position_embeddings"]
         factor = float(np.sqrt(1 + np.log(c["max_position_embeddings"] / original) / np.log(original)))
@@ -150,6 +195,12 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     kind, parts = c["model_type"], name.split(".")
     if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
         return values + np.float32(1)
+    if kind == "qwen3_next" and name.endswith("norm.weight") and "linear_attn" not in name:
+        return values + np.float32(1)
+    if name.endswith("A_log"):
+        return -np.exp(values)
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
+        return values[:, 0]
     if kind in PERMUTED and parts[-2] in ("q_proj", "k_proj"):
         heads = c["num_attention_heads" if parts[-2] == "q_proj" else "num_key_value_heads"]
         return (
@@ -157,7 +208,35 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
             .swapaxes(1, 2)
             .reshape(values.shape)
         )
-    return values[0] if name.endswith("shared_expert_gate.weight") else values
+    return values[0] if name.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction.bias")) else values
+
+
+def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with fused ones in parts, under names of llama.cpp's map, as its converters write them."""
+    made: dict[str, np.ndarray] = {}
+    for name, values in tensors.items():
+        stem, _, last = name.removesuffix(".weight").rpartition(".")
+        if last == "input_linear":
+            of_layer, half = stem.removesuffix("block_sparse_moe"), values.shape[1] // 2
+            made[f"{of_layer}mlp.experts.gate_proj.weight"] = values[:, :half]
+            made[f"{of_layer}mlp.experts.up_proj.weight"] = values[:, half:]
+        elif last == "in_proj_qkvz":
+            groups, key, value = (c[f"linear_{of}"] for of in ("num_key_heads", "key_head_dim", "value_head_dim"))
+            value *= c["linear_num_value_heads"] // groups
+            of_heads = np.split(values.reshape(groups, -1, values.shape[1]), np.cumsum([key, key, value]), axis=1)
+            q, k, v, z = (of.reshape(-1, values.shape[1]) for of in of_heads)
+            made[f"{stem}.in_proj_qkv.weight"], made[f"{stem}.in_proj_z.weight"] = np.concatenate([q, k, v]), z
+        elif last == "kv_b_proj":
+            n, heads = c["qk_nope_head_dim"], c["num_attention_heads"]
+            of_each = values.reshape(heads, -1, values.shape[1])
+            made[f"{stem}.k_b_proj.weight"] = of_each[:, :n].transpose(0, 2, 1)
+            made[f"{stem}.v_b_proj.weight"] = of_each[:, n:]
+        elif c["model_type"] == "lfm2_moe" and ".experts." in name:
+            part = {"w1": "gate", "w2": "down", "w3": "up"}[last]
+            made[f"{stem}.{part}_proj.weight"] = values
+        else:
+            made[name] = values
+    return made
 
 
 def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -22,14 +22,21 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
 from transformers.models.arcee import modeling_arcee
 from transformers.models.cohere2 import modeling_cohere2
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.ernie4_5 import modeling_ernie4_5
+from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
 from transformers.models.exaone4 import modeling_exaone4
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.glm4 import modeling_glm4
 from transformers.models.glm4_moe import modeling_glm4_moe
+from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
 from transformers.models.granite import modeling_granite
+from transformers.models.granitemoe import modeling_granitemoe
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
+from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
+from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
@@ -38,6 +45,7 @@ from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.olmo3 import modeling_olmo3
 from transformers.models.olmoe import modeling_olmoe
 from transformers.models.phi3 import modeling_phi3
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.seed_oss import modeling_seed_oss
 from transformers.models.smollm3 import modeling_smollm3
 from transformers.models.starcoder2 import modeling_starcoder2
@@ -46,6 +54,8 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
+    modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
+    modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
     modeling_minimax_m2,
     modeling_glm4_moe,
     modeling_olmoe,
@@ -85,7 +95,52 @@ AROUND = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "num_local_experts": 0,
     "num_experts_per_tok": 0,
 }  # fmt: skip
+# Latent attention: 32 elements of the latent, and 16 rotated ones.
+LATENT = {
+    "kv_lora_rank": 32, "qk_rope_head_dim": 16, "moe_intermediate_size": 32, "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4, "tie_word_embeddings": False,
+    "experts_implementation": "eager",
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "deepseek2lite": {
+        "model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "n_shared_experts": 2, "routed_scaling_factor": 1.5,
+        "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek3": {
+        "model_type": "deepseek_v3", **LATENT, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "glm4moelite": {
+        "model_type": "glm4_moe_lite", **LATENT, "q_lora_rank": 32, "qk_nope_head_dim": 48, "v_head_dim": 64,
+        "n_shared_experts": 1, "rope_parameters": PLAIN, "mlp_layer_types": ["dense", "sparse"],
+    },
+    "ernie4_5moe": {
+        "model_type": "ernie4_5_moe", **NO_HEAD_DIM, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2, "rope_parameters": PLAIN, "experts_implementation": "eager",
+    },
+    "granitemoe": {
+        "model_type": "granitemoe", **NO_HEAD_DIM, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "intermediate_size": 32, "rope_parameters": PLAIN, **MULTIPLIERS, "experts_implementation": "eager",
+    },
+    "hunyuanmoe": {
+        "model_type": "hunyuan_v1_moe", "intermediate_size": 32, "num_experts": 6, "moe_topk": 2,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 4.0, "factor": 1.0},
+        "experts_implementation": "eager",
+    },
+    "lfm2moe": {
+        "model_type": "lfm2_moe", **NO_HEAD_DIM, "num_hidden_layers": 3, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"],
+        "rope_parameters": PLAIN, "experts_implementation": "eager",
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next", "tie_word_embeddings": False, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25}, "experts_implementation": "eager",
+    },
     "minimaxm2": {
         "model_type": "minimax_m2", "tie_word_embeddings": False, "num_local_experts": 6, "num_experts_per_tok": 2,
         "intermediate_size": 32, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
@@ -207,13 +262,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 CONTEXT, HEAD_DIM = 131_072, 64
 
 
+# Biases of the choice of experts.
+CHOICE = ("e_score_correction_bias", "expert_bias")
+
+
 def build(name: str, seed: int) -> PreTrainedModel:
     """Set random weights for which every part matters, rounded to bfloat16, so that the file has exactly these."""
     made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **MODELS[name]}))
     made.config.eos_token_id = None  # some classes replace None by the ids of their published models
     random = np.random.default_rng(seed)
     for stem, parameter in made.named_parameters():
-        if parameter.ndim == 1:
+        if stem.endswith(CHOICE):
+            values = random.uniform(-0.3, 0.3, parameter.shape)
+        elif parameter.ndim == 1:
             values = random.uniform(0.5, 2.0, parameter.shape)
             if stem.endswith("q_norm.weight") and name in SMALL_QUERIES:
                 values *= 0.25
@@ -224,7 +285,7 @@ def build(name: str, seed: int) -> PreTrainedModel:
     for stem, buffer in made.named_buffers():
         if stem.endswith("layer_scalar"):
             buffer.data = torch.from_numpy(random.uniform(0.5, 1.0, 1)).to(torch.bfloat16).to(torch.float64)
-        if stem.endswith("e_score_correction_bias"):
+        if stem.endswith(CHOICE):
             buffer.data = torch.from_numpy(random.uniform(-0.3, 0.3, buffer.shape)).to(torch.bfloat16).to(torch.float64)
     return made.eval()
 

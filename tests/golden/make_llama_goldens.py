@@ -65,7 +65,10 @@ PROMPTS = (1, 7, 41)
 # The least lead of an expert that is chosen over one that is not, as a share of the spread of the router's logits.
 CLEAR_CHOICE = 1e-4
 # The names of tensors that are not quantised, at their ends.
-FLOATS = ("mlp.gate.weight", "router.proj.weight", "shared_expert_gate.weight", "conv1d.weight", "conv.conv.weight")
+FLOATS = (
+    "mlp.gate.weight", "feed_forward.gate.weight", "gate.wg.weight", "moe.router.weight", "router.proj.weight",
+    "kv_b_proj.weight", "shared_expert_gate.weight", "e_score_correction_bias", "conv1d.weight", "conv.conv.weight",
+)  # fmt: skip
 # The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {
     "llama": (modeling_llama.LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5), 1),
@@ -132,7 +135,7 @@ def clear_choices(model: PreTrainedModel) -> Iterator[None]:
         if lead < CLEAR_CHOICE:
             raise ValueError(f"an expert leads by {lead:.1e} of the spread of the logits; choose another seed")
 
-    routers = [module for module in model.modules() if type(module).__name__.endswith("Router")]
+    routers = [module for module in model.modules() if type(module).__name__.endswith(("Router", "Gate"))]
     hooks = [router.register_forward_hook(check) for router in routers]
     yield
     for hook in hooks:

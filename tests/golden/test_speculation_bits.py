@@ -7,6 +7,7 @@ what a lookup finds. The default tests run 50 requests; those marked slow run 2,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence as Ids
 from functools import cache
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.pipeline import Pipeline, follow, stages_of
 from mlx_engine.distributed.tensor import TensorParallel, follow_tensor, sliced
 from mlx_engine.engine import Engine
+from mlx_engine.loop.draft import DraftModel
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.request import Request, Sequence
@@ -50,7 +52,7 @@ KINDS = (
     {"temperature": 0.4, "repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": 0.5, "seed": 4},
     {"repetition_penalty": 1.3, "logit_bias": {17: 3.0}},
 )
-DRAFTERS = ("right", "nearly right", "wrong", "random", "outside", "lookup")
+DRAFTERS = ("right", "nearly right", "wrong", "random", "outside", "lookup", "draft")
 # Layers with windows, of states, with experts, and plain ones.
 FEW = ("qwen3", "gemma3", "qwen35", "lfm2", "gpt-oss")
 STEM = [(7 * i * i + 3 * i) % 40 for i in range(90)]
@@ -137,9 +139,13 @@ class Scripted:
 class Hostile(Speculation):
     """Proposes any number of tokens, whatever was right before."""
 
-    def __init__(self, drafters, seed: int, vocab: int) -> None:
-        super().__init__(drafters, vocab)
+    def __init__(self, drafters, seed: int, vocab: int, passes: Ids[DraftModel] = ()) -> None:
+        super().__init__(drafters, vocab, passes=passes)
         self.random = np.random.default_rng(seed)
+
+    def depths(self, drafter, asking, n_sequences, n_rows):
+        most = [min(drafter.most, self._most_of(sequence)) for sequence, _ in asking]
+        return [int(self.random.integers(0, n + 1)) for n in most]
 
     def plan(self, chunks, drafts, n_rows):
         return [int(self.random.integers(0, len(draft.ids) + 1)) for draft in drafts]
@@ -159,6 +165,23 @@ class Scripts:
         """Nothing is kept."""
 
 
+@cache
+def draft_model(of: Model, architecture: str) -> Model:
+    """Return a draft model: the model itself, or another one whose cache is of another kind."""
+    if architecture == "same":
+        return copy.copy(of)
+    return random_model(architecture, "Q8_0", of.backend)
+
+
+def drafts(of: Model, seed: int, slots: int) -> Hostile:
+    """Return what proposes the tokens of a draft model with a pool that may be too small."""
+    names = ("same", "lfm2", "gemma3", "qwen3") if of.config.vocab_size == VOCAB else ("same",)
+    model, page = draft_model(of, names[seed % len(names)]), (4, 16)[seed % 2]
+    pool = model.new_pool(40 + 90 * (seed % 5), n_sequences=slots, page=page, n_proposed=seed % 20)
+    made = DraftModel(model, pool, 0.1)
+    return Hostile(Lookups() if seed % 3 == 0 else None, seed, of.config.vocab_size, [made])
+
+
 def speculation(kind: str, asked: Ids[Asked], requests: Ids[Request], seed: int, vocab: int = VOCAB) -> Speculation:
     made = Lookups(keeps_others=seed % 2 == 0) if kind == "lookup" else Scripts(kind, asked, requests, seed)
     return Hostile(made, seed, vocab)
@@ -170,13 +193,18 @@ ASKED = st.tuples(
 )  # fmt: skip
 
 
-def compare(of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, memory: int, seed: int) -> Speculation:
-    """Compare answers with and without proposals; pages and slots of states are free afterwards."""
+def compare(
+    of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, memory: int, seed: int, passes=None
+) -> Speculation:
+    """Compare answers with and without proposals, of `passes` if given; pages and slots are free afterwards."""
     asked = [Asked(of, (*STEM[:cut], *tail), *rest) for cut, tail, *rest in cases]
     requests = [one.request() for one in asked]
-    made = speculation(drafter, asked, requests, seed, of.config.vocab_size)
     longest = max(request.longest * len(request.outputs) for request in requests)
     slots = max(3, len(cases) - seed % 3)
+    if drafter in ("draft", "mtp"):
+        made = (passes or drafts)(of, seed, slots)
+    else:
+        made = speculation(drafter, asked, requests, seed, of.config.vocab_size)
     pool = of.new_pool(longest + memory, n_sequences=slots, page=page, n_proposed=seed % 20)
     prefix = PrefixCache(pool, whole_pages=seed % 4 == 0) if seed % 2 else None
     scheduler = Scheduler(of, pool, slots=slots, prefix=prefix, budget=budget, speculation=made)
@@ -186,6 +214,11 @@ def compare(of: Model, cases: Ids[tuple], drafter: str, page: int, budget: int, 
         prefix.clear()
     assert [pool.free_pages(group) for group in range(len(pool.windows))] == list(pool.n_pages)
     assert pool.states.n_free == max(0, pool.states.n_slots - 1)
+    for one in made.passes:
+        if drafter == "draft":
+            one.prefix.clear()
+        assert [one.pool.free_pages(group) for group in range(len(one.pool.windows))] == list(one.pool.n_pages)
+        assert one.pool.states.n_free == max(0, one.pool.states.n_slots - 1)
     return made
 
 
@@ -223,6 +256,14 @@ CASES = [(30, [5, 6], 2, 16, 1, 0), (50, [1], 0, 16, 2, 0), (9, [2, 3, 4], 3, 16
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen35"])
 def test_right_proposals_make_fewer_passes(architecture):
     made = compare(model(architecture), CASES, "right", 16, 512, 200, 23)
+    assert made.n_accepted > 20
+    assert made.n_accepted > 0.8 * made.n_proposed
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "gemma3"])
+def test_a_draft_model_with_the_same_weights_is_right(architecture):
+    """Also at a temperature: the draft model draws with the random numbers of the answer."""
+    made = compare(model(architecture), CASES, "draft", 16, 512, 200, 4)
     assert made.n_accepted > 20
     assert made.n_accepted > 0.8 * made.n_proposed
 

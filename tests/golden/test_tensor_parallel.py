@@ -24,6 +24,7 @@ from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.tensor import sliced
+from mlx_engine.errors import NotShardableError
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.loop.sampler import Sampler
@@ -32,14 +33,14 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, plan_model
 from tests.contract.check import EMULATED, named
 from tests.decoding import decode
-from tests.golden.goldens import DATA, SAMPLED, Golden, check_close, relative_errors, variant
+from tests.golden.goldens import DATA, LATENT, SAMPLED, Golden, check_close, relative_errors, variant
 from tests.golden.test_same_bits import cut
 from tests.local_ranks import run_ranks
 from tests.random_models import SETTINGS, random_checkpoint
 
 T = TypeVar("T")
 
-MICRO = sorted(path.name for path in DATA.glob("*-micro"))
+MICRO = sorted({path.name for path in DATA.glob("*-micro")} - {f"{name}-micro" for name in LATENT})
 # Those that the default tests run on four ranks: copies of KV heads and experts, biases of sums, four KV heads, copies
 # of normed KV heads.
 OFTEN = {"gemma4moe-micro", "gpt2-micro", "llama-micro", "olmo3-micro"}
@@ -97,6 +98,11 @@ def same_on_all(found: list[np.ndarray]) -> np.ndarray:
 
 def error(want: np.ndarray, found: np.ndarray) -> float:
     return float(np.sqrt(np.mean(relative_errors(want, found) ** 2)))
+
+
+def test_latent_attention_is_cut_by_layers_only():
+    with pytest.raises(NotShardableError, match="pipeline"):
+        sliced(plan_model(checkpoint("deepseek3-micro"), Conversion()), 0, 2)
 
 
 @pytest.mark.parametrize(

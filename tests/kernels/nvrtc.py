@@ -11,8 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from kernels.cuda import header, translated
-from kernels.launch import Launch
+from kernels.launch import Launch, header, translated
 
 TYPES = {mx.float16: "__half", mx.float32: "float", mx.uint32: "uint32_t", mx.int32: "int32_t"}
 # As much of MLX's header of this name as a kernel can see.

@@ -7,8 +7,8 @@ import re
 import mlx.core as mx
 import pytest
 
-from kernels.cuda import cuda_kernel, translated
 from kernels.kernel import Kernel
+from kernels.launch import cuda_kernel, translated
 from kernels.metal.cases import cases
 from kernels.metal.samples import TYPES
 from tests.kernels import nvrtc

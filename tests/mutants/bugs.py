@@ -181,6 +181,22 @@ MUTANTS = [
     Mutant("both sides of a split page have one reference", "RadixTree._split", "at % self._page", "False"),
     # ---- Speculation ----
     Mutant("a wrong proposal is accepted", "Scheduler._accept_chunk", "token == chunk.proposed[n]", "True"),
+    Mutant("a draft model keeps wrong tokens", "DraftModel._settle", "held.pending[n] == following[n]", "True"),
+    Mutant("a draft model keeps the pages of an answer", "DraftModel.release", "held.kv.close()", "pass"),
+    Mutant(
+        "an answer that ends keeps its drafters' pages",
+        "Scheduler._remove",
+        "self.speculation.release(sequence)",
+        "pass",
+    ),
+    Mutant(
+        "hidden states of wrong tokens are kept",
+        "ModelRunner._keep_hidden",
+        "self._model.backend.host(rows)[: chunk.n]",
+        "self._model.backend.host(rows)",
+    ),
+    Mutant("the layer begins with a gap", "NextTokens._next", "start + len(rows) != first", "False"),
+    Mutant("a draft model draws other numbers", "Sampler.guess", "len(self._recent) + len(ids)", "len(self._recent)"),
     Mutant(
         "a draw after a proposal reads the row before it",
         "ModelRunner.choose_next",

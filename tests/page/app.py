@@ -117,7 +117,7 @@ def app(
         scheduler = engine.scheduler(**options)
         monitor = Monitor(bandwidth=lambda: 1e10, text_of=engine.tokenizer.decode)
         worker = Worker(scheduler, monitor, pause=pause)
-        app.router.routes.extend(routes(worker, refusal=refusal))
+        app.router.routes.extend(routes(lambda query: worker.snapshots(), refusal=refusal))
         app.state.worker = worker
         yield
         worker.close()

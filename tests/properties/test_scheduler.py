@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mlx_engine.backends import create_backend
 from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.loop.draft import DraftModel
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.request import Request
@@ -55,16 +56,19 @@ def alone(architecture: str, prompt: tuple[int, ...], kind: int, n_tokens: int, 
 
 
 class Proposes(Speculation):
-    """Any number of tokens after those that followed before, or any tokens."""
+    """Any number of tokens after those that followed before, or any tokens; or tokens of a draft model."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(Lookups(keeps_others=True), 300)
+    def __init__(self, seed: int, passes: tuple[DraftModel, ...] = ()) -> None:
+        super().__init__(Lookups(keeps_others=True), 300, passes=passes)
         self.random = np.random.default_rng(seed)
 
     def look(self, sequence):
         draft = super().look(sequence)
-        draft.ids = draft.ids or self.random.integers(0, 300, 4).tolist()
+        draft.ids = draft.ids or (() if self.passes else self.random.integers(0, 300, 4).tolist())
         return draft
+
+    def depths(self, drafter, asking, n_sequences, n_rows):
+        return [int(self.random.integers(0, min(drafter.most, self._most_of(one)) + 1)) for one, _ in asking]
 
     def plan(self, chunks, drafts, n_rows):
         room = [min(len(draft.ids), c.sequence.output.max_tokens - len(c.sequence.output.token_ids) - 1)
@@ -83,13 +87,17 @@ class Serving(RuleBasedStateMachine):
         budget=st.sampled_from([1, 5, 16, 100, 512]),
         shared=st.sampled_from([1, 7, 64]),
         cached=st.booleans(),
-        proposes=st.sampled_from([None, 1, 2]),
+        proposes=st.sampled_from([None, 1, 2, "draft"]),
     )
     def begin(self, architecture, slots, page, memory, budget, shared, cached, proposes):
         self.architecture, of = architecture, model(architecture)
         pool = of.new_pool(memory, n_sequences=slots, page=page)
         prefix = PrefixCache(pool) if cached else None
-        how = {} if proposes is None else {"speculation": Proposes(proposes)}
+        self.drafts: tuple[DraftModel, ...] = ()
+        if proposes == "draft":  # with states, or layers with windows; its memory may be too small
+            draft = model("lfm2" if slots % 2 else "gemma3")
+            self.drafts = (DraftModel(draft, draft.new_pool(memory - 100, n_sequences=slots, n_proposed=slots), 0.1),)
+        how = {} if proposes is None else {"speculation": Proposes(slots, self.drafts)}
         self.scheduler = Scheduler(of, pool, slots=slots, prefix=prefix, budget=budget, shared_budget=shared, **how)
         self.open: list[tuple[Request, tuple[int, ...], int]] = []
 
@@ -139,10 +147,12 @@ class Serving(RuleBasedStateMachine):
             self.scheduler.step()
         self.check()
         assert self.open == []
-        pool = self.scheduler.pool
-        if self.scheduler.prefix is not None:
-            self.scheduler.prefix.clear()
-        assert [pool.used_pages(group) for group in range(len(pool.windows))] == [0] * len(pool.windows)
+        of = [*([self.scheduler] if self.scheduler.prefix is not None else ()), *self.drafts]
+        for one in of:
+            one.prefix.clear()
+        for pool in (self.scheduler.pool, *(draft.pool for draft in self.drafts)):
+            assert [pool.used_pages(group) for group in range(len(pool.windows))] == [0] * len(pool.windows)
+            assert pool.states.n_free == max(0, pool.states.n_slots - 1)
 
 
 Serving.TestCase.settings = settings(

@@ -14,7 +14,7 @@ import mlx_engine
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, ReasoningDelta, TextDelta
-from mlx_engine.serve import answers
+from mlx_engine.serve import reading
 from tests.serve.served import MICRO, Served
 
 # A template that reads tools, and writes calls as many models do.
@@ -68,7 +68,7 @@ def use(monkeypatch: pytest.MonkeyPatch, script: Sequence[Event]) -> list[Any]:
             given.append(tools)
             return Script(script)
 
-    monkeypatch.setattr(answers, "AnswerReader", Reader)
+    monkeypatch.setattr(reading, "AnswerReader", Reader)
     return given
 
 

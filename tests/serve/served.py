@@ -17,6 +17,7 @@ import mlx_engine
 from mlx_engine.engine import Engine
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.app import create_app
+from mlx_engine.serve.registry import Models
 from mlx_engine.serve.server import Patience, Server, listen
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.status import Monitor
@@ -105,8 +106,9 @@ class Served:
         loop.time = lambda: clock() + self._ahead  # type: ignore[method-assign]
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
         self.service = Service(self.worker, **{"model": "micro", **self._options})
+        models = Models.alone(self.service)
         self.server = QuickServer(
-            create_app(self.service), self.worker, grace=self.grace, patience=self._patience, limit=self._limit
+            create_app(models), models, grace=self.grace, patience=self._patience, limit=self._limit
         )
         self.server.config.timeout_graceful_shutdown = int(SECONDS)
         await self.server.serve([listener])

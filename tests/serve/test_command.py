@@ -102,7 +102,7 @@ def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, ca
     assert f"context is {LONGEST:,} tokens; a request may have 128 of them" in capsys.readouterr().err
     given = CapacityOptions(slots=2, context_len=128, kv_memory="3MB")
     assert serve.load_engine("builtin", "simd", given, {}, [])[1].pool.n_tokens > 256
-    service = serve.new_service(MagicMock(), "builtin", AddressOptions(), capacity, "127.0.0.1")
+    service = serve.new_service(MagicMock(), serve.ModelSpec("x", "builtin"), AddressOptions(), capacity, "127.0.0.1")
     assert service.context_len == 128
     assert not service.explains_cache
     assert service.hosts == {"localhost", "127.0.0.1", "::1"}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mlx_engine.bench.compare import page
-from mlx_engine.bench.results import read
+from mlx_engine.bench.tables import read
 from mlx_engine.errors import FormatError, SourceError
 
 COMPONENTS = {

@@ -11,7 +11,7 @@ import pytest
 import mlx_engine
 from mlx_engine.bench import origin
 from mlx_engine.checkpoint import identity
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine.memory import usable_cores
 
 
 def sha256(*contents):

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import report
+from benchmarks import report, sections
 from benchmarks.report import FOLDER, PAGE, newest, page, read, results
 
 
@@ -43,3 +43,35 @@ def test_each_file_has_its_own_section(tmp_path, monkeypatch):
     assert text.startswith("# Benchmarks")
     assert "## The ladder\n\n### m: 3.00 M parameters, 2.0 MB\n\nP, 2 cores, unknown memory" in text
     assert "\n\na b\n" in text
+
+
+def test_the_section_of_proposed_tokens_has_both_factors():
+    from benchmarks.sections import speculation
+
+    common = {
+        "commit": "abc", "time": "2026-11-25", "versions": {"mlx-engine": "1"}, "file": "m.gguf", "draft": None,
+        "machine": {"processor": "P", "cores": 2, "memory_bytes": None, "system": "S"}, "n_prompt": 4, "n_tokens": 9,
+        "off": 50.0, "on": 120.0, "factor": 2.4, "proposed": 40, "accepted": 30, "copies": 1,
+    }  # fmt: skip
+    theirs = {"off": [2.0, 3.0, 4.0], "on": [2.0, 2.0, 1.0], "is_same": False}
+    rows = [
+        {**common, "text": "edit", "drafter": "lookup", "llama.cpp": theirs, "factor": 9.9},
+        {**common, "text": "edit", "drafter": "lookup", "llama.cpp": theirs},
+        {**common, "text": "story", "drafter": "mtp", "llama.cpp": None, "copies": 8},
+    ]
+    text = speculation(rows)
+    assert "| edit | lookup | 50 | 120 | 2.4 | 30 of 40 | 1.5 | another |" in text
+    assert "| story, 8 at once | mtp | 50 | 120 | 2.4 | 30 of 40 |  |  |" in text
+    assert "9.9" not in text
+
+
+def test_the_first_token_after_a_restart_is_compared_with_the_same_prompt_computed():
+    row = {
+        "time": "2", "commit": "abc", "versions": {}, "model_name": "shape:m", "n_tokens": 2048, "kv_type": "f16",
+        "machine": {"processor": "P", "cores": 2, "memory_bytes": None, "system": "S"},
+        "nbytes": 5e6, "disk_gbs": 1.5, "samples_s": {"cold": [4.0, 5.0], "page cache": [0.9], "disk": [1.8]},
+    }  # fmt: skip
+    old = {**row, "samples_s": {way: [9.0] for way in row["samples_s"]}}
+    text = sections.prefix_disk([old, row])
+    assert "| f16 | m, 2,048 tokens | 4.5 (4 to 5) | 0.9 | 0.2 | 1.8 | 0.4 | 5 | 1.5 |" in text
+    assert text.count("| f16 |") == 1

@@ -12,10 +12,9 @@ import mlx_engine
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.bench.bottlenecks import analysis, report
-from mlx_engine.bench.bottlenecks.analysis import BETWEEN, Kind, Limits, Operation, phase
+from mlx_engine.bench.bottlenecks.analysis import BETWEEN, Kind, Limits, Operation, Pass, phase
 from mlx_engine.bench.bottlenecks.page import page, ranking
 from mlx_engine.bench.bottlenecks.report import Settings, described, loaded, measured, summed
-from mlx_engine.bench.bottlenecks.runs import Pass
 from mlx_engine.bench.origin import origin
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.observe.profiler import Cost, Profiler

@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kernels import folder as kernels_folder
-from kernels.drafts import draft
+from kernels import files as kernels_folder
+from kernels.files import draft
 from mlx_engine.commands import app
 
 

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from mlx_engine import bench as measuring
-from mlx_engine.bench import roofline
-from mlx_engine.bench.concurrency import measure
-from mlx_engine.bench.concurrency.load import Load
+from mlx_engine.bench import concurrency, roofline
+from mlx_engine.bench.clients import Load
 from tests.unit.test_command_bench import bench, mistake
 from tests.unit.test_concurrency_http import serving
 
@@ -21,7 +20,7 @@ WARM_UP = Load(n_prompt=2, n_gen=2, requests=1)
 def quick(monkeypatch):
     """The machine's own limits are not what is tested here."""
     monkeypatch.setattr(roofline, "SECONDS", 1e-4)
-    monkeypatch.setattr(measure, "WARM_UP", WARM_UP)
+    monkeypatch.setattr(concurrency, "WARM_UP", WARM_UP)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("concurrency") / "new"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roofline, "SECONDS", 1e-4)
-        patch.setattr(measure, "WARM_UP", WARM_UP)
+        patch.setattr(concurrency, "WARM_UP", WARM_UP)
         return folder, bench("--concurrency", "1,3", "-p", 4, "-n", 3, "--out", folder, repetitions=2)
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_engine.bench import roofline
-from mlx_engine.bench.bottlenecks.against import read, refuse, section
+from mlx_engine.bench.compare import read_report, refuse, section
 from mlx_engine.commands import app
 from mlx_engine.errors import FormatError, OptionError, SourceError
 
@@ -169,7 +169,7 @@ def test_a_file_of_which_a_part_is_missing_is_refused(tmp_path, earlier, name):
     path = tmp_path / "old.json"
     path.write_text(json.dumps(broken))
     with pytest.raises(FormatError, match="expected a bottleneck report"):
-        read(path)
+        read_report(path)
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"[" * 10**5, b"\xff", b'{"kind": 1}', b'{"kind": "bottlenecks"}'])
@@ -177,7 +177,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path, raw):
     path = tmp_path / "old.json"
     path.write_bytes(raw)
     with pytest.raises(FormatError, match=r"old\.json: expected a bottleneck report"):
-        read(path)
+        read_report(path)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,12 @@ def test_times_that_are_none_are_refused(tmp_path, earlier, broken):
         path = tmp_path / "old.json"
         path.write_text(json.dumps(report))
         with pytest.raises(FormatError):
-            read(path)
+            read_report(path)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(SourceError, match="cannot be read"):
-        read(tmp_path / "nowhere.json")
+        read_report(tmp_path / "nowhere.json")
     assert run(tmp_path, "--against", tmp_path / "nowhere.json").code == 1
 
 

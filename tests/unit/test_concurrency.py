@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_engine.bench.concurrency import load as of
-from mlx_engine.bench.concurrency.clients import Scheduled
-from mlx_engine.bench.concurrency.load import Load, RequestTimes, Run, Steps
-from mlx_engine.bench.concurrency.measure import Plan, Sample, interleaved, row, shared_prefix, throughput
+from mlx_engine.bench import clients as of
+from mlx_engine.bench.clients import Load, RequestTimes, Run, Scheduled, Steps
+from mlx_engine.bench.concurrency import Plan, Sample, interleaved, row, shared_prefix, throughput
 from mlx_engine.bench.work import Sizes
 from mlx_engine.cache import KVLayer, KVPool
 from mlx_engine.loop.output import Output

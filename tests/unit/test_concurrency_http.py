@@ -10,9 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mlx_engine.bench.concurrency.clients import Served
-from mlx_engine.bench.concurrency.load import Load
-from mlx_engine.bench.concurrency.measure import Plan, server_rows
+from mlx_engine.bench.clients import Load, Served
+from mlx_engine.bench.concurrency import Plan, server_rows
 from mlx_engine.errors import OptionError, SourceError
 from tests.patience import wait_for
 

@@ -11,8 +11,8 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import sweep
 from mlx_engine.bench.sweep import Plan
-from mlx_engine.machine import limits
-from mlx_engine.machine.limits import usable_cores
+from mlx_engine.machine import memory as limits
+from mlx_engine.machine.memory import usable_cores
 from mlx_engine.observe import log
 from tests.unit.test_command_generate import cli
 

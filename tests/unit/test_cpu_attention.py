@@ -71,7 +71,7 @@ def attend_batch(
     POOL.shared.wake()
     LIBRARY.attend(
         POOL.address, LIBRARY.address("attend_decode"), LIBRARY.address("attend_prefill"), q.ctypes.data, n, n_heads,
-        store.shape[1], width, store.ctypes.data, layout.KV_TYPES[type_], store.shape[2], page, window,
+        store.shape[1], width, store.ctypes.data, layout.KV_TYPES[type_], store.shape[2], len(store), page, window,
         sequences.ctypes.data, len(parts), layout.SEQ_NEW, width**-0.5 if scale is None else scale, softcap,
         0 if sinks is None else sinks.ctypes.data, found.ctypes.data, out.ctypes.data,
     )  # fmt: skip

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
+from kernels.cpu.attention import stored
+from kernels.cpu.build import layout
 from kernels.cpu.build.jit import jit
 from kernels.cpu.build.layout import STRETCH, TILE_ROWS
 from kernels.cpu.build.vectors import PART
 from kernels.cpu.products import order_numpy, tile
+from mlx_engine.quant import key_values
 
 # Half a unit in the last place, relative: what one rounding of a float32 costs.
 U = 2.0**-24
@@ -28,6 +31,7 @@ def most_vectors() -> int:
 VECTORS = most_vectors()
 
 seeds = st.integers(0, 2**32 - 1)
+TYPES, NO_ROWS = tuple(layout.KV_TYPES), np.zeros((0, 64), np.uint8)
 # Columns in whole vectors: odd and even numbers of them, and a whole stretch.
 columns = st.one_of(st.integers(1, 9), st.sampled_from([STRETCH // 16 - 1, STRETCH // 16])).map(lambda n: 16 * n)
 
@@ -76,44 +80,77 @@ def test_dot_products_are_summed_in_the_order_that_numpy_defines(
         expanded[offsets[0] + r * w_row :][:n] = row
     for t, row in enumerate(in_parts(vectors)):
         packed[offsets[1] + t * x_row :][:n] = row
-    set_y, add_y, kept = before.copy(), before.copy(), np.full(tile.KEPT, np.nan, dtype=np.float32)
-    tile.set_dots(w, offsets[0], w_row, x, offsets[1], x_row, n_vectors, n, set_y, offsets[2], y_row)
+    added, kept = before.copy(), np.full(tile.KEPT, np.nan, dtype=np.float32)
     size = n // (16 // PART)
     for first in range(0, n, size):
         at, kernel = (offsets[0] + first, offsets[1] + first), tile.keep_dots if first + size < n else tile.add_dots
-        y = (add_y, offsets[2], y_row) if kernel is tile.add_dots else ()
+        y = (added, offsets[2], y_row) if kernel is tile.add_dots else ()
         kernel(expanded, at[0], w_row, packed, at[1], x_row, n_vectors, n, kept, 0, *y)
-    for y, want in ((set_y, dots), (add_y, before[places] + dots)):
-        np.testing.assert_array_equal(y[places], want)
-        np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
+    np.testing.assert_array_equal(added[places], before[places] + dots)
+    np.testing.assert_array_equal(np.delete(added, places), np.delete(before, places))
+
+
+def stored_rows(
+    rng: np.random.Generator, type_: str, n_rows: int, width: int, gap: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return stored rows (n_rows, bytes) with `gap` other bytes after each, and the numbers in them."""
+    rows = key_values.stored(normal(rng, n_rows, width), type_)
+    content = np.ascontiguousarray(rows).view(np.uint8).reshape(n_rows, -1)
+    other = rng.integers(0, 256, (n_rows, gap), dtype=np.uint8)
+    return np.ascontiguousarray(np.hstack([content, other])), key_values.expanded(rows, type_)
+
+
+@settings(max_examples=80)
+@given(
+    seed=seeds, type_=st.sampled_from(TYPES), n_rows=st.integers(1, 11), n_vectors=st.integers(1, VECTORS),
+    n=st.integers(1, 8).map(lambda n: 32 * n), gap=st.integers(0, 5), ahead=st.sampled_from([0, 100]),
+)  # fmt: skip
+def test_dot_products_of_stored_rows_have_the_bits_of_their_numbers(
+    seed: int, type_: str, n_rows: int, n_vectors: int, n: int, gap: int, ahead: int
+):
+    """Nothing but the products is written, and at most three more after them."""
+    rng = np.random.default_rng(seed)
+    rows, numbers = stored_rows(rng, type_, n_rows, n, gap)
+    x, y_row = normal(rng, n_vectors, n + 3), n_rows + 5
+    before = normal(rng, n_vectors, y_row)
+    y, kind, row = before.copy(), layout.KV_TYPES[type_], rows.shape[1]
+    stored.set_dots(
+        kind, rows.ctypes.data, row, n_rows, x.reshape(-1), 1, n + 3, n_vectors, n, y.reshape(-1), 2, y_row, ahead,
+        rows.ctypes.data,
+    )  # fmt: skip
+    want = order_numpy.dot(numbers, x[:, None, 1 : 1 + n])
+    np.testing.assert_array_equal(y[:, 2 : 2 + n_rows], want)
+    np.testing.assert_array_equal(y[:, :2], before[:, :2])
 
 
 @settings(max_examples=60)
 @given(
-    seed=seeds, n_sums=st.integers(1, VECTORS), n=st.integers(0, 130), width=st.integers(1, 18).map(lambda n: 16 * n),
-    offsets=st.tuples(*[st.integers(0, 3)] * 3), gaps=st.tuples(*[st.integers(0, 5)] * 3), begun=st.integers(0, 130),
+    seed=seeds, type_=st.sampled_from(TYPES), n_sums=st.integers(1, VECTORS), n=st.integers(0, 130),
+    blocks=st.integers(1, 9), offsets=st.tuples(*[st.integers(0, 3)] * 2), gaps=st.tuples(*[st.integers(0, 5)] * 3),
+    begun=st.integers(0, 130),
 )  # fmt: skip
 def test_weighted_rows_are_summed_in_their_order(
-    seed: int, n_sums: int, n: int, width: int, offsets: tuple[int, int, int], gaps: tuple[int, int, int], begun: int
-):
+    seed: int, type_: str, n_sums: int, n: int, blocks: int, offsets: tuple[int, int], gaps: tuple[int, int, int],
+    begun: int,
+):  # fmt: skip
     """In one call, or in two calls, the second of which continues the sums, as for rows of two pages."""
     rng = np.random.default_rng(seed)
-    w_row, row, y_row = n + gaps[0], width + gaps[1], width + gaps[2]
-    w, rows = normal(rng, offsets[0] + VECTORS * w_row), normal(rng, offsets[1] + n * row)
-    before = normal(rng, offsets[2] + VECTORS * y_row)
-    weights = rows_at(w, offsets[0], w_row, n_sums, n)
-    values = rows_at(rows, offsets[1], row, n, width) if n else np.zeros((0, width), dtype=np.float32)
+    width = 32 * blocks if type_ == "q8_0" else 16 * blocks
+    w_row, y_row = n + gaps[0], width + gaps[2]
+    w, before = normal(rng, offsets[0] + VECTORS * w_row), normal(rng, offsets[1] + VECTORS * y_row)
+    rows, values = stored_rows(rng, type_, n, width, gaps[1]) if n else (NO_ROWS, np.zeros((0, width), np.float32))
+    weights, row = rows_at(w, offsets[0], w_row, n_sums, n), rows.shape[1]
     want = order_numpy.sum_weighted(weights, values)
     terms = weights[..., None].astype(np.float64) * values
     assert (np.abs(want - terms.sum(axis=1)) <= n * U * np.abs(terms).sum(axis=1)).all()
     y = before.copy()
     for first, last in ((0, min(begun, n)), (min(begun, n), n)):
         if last > first or not first:
-            tile.sum_weighted(
-                w, offsets[0] + first, w_row, n_sums, rows, offsets[1] + first * row, row, last - first, width, y,
-                offsets[2], y_row, first,
+            stored.sum_weighted(
+                layout.KV_TYPES[type_], w, offsets[0] + first, w_row, n_sums, rows.ctypes.data + first * row, row,
+                last - first, width, y, offsets[1], y_row, first,
             )  # fmt: skip
-    places = offsets[2] + y_row * np.arange(n_sums)[:, None] + np.arange(width)
+    places = offsets[1] + y_row * np.arange(n_sums)[:, None] + np.arange(width)
     np.testing.assert_array_equal(y[places], want)
     np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
 

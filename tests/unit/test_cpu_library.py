@@ -199,6 +199,14 @@ def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypat
         machine_code.build(["products", "attention"], unwanted)
 
 
+def test_ctrl_c_of_the_terminal_does_not_reach_compiling_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        machine_code, "_CHILD", "import os, sys; sys.exit(f'{{os.getpid() - os.getpgid(0)}} {path!r:.0}{parts!r:.0}')"
+    )
+    with pytest.raises(RuntimeError, match=r"failed: 0$"):
+        machine_code.build(["products"], unwanted)
+
+
 INTERRUPTED = """
 import os, signal, threading, time
 from kernels.cpu.build import machine_code

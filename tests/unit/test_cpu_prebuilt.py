@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,13 @@ def loaded() -> SharedCode:
 
 def damage(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+
+def test_an_unknown_part_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", ["wheel", "--only", "q8_0", "--only", "q9"])
+    with pytest.raises(SystemExit):
+        wheel.main()
+    assert "--only: the kernels have no part q9; the formats are " in capsys.readouterr().err
 
 
 def test_the_best_target_is_loaded_and_has_the_parts(folder: Path):

@@ -16,15 +16,14 @@ from tests.watched import LIMIT, MOMENTS, SHARED, SIZE, SLACK, Watched, generate
 
 pytestmark = pytest.mark.slow
 
-# Seconds from the start of a process until it has joined the others, on a busy machine.
-STARTING = 5.0
 # `cli.py`, with ranks that must join within the limit of this test, and do not connect before it is over: while MLX
 # connects them, no rank is named.
 JOIN_SOON = f"""
 import sys, time
 from mlx_engine.commands import main
 from mlx_engine.distributed.heartbeat import Heartbeat
-Heartbeat.joining = {LIMIT}
+Heartbeat.joining, join = {LIMIT}, Heartbeat.join
+Heartbeat.join = lambda self, port: (print("joins", file=sys.stderr), join(self, port))
 Heartbeat.connected = lambda self, ring: time.sleep({LIMIT + SLACK})
 sys.argv[0] = "cli.py"
 main()
@@ -56,7 +55,8 @@ def test_a_rank_that_stops_while_ranks_join_is_named(tmp_path, victim: int, afte
     try:
         time.sleep(after)
         os.kill(watched.processes[victim].pid, signal.SIGSTOP)
-        assert watched.wait(STARTING + LIMIT + SLACK, but=victim) == [1, 1]
+        watched.wait_for(lambda: watched.errors(but=victim).count("joins") == SIZE - 1)
+        assert watched.wait(LIMIT + SLACK, but=victim) == [1, 1]
         (line,) = watched.error_lines(but=victim)
         assert line.startswith(f"error: rank {victim} (127.0.0.1) "), line
     finally:
@@ -69,7 +69,8 @@ def test_a_rank_that_stops_while_ranks_join_is_named(tmp_path, victim: int, afte
 def test_all_ranks_end_if_one_ends_or_stops_while_ranks_connect(tmp_path, moment: str, number: int, victim: int):
     watched = connecting(tmp_path, moment, number, victim)
     try:
-        assert watched.wait(STARTING + LIMIT, but=victim) == [1, 1]
+        watched.wait_until_struck(victim)
+        assert watched.wait(LIMIT + SLACK, but=victim) == [1, 1]
         lines = watched.error_lines(but=None if number == signal.SIGKILL else victim)
         assert watched.errors(but=victim).count("\n") <= 1, watched.err
         if moment == "connected" or (moment == "after" and number == signal.SIGKILL and victim):
@@ -84,7 +85,8 @@ def test_all_ranks_end_if_one_ends_or_stops_while_ranks_connect(tmp_path, moment
 def test_a_rank_that_ends_is_named_before_those_whose_connections_break(tmp_path, victim: int):
     watched = connecting(tmp_path, faulty_ring.BREAKS, signal.SIGKILL, victim)
     try:
-        assert watched.wait(STARTING + LIMIT, but=victim) == [1, 1]
+        watched.wait_until_struck(victim)
+        assert watched.wait(LIMIT + SLACK, but=victim) == [1, 1]
         assert watched.errors(but=victim).count("\n") == 1, watched.err
         (line,) = watched.error_lines(but=victim)
         assert line.startswith(f"error: rank {victim} (127.0.0.1) exited")
@@ -99,7 +101,7 @@ def test_ranks_that_are_terminated_while_they_connect_print_one_line(tmp_path):
         time.sleep(1.0)
         for process in watched.processes[:2]:
             process.terminate()  # as mlx.launch does
-        assert 0 not in watched.wait(STARTING + LIMIT, but=2)
+        assert 0 not in watched.wait(LIMIT + SLACK, but=2)
         (line,) = watched.error_lines(but=2)
         assert line.startswith("error: rank 2 (127.0.0.1) exited")
     finally:
@@ -110,7 +112,8 @@ def test_ranks_that_are_terminated_while_they_connect_print_one_line(tmp_path):
 def test_a_rank_that_cannot_connect_is_named(tmp_path, victim: int):
     watched = connecting(tmp_path, faulty_ring.FAILS, 0, victim)
     try:
-        assert watched.wait(STARTING + LIMIT) == [1] * SIZE
+        watched.wait_until_struck(victim)
+        assert watched.wait(LIMIT + SLACK) == [1] * SIZE
         first = f"error: rank {victim} (127.0.0.1): ring: no neighbour answers"
         assert any(line.startswith(first) for line in watched.error_lines()), watched.err
         assert "Traceback" not in watched.errors()
@@ -124,7 +127,8 @@ def test_ranks_that_live_and_cannot_reach_each_other_end(tmp_path):
     command = [*generate("Once upon", 300), *SHARED]
     watched = Watched([ranks.start_rank(tmp_path, i, ports if i else wrong, command) for i in range(SIZE)])
     try:
-        assert watched.wait(STARTING + LIMIT) == [1] * SIZE
+        watched.wait_until_struck(0)
+        assert watched.wait(LIMIT + SLACK) == [1] * SIZE
         assert watched.errors() == f"error: {NOT_CONNECTED}\n"
     finally:
         watched.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.drafts import ENDING, draft, drafts_in, remove_dead
+from kernels.files import ENDING, draft, drafts_in, remove_dead
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from tests.patience import PATIENCE, wait_for
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 WRITE = """
 import sys, time
 from pathlib import Path
-from kernels.drafts import draft
+from kernels.files import draft
 with draft(Path(sys.argv[1]), is_folder=sys.argv[2] == "folder") as path:
     (path / "weights" if path.is_dir() else path).write_bytes(bytes(1000))
     print("begun", flush=True)
@@ -91,7 +91,7 @@ def test_the_first_draft_of_two_does_not_take_the_second_for_a_dead_one(tmp_path
 
 
 def test_a_draft_that_was_taken_for_a_dead_one_before_its_lock_is_made_again(tmp_path, monkeypatch):
-    from kernels import drafts
+    from kernels import files as drafts
 
     taken = []
 

@@ -129,16 +129,16 @@ def backend() -> CompiledBackend:
 
 
 @pytest.mark.parametrize(("kind", "n_rows"), [("Q4_0", 331), ("Q4_K", 1), ("Q8_0", 70), ("Q6_K", 64)])
-def test_layers_of_one_to_seven_tokens_are_the_twin(kind: str, n_rows: int):
-    """Rows that three threads divide; tiles multiply seven tokens, and three on processors without VNNI."""
+def test_layers_of_one_to_eleven_tokens_are_the_twin(kind: str, n_rows: int):
+    """Rows that three threads divide; tiles multiply eleven tokens, seven or three, by format and processor."""
     rng, be = np.random.default_rng(n_rows), backend()
     weight = Weight.pack("w", rng.standard_normal((n_rows, N_COLUMNS)), BY_NAME[kind])
     matrix, bias = be.prepare(weight), rng.standard_normal(n_rows).astype(np.float32)
     parts = getattr(blocks_numpy, kind.lower()).parts(np.asarray(matrix.data).view(np.uint8).reshape(-1))
-    x = rng.standard_normal((7, N_COLUMNS)).astype(np.float32)
+    x = rng.standard_normal((11, N_COLUMNS)).astype(np.float32)
     dots = fixed_numpy.multiply(parts, n_rows, fixed_numpy.quantize(x))
     residual = rng.standard_normal(dots.shape).astype(np.float32)
-    for n in range(1, 8):
+    for n in (1, 2, 3, 6, 7, 10, 11):
         np.testing.assert_array_equal(be.linear(x[:n], Linear("w", matrix, bias)), dots[:n] + bias)
         added = be.project_add(x[:n], Linear("w", matrix, bias), residual[:n])
         np.testing.assert_array_equal(added, dots[:n] + bias + residual[:n])

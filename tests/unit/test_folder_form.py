@@ -29,7 +29,7 @@ from mlx_engine.tokenizer import from_gguf, load_tokenizer
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.rope_divisors import rule_of
-from tests.golden.goldens import DATA, SAMPLED, check_close, engine
+from tests.golden.goldens import DATA, LATENT, SAMPLED, check_close, engine
 from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, IDS
 from tests.random_blocks import random_blocks
@@ -77,7 +77,12 @@ OFTEN = {"glm4moe", "minimaxm2", "cohere2", "hunyuan"}
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in {*SAMPLED} - OFTEN)) for name in ARCHITECTURES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in {*SAMPLED} - OFTEN))
+        for name in ARCHITECTURES
+        if name not in LATENT
+    ],
 )
 def test_the_folder_is_the_model_of_the_file(gguf: Callable[[str], Path], tmp_path: Path, name: str):
     source, out = gguf(name), tmp_path / "out"
@@ -89,6 +94,12 @@ def test_the_folder_is_the_model_of_the_file(gguf: Callable[[str], Path], tmp_pa
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= files
     theirs, ours = load_tokenizer(source), load_tokenizer(out)
     assert [ours.encode(text) for text in TEXTS] == [theirs.encode(text) for text in TEXTS]
+
+
+@pytest.mark.usefixtures("small")
+def test_latent_attention_is_refused(tmp_path: Path):
+    with pytest.raises(ModelError, match="latent attention"):
+        to_mlx_folder(DATA / "deepseek3-micro" / "hf", tmp_path / "out", "mlx-4bit")
 
 
 @pytest.mark.usefixtures("small")

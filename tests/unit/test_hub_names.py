@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_engine.checkpoint import hub
-from mlx_engine.checkpoint.hub_names import HubName, hub_name
-from mlx_engine.checkpoint.sources import is_cached, resolve
+from mlx_engine.checkpoint.sources import HubName, hub_name, is_cached, resolve
 from mlx_engine.commands.serve import served_name
 from tests.unit.test_command_generate import MODEL, generate, only_line
 from tests.unit.test_command_hub import NETWORK_ERRORS, answering, cache  # noqa: F401 - a fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.folder import cache_folder
+from kernels.files import cache_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system does not say whose a folder is")
 

@@ -17,9 +17,8 @@ from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.distributed.tensor import sliced
-from mlx_engine.machine import mapped_pages
-from mlx_engine.machine.limits import give_back_freed
-from mlx_engine.machine.mapped_pages import is_view, read_ahead, release, release_rows
+from mlx_engine.machine import memory as mapped_pages
+from mlx_engine.machine.memory import give_back_freed, is_view, read_ahead, release, release_rows
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight

@@ -11,8 +11,7 @@ from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import NotEnoughMemoryError
-from mlx_engine.machine.limits import available_memory
-from mlx_engine.machine.mapped_pages import is_view
+from mlx_engine.machine.memory import available_memory, is_view
 from mlx_engine.observe import log
 from mlx_engine.quant import BY_NAME
 from mlx_engine.weights import outline

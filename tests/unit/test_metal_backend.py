@@ -18,7 +18,6 @@ from mlx_engine.backends.metal.kernels import Kernels
 from mlx_engine.backends.metal.weights import Half, SplitMatrix, affine, fallback_multiply, split
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.stored_types import stored_types
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
@@ -29,6 +28,7 @@ from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.groups import GROUP_TYPES
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import load_model
+from mlx_engine.weights.outline import stored_types
 from tests.contract.check import EMULATED, load
 from tests.random_blocks import random_blocks, random_groups
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.quant import BY_NAME
-from mlx_engine.quant.regroup import GGUF, MLX, in_gguf_order, in_mlx_order
+from mlx_engine.quant.group_weight import GGUF, MLX, in_gguf_order, in_mlx_order
 from mlx_engine.quant.weight import Weight
 
 

@@ -18,7 +18,7 @@ from mlx_engine.bench import cells, samples
 from mlx_engine.checkpoint import open_gguf, write_gguf
 from mlx_engine.commands import app
 from mlx_engine.errors import NotFiniteError
-from mlx_engine.loop.finite import not_finite
+from mlx_engine.loop.forward import not_finite
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Stream
 from tests.scheduling import MICRO, alone, ids, options, requests, run, scheduler_of
@@ -208,7 +208,7 @@ def test_the_error_does_not_depend_on_the_search(broken: Path, monkeypatch: pyte
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("mlx_engine.loop.finite.forward", full)
+    monkeypatch.setattr("mlx_engine.loop.forward.forward", full)
     with pytest.raises(NotFiniteError, match=r"found NaN .* failed \(MemoryError\); `inspect"):
         engine.generate([1, 2], 3)
 

@@ -37,9 +37,8 @@ from mlx_engine.loop.memory import Traffic
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.from_config import open_config
 from mlx_engine.weights.model import plan_model
-from mlx_engine.weights.outline import Outline, need_of, outlined
+from mlx_engine.weights.outline import Outline, need_of, open_config, outlined
 from tests.published import PUBLISHED
 
 DATA = Path(__file__).parents[1] / "data"

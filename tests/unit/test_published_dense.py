@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mlx_engine.config.rope import part_of
 from mlx_engine.errors import UnsupportedConfigError
 from tests.published import PUBLISHED
 from tests.unit.test_published_settings import plan
@@ -47,6 +48,14 @@ def test_sizes_as_published(name: str):
     )  # fmt: skip
     assert found.rope.rule == rule
     assert len(found.rope.for_heads(found.head_dim).frequencies) == found.head_dim // 2
+
+
+def test_a_part_of_a_head_is_read_as_the_elements_that_were_written():
+    for head_dim in range(2, 257):
+        assert all(int(head_dim * part_of(n, head_dim)) == n for n in range(2, head_dim, 2))
+    changed = {key: value for key, value in PHI4_MINI.items() if key != "rope_scaling"}
+    changed |= {"head_dim": 44, "partial_rotary_factor": part_of(30, 44)}
+    assert plan(changed).config.rotary_dim == 30
 
 
 def test_what_is_special_about_each():

@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType, quants
 
 from mlx_engine import quant
 from mlx_engine.errors import FormatError, UnsupportedTypeError
-from mlx_engine.quant.iq import grid
+from mlx_engine.quant.low_bit import grid
 from mlx_engine.quant.types import BY_ID, BY_NAME, F32, TYPES
 from mlx_engine.quant.weight import Weight
 from tests.cells import each

@@ -113,7 +113,7 @@ def test_the_ffn_size_of_lfm2_follows_the_rule_of_the_first_llama(tmp_path: Path
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 def test_a_gguf_file_of_a_folder_is_the_same_model(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     """Its rows are in the order of llama.cpp; the small checkpoints have no tokenizer."""
-    monkeypatch.setattr("mlx_engine.convert.tokenizer_to_gguf.to_gguf", lambda *args: {})
+    monkeypatch.setattr("mlx_engine.convert.gguf_form.to_gguf", lambda *args: {})
     out = tmp_path / "out.gguf"
     requantize(folder(name), out, Conversion("f32"))
     np.testing.assert_array_equal(logits(out), logits(folder(name)))

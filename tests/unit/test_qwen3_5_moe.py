@@ -66,7 +66,7 @@ def test_the_form_that_mlx_lm_writes(tmp_path: Path):
 
 def test_gguf_files_have_the_same_model_with_experts_apart_or_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """llama.cpp's converter writes gate and up as one tensor if it is asked to."""
-    monkeypatch.setattr("mlx_engine.convert.tokenizer_to_gguf.to_gguf", lambda *args: {})
+    monkeypatch.setattr("mlx_engine.convert.gguf_form.to_gguf", lambda *args: {})
     apart, fused = tmp_path / "apart.gguf", tmp_path / "fused.gguf"
     requantize(folder(NAME), apart, Conversion("f32"))
     np.testing.assert_array_equal(logits(apart), logits(folder(NAME)))

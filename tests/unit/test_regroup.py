@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_engine.quant.regroup import EXACT, in_groups
+from mlx_engine.quant.group_weight import EXACT, in_groups
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight
 
@@ -30,7 +30,7 @@ def test_weights_are_the_same(name):
 def test_pieces_join(monkeypatch):
     weight = packed("Q4_0", 10, 64)
     whole = in_groups(weight).data
-    monkeypatch.setattr("mlx_engine.quant.regroup._PIECE", 3)
+    monkeypatch.setattr("mlx_engine.quant.group_weight._PART", 3)
     np.testing.assert_array_equal(in_groups(weight).data, whole)
 
 

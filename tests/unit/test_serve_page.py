@@ -81,7 +81,7 @@ async def get(
 
     scope = {"type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "path": path}
     scope["headers"] = [(b"accept-encoding", accept)]
-    app = Starlette(routes=routes(source, **options))
+    app = Starlette(routes=routes(lambda query: source.snapshots(), **options))
     await app({**scope, "query_string": b"", "http_version": "1.1"}, receive or wait, keep)
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent)
@@ -156,7 +156,7 @@ def test_the_lines_stay_readable():
 
 async def collect(source: Source, n: int, *, pause: float = 0.0, heartbeat: float = 9.0) -> list[bytes]:
     """Return the first n events, and close the stream."""
-    stream, found = statuses(source, pause=pause, heartbeat=heartbeat), []
+    stream, found = statuses(source.snapshots(), pause=pause, heartbeat=heartbeat), []
     async for event in stream:
         found.append(event)
         if len(found) == n:
@@ -185,7 +185,7 @@ def test_comments_keep_a_silent_connection_open_and_no_status_is_lost():
         source = Source((0, 1), (0, 2))
         source.holds = {2: asyncio.Event()}
         found: list[bytes] = []
-        async for event in statuses(source, pause=0.0, heartbeat=0.01):
+        async for event in statuses(source.snapshots(), pause=0.0, heartbeat=0.01):
             found.append(event)
             if found[1:] == [b":\n\n"] * 2:
                 source.holds[2].set()

@@ -12,7 +12,7 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
-from mlx_engine.backends.numpy import parallel
+from mlx_engine.backends.numpy import simd
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Scores
 from mlx_engine.cache import SequenceInput
@@ -77,7 +77,7 @@ def test_sinks_of_the_wrong_number_are_refused():
 
 
 def test_a_chunk_of_heads_has_its_own_sinks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parallel, "WORTHWHILE", 1)
+    monkeypatch.setattr(simd, "WORTHWHILE", 1)
     rng = np.random.default_rng(2)
     store, q = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 8, 16), (2, 6, 16)))
     view, scores = KVView(store, 8, [KVSpan(np.zeros(1, int), 8, 2)]), Scores(0.25, 2.0, np.arange(6, dtype=np.float32))

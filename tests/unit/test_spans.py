@@ -11,7 +11,7 @@ from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
 from mlx_engine.backends.profiled import profiled, role_of
 from mlx_engine.bench.bottlenecks import analysis as taken_apart
-from mlx_engine.bench.bottlenecks.runs import Pass
+from mlx_engine.bench.bottlenecks.analysis import Pass
 from mlx_engine.observe.profiler import Cost, Profiler, Span
 
 # ---- spans ----

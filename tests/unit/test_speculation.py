@@ -15,6 +15,7 @@ from mlx_engine.commands import app
 from mlx_engine.errors import EngineError, OptionError
 from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.speculation import FEWEST_PARAMETERS, PassCosts, Speculation, use_of
+from mlx_engine.options import Options
 
 REPEATED = "One two three four five six. " * 6
 
@@ -44,10 +45,10 @@ class Drafters:
 
 
 def chunk_of(n_sequences=1):
-    request = SimpleNamespace(prompt_ids=[1], n_proposed=0, n_accepted=0)
+    request = SimpleNamespace(prompt_ids=[1], n_proposed=0, n_accepted=0, drafters={}, options=Options())
     output = SimpleNamespace(token_ids=[5], max_tokens=100_000)
     sequence = SimpleNamespace(draft=None, output=output, request=request)
-    return SimpleNamespace(sequence=sequence, n=1, samplers=(1,), n_read=0, proposed=())
+    return SimpleNamespace(sequence=sequence, n=1, samplers=(1,), n_read=0, proposed=(), drafter="lookup")
 
 
 def costs_of(by_rows):
@@ -127,16 +128,19 @@ def test_where_tokens_are_proposed():
         return SimpleNamespace(backend=backend, is_shared=is_shared, kv_layers=[KVLayer(1, head_dim)])
 
     large = FEWEST_PARAMETERS
-    assert use_of(model(), "auto", large) == (True, "lookup")
+    assert use_of(model(), "auto", large) == (True, "lookup", ("lookup",))
+    assert use_of(model(), "auto", large, ["draft"]).names == ("lookup", "draft")
+    assert use_of(model(), "auto", large - 1, ["draft"]) == (True, "draft", ("draft",))
     assert use_of(model(), "auto", large - 1).why.startswith("off: passes of so small a model")
     assert "on mlx the bits" in use_of(model("mlx", fixes_bits=False, lazy=True), "auto", large).why
-    assert "on metal has not been measured" in use_of(model("metal", lazy=True), "auto", large).why
+    assert use_of(model("metal", lazy=True), "auto", large).is_on
+    assert "a token may differ" in use_of(model("mlx", fixes_bits=False), "auto", 1, ["draft"]).why
     assert "on ranks has not been measured" in use_of(model(is_shared=True), "auto", large).why
     assert "a token may differ" in use_of(model("mlx", fixes_bits=False), "lookup", 1).why
     assert "a token may differ" in use_of(model(head_dim=24), "lookup", 1).why
-    assert use_of(model(), "lookup", 1) == (True, "lookup")
+    assert use_of(model(), "lookup", 1) == (True, "lookup", ("lookup",))
     assert not use_of(model(), "off", large).is_on
-    with pytest.raises(OptionError, match="speculate must be off, lookup or auto, not 'on'"):
+    with pytest.raises(OptionError, match="speculate must be off, lookup, draft, mtp or auto, not 'on'"):
         mlx_engine.load("builtin", speculate="on")
 
 
@@ -204,12 +208,12 @@ def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
     assert row["tokens_per_pass"] > 1.3
     assert "recorded, 80% right" in markdown([row])
     file.write_text('{"prompt": "Tom", "right": 1, "more": 2}')
-    with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt and none but copies, max_tokens"):
+    with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt and none but copies, drafter"):
         texts_of(file)
 
 
 def test_a_benchmark_calls_another_answer_a_bug_only_where_bits_are_fixed(engine, monkeypatch):
-    monkeypatch.setattr(bench, "_answered", lambda engine, text, drafters: {"ids": [drafters is None]})
+    monkeypatch.setattr(bench, "_answered", lambda engine, text, way, answer: {"ids": [way is None]})
     text = {"name": "line 1", "prompt": "Tom"}
     with pytest.raises(EngineError, match="differs; report this as a bug"):
         list(bench.rows(engine, [text], 1))

@@ -14,7 +14,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.numpy import parallel
+from mlx_engine.backends.numpy import simd
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import SequenceInput
 from mlx_engine.engine import Engine
@@ -68,14 +68,14 @@ def test_compiled_bits_do_not_depend_on_the_number_of_threads(file: str, monkeyp
 
 @files
 def test_bits_without_compiled_code_do_not_depend_on_the_number_of_threads(file: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parallel, "WORTHWHILE", 2000)
+    monkeypatch.setattr(simd, "WORTHWHILE", 2000)
     results = []
     for threads in (1, 2, 3, 5):
         engine = mlx_engine.load(MICRO / file, "parallel", threads=threads, jit=False)
         chunks = chunks_of(engine, monkeypatch)
         results.append(passes(engine))
         # Products in up to 16 chunks of rows, attention in one for each key/value head, all rows exactly once.
-        assert {len(edges) for edges in chunks} >= {engine.config.n_kv_heads, parallel.CHUNKS}
+        assert {len(edges) for edges in chunks} >= {engine.config.n_kv_heads, simd.CHUNKS}
         for edges in chunks:
             assert [first for first, _ in edges] == [0, *(last for _, last in edges[:-1])]
     for result in results[1:]:
@@ -97,7 +97,7 @@ def chunks_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[tupl
 
 
 def test_what_a_chunk_raises_is_raised(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parallel, "WORTHWHILE", 1)
+    monkeypatch.setattr(simd, "WORTHWHILE", 1)
     be = create_backend("parallel", threads=2, jit=False)
     with pytest.raises(ValueError, match="matmul"):
         be.linear(np.ones((2, 31), dtype=np.float32), Linear("w", np.ones((20, 32), dtype=np.float32)))
@@ -144,7 +144,7 @@ def test_two_threads_on_one_engine_get_what_each_would_get_alone(jit: bool):
 PROCESS = """
 import signal, sys
 import mlx_engine
-from mlx_engine.machine import limits
+from mlx_engine.machine import memory as limits
 limits.usable_cores = lambda: 8
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it

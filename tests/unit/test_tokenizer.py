@@ -9,8 +9,7 @@ import pytest
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer import from_gguf
 from mlx_engine.tokenizer.bpe import SPLITS, Merges
-from mlx_engine.tokenizer.metadata import Metadata
-from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
+from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

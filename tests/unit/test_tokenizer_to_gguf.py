@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
-from mlx_engine.convert.tokenizer_to_gguf import last_step, scores, to_gguf
+from mlx_engine.convert.gguf_form import last_step, scores, to_gguf
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer import from_gguf, from_json
 from mlx_engine.tokenizer.bpe import SPLITS, name_of

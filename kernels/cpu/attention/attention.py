@@ -74,17 +74,19 @@ from ..build.vectors import (
     zeros,
 )
 from ..products.linear_job import ceil_div
-from ..products.tile import MOST_VECTORS, set_dots, sum_weighted, tile_vectors
-from .stored import expand_rows, row_bytes
+from ..products.tile import MOST_VECTORS, tile_vectors
+from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is that of the results of
 # blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number of tokens
 # of a page. COLUMN is the word of a sequence that holds its number of queries. SPAN is the number of tokens of a chunk
 # in prefill. SCALE is the factor of the scores, or with a soft cap the cap, and INNER_SCALE the factor of the argument
 # of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the store.
+# ARRAYS is the number of its arrays: with 1, keys are values, too.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
-) = range(17)  # fmt: skip
+    ARRAYS,
+) = range(18)  # fmt: skip
 
 # The largest score of no keys.
 LEAST = np.float32(-np.inf)
@@ -95,43 +97,33 @@ _AHEAD = 2048
 # cache, and one tile reads 21 bytes for each cycle of its multiply-adds: nearly all that a Zen 3 core can read from the
 # second-level cache. Floats of the values that these tiles read before the next ones: half of 32 KB.
 _TILES, _NEAR = 2, 4096
-# In decode, keys and values that are not float32 are expanded so many at a time: they stay in the first-level cache.
+# In decode with several tiles of queries, keys and values that are not float32 are expanded so many at a time, which
+# stay in the first-level cache.
 _PIECE = 8
 
 
 @jit
 def _scores(
-    keys: int, first: int, last: int, q: Any, at: int, n: int, width: int, scores: Any, values: int, far: bool
-) -> None:
+    kind: int, keys: int, first: int, last: int, q: Any, at: int, n: int, width: int, scores: Any, values: int,
+    far: bool,
+) -> None:  # fmt: skip
     """`scores[i SCORES + j] = key j . query i` for keys first to last - 1. Up to three more scores may be written.
 
-    There are n queries, at most two tiles of them.
+    There are n queries, at most two tiles of them. Keys are rows of a type `kind`.
 
-    In decode of float32 (`far`) each key and value is read once, from memory. The keys at address `keys` are prefetched
-    some bytes ahead, and with them the values at address `values`, which are needed next: two streams are read at once.
+    In decode (`far`) each key and value is read once, from memory. The keys at address `keys` are prefetched some bytes
+    ahead, and with them the values at address `values`, which are needed next: two streams are read at once.
     """
-    j, data, middle = first, floats(keys), _first_tile(n)
-    while j + TILE_ROWS <= last:
-        if far:
-            for ahead in range(4 * j * width, 4 * (j + TILE_ROWS) * width, LINE_BYTES):
-                prefetch(raw(keys), ahead + _AHEAD)
-                prefetch(raw(values), ahead)
-        set_dots(data, j * width, width, q, at, width, middle, width, scores, j, SCORES)
+    row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
+    step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
+    for j in range(first, last, step):
+        size, key, value = min(step, last - j), keys + j * row, values + j * row
+        set_dots(kind, key, row, size, q, at, width, middle, width, scores, j, SCORES, ahead, value)
         if middle < n:
             set_dots(
-                data, j * width, width, q, at + middle * width, width, n - middle, width, scores, middle * SCORES + j,
-                SCORES,
+                kind, key, row, size, q, at + middle * width, width, n - middle, width, scores, middle * SCORES + j,
+                SCORES, 0, 0,
             )  # fmt: skip
-        j += TILE_ROWS
-    while j < last:
-        # Fewer than four keys are left, and pages may end here: a row distance of 0 gives the tile one key four times.
-        set_dots(data, j * width, 0, q, at, width, middle, width, scores, j, SCORES)
-        if middle < n:
-            set_dots(
-                data, j * width, 0, q, at + middle * width, width, n - middle, width, scores, middle * SCORES + j,
-                SCORES,
-            )  # fmt: skip
-        j += 1
 
 
 @jit
@@ -142,21 +134,23 @@ def _first_tile(n: int) -> int:
 
 @jit
 def _values(
-    values: Any, first: int, last: int, begun: int, scores: Any, n: int, width: int, found: Any, row: int
+    kind: int, values: int, first: int, last: int, begun: int, scores: Any, n: int, width: int, found: Any, row: int
 ) -> None:
     """`found[i row + e] = sum of scores[i SCORES + j] * values[j width + e]` for keys first to last - 1, in order.
 
-    There are n queries, at most two tiles of them. If `begun` is not 0, sums continue with the values in `found`.
+    There are n queries, at most two tiles of them. Values are rows of a type `kind` from address `values` on. If
+    `begun` is not 0, sums continue with the values in `found`.
     """
-    middle = _first_tile(n)
+    middle, stored = _first_tile(n), row_bytes(kind, width)
     keys = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
     for j in range(first, last, keys):
         size, more = min(keys, last - j), begun + j - first
-        sum_weighted(scores, j, SCORES, middle, values, j * width, width, size, width, found, 0, row, more)
+        value = values + j * stored
+        sum_weighted(kind, scores, j, SCORES, middle, value, stored, size, width, found, 0, row, more)
         if middle < n:
             sum_weighted(
-                scores, middle * SCORES + j, SCORES, n - middle, values, j * width, width, size, width, found,
-                middle * row, row, more,
+                kind, scores, middle * SCORES + j, SCORES, n - middle, value, stored, size, width, found, middle * row,
+                row, more,
             )  # fmt: skip
 
 
@@ -225,17 +219,19 @@ def attend_block(
             first, last = min(first, begin), max(last, end)
     if first >= last:
         return False
-    pages, in_pieces = words(sequence[SEQ_PAGES]), expanded == 0 and job[TYPE] != KV_F32
-    by_value = 4 * width * BLOCK if expanded != 0 else job[G] * job[SLOTS] * row_bytes(job[TYPE], width)
+    pages, kind = words(sequence[SEQ_PAGES]), KV_F32 if expanded != 0 else job[TYPE]
+    # A row of another type is widened in registers by each tile that reads it: for several tiles it is expanded first.
+    in_pieces = kind != KV_F32 and n > tile_vectors()
+    by_value = 4 * width * BLOCK if expanded != 0 else _by_value(job)
     far, j = expanded == 0 and sequence[job[COLUMN]] <= SMALL_BATCH, first
     while j < last:
         keys, stop = _key_run(job, pages, head, start, j, last, expanded)
         if in_pieces:
             stop = min(stop, j + _PIECE)
             _expand_piece(job[TYPE], keys, j, stop, width, memory, by_value)
-            _scores(memory - 4 * j * width, j, stop, queries, first_row * width, n, width, scores, 0, False)
+            _scores(KV_F32, memory - 4 * j * width, j, stop, queries, first_row * width, n, width, scores, 0, False)
         else:
-            _scores(keys, j, stop, queries, first_row * width, n, width, scores, keys + by_value, far)
+            _scores(kind, keys, j, stop, queries, first_row * width, n, width, scores, keys + by_value, far)
         j = stop
     scale, inner_scale = np.float32(number(job[SCALE])), np.float32(number(job[INNER_SCALE]))
     for i in range(n):
@@ -253,7 +249,7 @@ def attend_block(
             stop = min(stop, j + _PIECE)
             _expand_piece(job[TYPE], values, j, stop, width, memory, 0)
             values = memory - 4 * j * width
-        _values(floats(values), j, stop, j - first, scores, n, width, found, row)
+        _values(KV_F32 if in_pieces else kind, values, j, stop, j - first, scores, n, width, found, row)
         j = stop
     return True
 
@@ -270,6 +266,13 @@ def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: i
 
 
 @jit
+def _by_value(job: Any) -> int:
+    """Return the bytes from a key to its value in the store."""
+    size: int = (job[ARRAYS] - 1) * job[G] * job[SLOTS] * row_bytes(job[TYPE], job[E])
+    return size
+
+
+@jit
 def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
     """Expand the keys and values of a block that the tokens from `position` on attend to; return where they are.
 
@@ -281,7 +284,7 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
         return 0
     pages, row = words(sequence[SEQ_PAGES]), row_bytes(kind, width)
     j, _ = _visible(job, position, start)
-    last, by_value = min(BLOCK, position + n_tokens - start), job[G] * job[SLOTS] * row
+    last, by_value = min(BLOCK, position + n_tokens - start), _by_value(job)
     while j < last:
         keys, stop = _key_run(job, pages, head, start, j, last, 0)
         at = memory + 4 * j * width
@@ -508,8 +511,8 @@ def _join_blocks(job: Any, n_sequences: int, parts: Any, out: Any) -> None:
 @entry
 def attend(
     address: int, decode: int, prefill: int, q: int, n_rows: int, n_heads: int, n_kv_heads: int, width: int, store: int,
-    kind: int, slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float,
-    softcap: float, sinks: int, parts: int, out: int,
+    kind: int, slots: int, arrays: int, page: int, window: int, sequences: int, n_sequences: int, column: int,
+    scale: float, softcap: float, sinks: int, parts: int, out: int,
 ) -> None:  # fmt: skip
     """Compute (R, H, E) attention of queries over pages of a store.
 
@@ -526,6 +529,7 @@ def attend(
         store: address of (2, G, slots, E).
         kind: the type of the store, one of `KV_TYPES`.
         slots: slots per head of the store.
+        arrays: 2, or 1 if the store has one array (1, G, slots, E), of keys that are values, too.
         page: tokens per page.
         window: number of latest tokens that a token attends to; 0 is all.
         sequences: address of the words of each sequence (`layout.py`).
@@ -541,6 +545,7 @@ def attend(
     job = words(address)[JOB:]
     job[Q], job[STORE], job[OUT], job[H], job[G], job[E] = q, store, out, n_heads, n_kv_heads, width
     job[TYPE], job[SLOTS], job[PAGE], job[WINDOW], job[SINKS] = kind, slots, page, window, sinks
+    job[ARRAYS] = arrays
     # The outer factor has log2(e), for powers of 2.
     job[SCALE] = word((scale if softcap == 0 else softcap) / math.log(2))
     job[INNER_SCALE] = word(0.0 if softcap == 0 else scale / softcap)

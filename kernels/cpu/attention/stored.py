@@ -1,8 +1,8 @@
 """Keys and values as a store holds them: float32, float16, bfloat16, or Q8_0 along the head.
 
-The new rows of a pass are rounded when they are written. Attention expands them to float32 a block of keys at a time,
-and its sums are those of float32: the bits of an output follow from the stored numbers alone, for every type. Rounding
-is that of `mlx_engine/quant` (nearest even; Q8_0 as in ggml), to the last bit.
+The new rows of a pass are rounded when they are written. Attention widens them to float32, in registers or before it
+reads them, and its sums are those of float32: the bits of an output follow from the stored numbers alone, for every
+type. Rounding is that of `mlx_engine/quant` (nearest even; Q8_0 as in ggml), to the last bit.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from numba.extending import intrinsic
 
 from ..build.jit import jit
 from ..build.layout import KV_BF16, KV_F16, KV_F32, KV_Q8_0, LANES
-from ..build.memory import floats, raw
-from ..build.vectors import call_llvm, everywhere, load_half_splat, load_int8, mul, store, vector
+from ..build.memory import floats
+from ..build.vectors import call_llvm, everywhere, store, vector
+from ..products.tile import Read, dots_of, weighted_of
 
-_I8, _I16, _I32, _F16, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_F16, _F32 = ir.HalfType(), ir.FloatType()
 # Elements of a Q8_0 block, and its bytes: a float16 scale, then signed bytes.
 _BLOCK, _BLOCK_BYTES = 32, 34
 _INFINITE = 0x7F800000
@@ -38,26 +40,64 @@ def _ints(kind: Any, value: int) -> Any:
     return ir.Constant(kind, [value] * kind.count)
 
 
-@intrinsic
-def _load_f16(typing: Any, address: Any) -> Any:
-    """Load 16 float16 numbers as floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(_load(builder, args[0], ir.VectorType(_F16, LANES)), ir.VectorType(_F32, LANES))
-
-    return vector(types.int64), generate
+def _row_at(builder: Any, row: Any, at: Any, kind: Any) -> Any:
+    """Load a vector from byte `at` of a row on."""
+    loaded = builder.load(builder.bitcast(builder.gep(row, [at]), kind.as_pointer()))
+    loaded.align = 1
+    return loaded
 
 
-@intrinsic
-def _load_bf16(typing: Any, address: Any) -> Any:
-    """Load 16 bfloat16 numbers, the upper halves of float32 numbers, as floats."""
+def _number(value: int) -> Any:
+    return ir.Constant(_I64, value)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = ir.VectorType(_I32, LANES)
-        halves = builder.zext(_load(builder, args[0], ir.VectorType(_I16, LANES)), wide)
-        return builder.bitcast(builder.shl(halves, _ints(wide, 16)), ir.VectorType(_F32, LANES))
 
-    return vector(types.int64), generate
+def read_f32(builder: Any, row: Any, column: Any, kind: Any) -> Any:
+    """Generate the load of floats of a row from a column on: `tile.Read`."""
+    return _row_at(builder, row, builder.mul(column, _number(4)), kind)
+
+
+def read_f16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
+    """Generate the load of float16 numbers of a row as floats."""
+    return builder.fpext(_row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_F16, kind.count)), kind)
+
+
+def read_bf16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
+    """Generate the load of bfloat16 numbers, the upper halves of floats."""
+    wide = ir.VectorType(_I32, kind.count)
+    halves = _row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_I16, kind.count))
+    return builder.bitcast(builder.shl(builder.zext(halves, wide), _ints(wide, 16)), kind)
+
+
+def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
+    """Generate the load of Q8_0 numbers of one block as floats: quant times scale is exact in float32."""
+    n, in_block = kind.count, builder.and_(column, _number(_BLOCK - 1))
+    at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
+    half = builder.load(builder.bitcast(builder.gep(row, [at]), _I16.as_pointer()))
+    half.align = 1
+    # Copied first, as processors widen whole vectors.
+    scale = builder.fpext(builder.bitcast(everywhere(builder, half, n), ir.VectorType(_F16, n)), kind)
+    quants = _row_at(builder, row, builder.add(builder.add(at, in_block), _number(2)), ir.VectorType(_I8, n))
+    return builder.fmul(scale, builder.sitofp(builder.sext(quants, ir.VectorType(_I32, n)), kind))
+
+
+def _loads(read: Read) -> Any:
+    """Make a function that loads 16 numbers of the row at an address, from a column on, as floats."""
+
+    @intrinsic
+    def load(typing: Any, address: Any, column: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            row = builder.inttoptr(args[0], _I8.as_pointer())
+            return read(builder, row, args[1], ir.VectorType(_F32, LANES))
+
+        return vector(types.int64, types.int64), generate
+
+    return load
+
+
+_load_f16, _load_bf16, _load_q8_0 = map(_loads, (read_f16, read_bf16, read_q8_0))
+_dots_f32, _sum_f32 = (make(read_f32, widens=False) for make in (dots_of, weighted_of))
+_dots_f16, _dots_bf16, _dots_q8_0 = (dots_of(read, widens=True) for read in (read_f16, read_bf16, read_q8_0))
+_sum_f16, _sum_bf16, _sum_q8_0 = (weighted_of(read, widens=True) for read in (read_f16, read_bf16, read_q8_0))
 
 
 @intrinsic
@@ -74,7 +114,10 @@ def _put_f16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
-    """Round 16 floats at address `x` to bfloat16, to nearest even. NaN becomes a quiet NaN: a carry would end it."""
+    """Round 16 floats at address `x` to bfloat16, to nearest even.
+
+    NaN becomes a quiet NaN, because a carry could turn it into an infinity.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = ir.VectorType(_I32, LANES)
@@ -105,7 +148,7 @@ def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
         inverse = builder.fdiv(ir.Constant(_F32, 1.0), scale)
         factor = builder.select(builder.fcmp_ordered("==", scale, nothing), nothing, inverse)
         products = builder.fmul(builder.bitcast(bits, vectors), everywhere(builder, factor, _BLOCK))
-        # The largest float below a half: adding a half itself would round 0.49999997 up.
+        # The largest float below 0.5: adding 0.5 itself would round 0.49999997 up.
         half = ir.Constant(vectors, [0.49999997019767761] * _BLOCK)
         away = call_llvm(builder, f"llvm.copysign.v{_BLOCK}f32", vectors, [half, products])
         rounded = builder.fadd(products, away)
@@ -148,14 +191,44 @@ def expand_rows(kind: int, rows: int, n: int, out: int) -> None:
     to = floats(out)
     if kind == KV_F16:
         for e in range(0, n, LANES):
-            store(to, e, _load_f16(rows + 2 * e))
+            store(to, e, _load_f16(rows, e))
     elif kind == KV_BF16:
         for e in range(0, n, LANES):
-            store(to, e, _load_bf16(rows + 2 * e))
+            store(to, e, _load_bf16(rows, e))
     else:
-        blocks = raw(rows)
-        for b in range(n // _BLOCK):
-            at = _BLOCK_BYTES * b
-            scale = load_half_splat(blocks, at)
-            store(to, _BLOCK * b, mul(scale, load_int8(blocks, at + 2)))
-            store(to, _BLOCK * b + LANES, mul(scale, load_int8(blocks, at + 2 + LANES)))
+        for e in range(0, n, _BLOCK):
+            first, second = _load_q8_0(rows, e), _load_q8_0(rows, e + LANES)
+            store(to, e, first)
+            store(to, e + LANES, second)
+
+
+@jit
+def set_dots(
+    kind: int, w: int, w_row: int, n_rows: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any,
+    y_at: int, y_row: int, ahead: int, also: int,
+) -> None:  # fmt: skip
+    """Write the dot products of stored rows and vectors: `tile.dots_of`."""
+    if kind == KV_F32:
+        _dots_f32(w, w_row, n_rows, x, x_at, x_row, n_vectors, n, y, y_at, y_row, ahead, also)
+    elif kind == KV_F16:
+        _dots_f16(w, w_row, n_rows, x, x_at, x_row, n_vectors, n, y, y_at, y_row, ahead, also)
+    elif kind == KV_BF16:
+        _dots_bf16(w, w_row, n_rows, x, x_at, x_row, n_vectors, n, y, y_at, y_row, ahead, also)
+    else:
+        _dots_q8_0(w, w_row, n_rows, x, x_at, x_row, n_vectors, n, y, y_at, y_row, ahead, also)
+
+
+@jit
+def sum_weighted(
+    kind: int, weights: Any, w_at: int, w_row: int, n_sums: int, rows: int, row: int, n: int, width: int, y: Any,
+    y_at: int, y_row: int, more: int,
+) -> None:  # fmt: skip
+    """Write weighted sums of stored rows: `tile.weighted_of`."""
+    if kind == KV_F32:
+        _sum_f32(weights, w_at, w_row, n_sums, rows, row, n, width, y, y_at, y_row, more)
+    elif kind == KV_F16:
+        _sum_f16(weights, w_at, w_row, n_sums, rows, row, n, width, y, y_at, y_row, more)
+    elif kind == KV_BF16:
+        _sum_bf16(weights, w_at, w_row, n_sums, rows, row, n, width, y, y_at, y_row, more)
+    else:
+        _sum_q8_0(weights, w_at, w_row, n_sums, rows, row, n, width, y, y_at, y_row, more)

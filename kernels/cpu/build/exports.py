@@ -4,8 +4,9 @@ Numba optimises a function once alone and again inside every caller, and emits c
 machine code of whole kernels is needed here. So each function is translated to LLVM IR once, and the IR of all
 functions that a part needs is linked and optimised once, as a whole. Parts that one process compiles share functions.
 
-Two thirds of the time are Numba's translation, in Python. LLVM's optimisation level changes the whole by 3 percent, so
-it is the highest. Without the collector of cyclic garbage, which is off here, a part takes an eighth less.
+Two thirds of the time are Numba's translation, in Python. LLVM's optimisation level changes the total time by 3
+percent, so the highest level is used. Without the collector of cyclic garbage, which is off here, a part takes an
+eighth less.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numba.core.registry import cpu_target
 from . import jit
 from .library import FIXED_END, MODULES, PACKAGE, sealed
 
-# Parts after which the garbage of a process is collected: 30 MB each.
+# The number of parts after which a process collects its garbage, which is 30 MB per part.
 MANY = 8
 
 
@@ -111,7 +112,7 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
     def optimized(self, module: Any, libraries: Iterable[_Untouched], kept: Iterable[str]) -> Any:
         """Link a module with libraries and optimise it, with the same passes as Numba's own; `kept` stay visible.
 
-        Without the passes over single functions, which take a twentieth of the time, kernels are up to a tenth slower.
+        The passes over single functions take a twentieth of the time; without them, kernels are up to a tenth slower.
         """
         seen, names = set[_Untouched](), set(kept)
         for library in libraries:

@@ -17,7 +17,7 @@ from numba.core import config
 from .library import ENTRIES, folder
 
 config.CACHE_DIR = str(folder())
-# With a named processor Numba would still add the features of this one, and compile AVX-512 for one without.
+# If a processor is named, Numba would still add the features of this machine's processor, for example AVX-512.
 if config.CPU_NAME and config.CPU_FEATURES is None:
     config.CPU_FEATURES = ""
 
@@ -33,7 +33,7 @@ EXPORTS: dict[str, tuple[Callable[..., Any], Any]] = {}
 
 
 def for_export() -> None:
-    """Compile all kernels from now on for compiled code alone: without Python wrappers, and without caching.
+    """Compile all further kernels only for calls from compiled code, without Python wrappers and without caching.
 
     Call this before the first kernel is imported.
     """
@@ -46,7 +46,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a function as `jit` does, into each of its callers: LLVM would call a large one."""
+    """Compile a function as `jit` does, inlined into each caller. LLVM would not inline a large function."""
     return numba.njit(**_OPTIONS, forceinline=True)(function)
 
 

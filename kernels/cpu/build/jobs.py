@@ -3,7 +3,7 @@
 A job is a task (machine code), a number of chunks, and words with the addresses and sizes that the task needs. Each
 thread has its own range of chunks and processes it in order, because memory is fastest when it is read in order; then
 it steals chunks from the other ranges. The thread that submits a job works on it, too. The job is done when all its
-chunks are. The content of a chunk depends on the job alone, never on the thread that processes it, so results are
+chunks are. The content of a chunk depends only on the job, and not on the thread that processes it, so results are
 bit-identical for any number of threads.
 """
 
@@ -65,10 +65,10 @@ def work(control: Any, me: int) -> Any:
 
 @jit
 def _wait(control: Any, polls: int) -> Any:
-    """Wait after poll number `polls`; return the number of the next.
+    """Wait after poll number `polls`; return the number of the next poll.
 
-    A thread that has polled in vain for long sleeps between polls. Another thread needs its core then: one of this job
-    that is not running, or one of another process.
+    A thread that has polled in vain for a long time sleeps between polls, because another thread needs its core: one
+    that has a chunk of this job and is not running, or one of another process.
     """
     if polls < control[SPINS]:
         relax()

@@ -1,7 +1,7 @@
 """The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
 
-A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. Nothing here
-needs a compiler: a process that loads machine code from disk imports this module and `library.py` alone.
+A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. This module needs
+no compiler: a process that loads machine code from disk imports only this module and `library.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCRATCH_BYTES = 4 << 20
 # all matrices together. CHUNK_GEMV and CHUNK_GEMM are rows of a chunk; HAND_OUT is 0 if one thread runs a small batch
 # faster than several. MATRICES is the number of matrices. The POST_NORM words are a norm of the output. HAS_GEMV is 0
 # if rows cannot be multiplied as they are stored. FIXED is the number of matrices whose products are in fixed point,
-# by the tasks FIXED_GEMM and FIXED_PREPARE, for one or two tokens FIXED_GEMV and FIXED_RECORDS. From TABLE on each
+# by the tasks FIXED_GEMM and FIXED_PREPARE, for a few tokens FIXED_GEMV and FIXED_RECORDS. From TABLE on each
 # matrix has WIDTH words: WEIGHTS, its address, ROWS, BIAS, the address of its bias or 0, COLUMN, the first column of
 # its products in the output, CHUNK, the number of its first chunk in a job, and from FORMAT on the words of its format.
 (
@@ -55,11 +55,12 @@ OWN, TABLE = 22, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
 # Words of a format (`format.py`): the addresses of its kernels, weights and bytes of a block, and the most vectors
 # that are multiplied with its rows as they are stored. Then those of a matrix that is multiplied in fixed point: the
-# address of the kernel that expands rows to panels, 0 for other matrices, the kind of the format (`panels.py`), and the
-# address of the kernel that multiplies rows as they are stored (`fixed_rows.py`).
+# address of the kernel that expands rows to panels, 0 for other matrices, the kind of the format (`panels.py`), the
+# most tokens that are multiplied with rows as they are stored, and the address of the kernel for that
+# (`fixed_rows.py`).
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
 PANEL = FORMAT + FORMAT_WIDTH
-PANEL_KIND, EIGHT_ROWS, WIDTH = PANEL + 1, PANEL + 2, PANEL + 3
+PANEL_KIND, PANEL_MOST, EIGHT_ROWS, WIDTH = range(PANEL + 1, PANEL + 5)
 MOST_MATRICES = 8
 
 # Columns that a dot product sums before it adds their total to the totals before: part of the order of summation
@@ -133,12 +134,11 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
 # Steps between two calls of the kernels: the sum and the columns of all ranks.
 ALL_SUM, ALL_COLUMNS = 12, 13
-# Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
+# Words of a step. All values are in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
-# absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.
-# ROW_WIDTH is the head dim, or the width of copied, multiplied or scaled rows. STEP_SCALE, which is also the factor of
-# SCALE, and STEP_SOFTCAP are the bits of float64 numbers; 0 is no soft cap. STEP_SINKS is the address of sinks (H,), or
-# 0.
+# absent. A step with WANTED processes only the wanted rows; FROM_ALL means that its input still has all rows. ROW_WIDTH
+# is the head dim, or the width of copied, multiplied or scaled rows. STEP_SCALE, which is also the factor of SCALE, and
+# STEP_SOFTCAP are the bits of float64 numbers; 0 is no soft cap. STEP_SINKS is the address of sinks (H,), or 0.
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
     N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, C_AT, C_COLUMN, C_ROW, D_AT, D_COLUMN,
@@ -162,11 +162,12 @@ GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 # SiLU is applied to its output.
 CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_WIDTH = range(6)
 # Words of a delta rule: the task, the addresses of rates and biases of the time step, the number of key heads and their
-# width, the same of value heads, and the norm of the output.
+# width, the same of value heads, by what a value head is divided to get its key head (modulo their number), and the
+# norm of the output.
 (
-    DELTA_TASK, DELTA_RATE, DELTA_BIAS, DELTA_KEYS, DELTA_KEY_DIM, DELTA_VALUES, DELTA_VALUE_DIM, DELTA_NORM, DELTA_EPS,
-    DELTA_WIDTH,
-) = range(10)  # fmt: skip
+    DELTA_TASK, DELTA_RATE, DELTA_BIAS, DELTA_KEYS, DELTA_KEY_DIM, DELTA_VALUES, DELTA_VALUE_DIM, DELTA_SHARED,
+    DELTA_NORM, DELTA_EPS, DELTA_WIDTH,
+) = range(11)  # fmt: skip
 # Words of a run: its first row and number of rows, and the slots of the states before and after them.
 RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 

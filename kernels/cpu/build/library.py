@@ -20,8 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...drafts import draft
-from ...folder import cache_folder
+from ...files import cache_folder, draft
 from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
@@ -39,7 +38,8 @@ BASE = {
     ),
     "attention": ("attention.attention", "attention.heads", "program"),
 }
-# What products in fixed point need besides, and what a format's name ends with in the part that has its panels.
+# The part that products in fixed point need in addition, and the ending of a part's name that has the panels of a
+# format.
 FIXED, FIXED_END = "fixed", ".fixed"
 # The modules of all parts but formats. Those that are not in `BASE` are compiled for models that need them.
 MODULES = {
@@ -54,7 +54,7 @@ _HOMES = {
     "run_experts": "experts",
     "short_conv": "states",
     "convolve_span": "states",
-    "sigmoid_gate": "states",
+    "gate_rows": "states",
     "gate_span": "states",
     "delta_net": "states",
     "delta_head": "states",
@@ -72,7 +72,7 @@ FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
 )  # fmt: skip
-# What to do where the kernels can be neither found nor compiled.
+# The hint to the user if the kernels can be neither found nor compiled.
 HOW_TO_COMPILE = "Numba, which compiles it, is not installed: pip install numba"
 # The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
@@ -82,13 +82,13 @@ ENTRIES = {
     "put_pair": "iiiiiiiiiiiii",
     "run_experts": "iiiiiii",
     "norm_add": "iiiiiii",
-    "attend": "iiiiiiiiiiiiiiiiffiii",
+    "attend": "iiiiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiii",
     "sum_exp": "iifi",
     "soft_cap": "iifi",
     "short_conv": "iiiiiiiiiiiii",
-    "sigmoid_gate": "iiiiiiiii",
+    "gate_rows": "iiiiiiiiii",
     "delta_net": "iiiiiiiiiiiii",
     "read_words": "iii",
     "read_words_in_order": "iii",
@@ -252,11 +252,13 @@ class Panels(NamedTuple):
     Attributes:
         expand: address of the kernel that expands rows.
         kind: the kind of the format.
+        most: the most tokens that are multiplied with rows as they are stored.
         eight_rows: address of the kernel that multiplies rows as they are stored.
     """
 
     expand: int
     kind: int
+    most: int
     eight_rows: int
 
 
@@ -278,7 +280,7 @@ class Library:
     sum_exp: Callable[..., None]
     soft_cap: Callable[..., None]
     short_conv: Callable[..., None]
-    sigmoid_gate: Callable[..., None]
+    gate_rows: Callable[..., None]
     delta_net: Callable[..., None]
     read_words: Callable[..., None]
     read_words_in_order: Callable[..., None]
@@ -301,7 +303,7 @@ class Library:
         return all(part in self._parts for part in parts)
 
     def need(self, parts: Iterable[str]) -> None:
-        """Load these parts; what has not been compiled yet is compiled now, all at the same time.
+        """Load these parts. Parts that have not been compiled yet are compiled, all at the same time.
 
         Raises:
             ImportError: the compiler is not installed.
@@ -310,7 +312,8 @@ class Library:
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            # Parts for different processors have different layouts of memory: what is absent is not compiled here.
+            # Parts for different processors have different memory layouts, so parts that the prebuilt code lacks are
+            # not compiled.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
@@ -348,11 +351,11 @@ class Library:
         """Return a quantised format's panels."""
         found = self._panels.get(name)
         if found is None:
-            part, kind = name + FIXED_END, ctypes.c_int64()
+            part, facts = name + FIXED_END, (ctypes.c_int64 * 2)()
             self.need([part, FIXED])
             code = self._parts[part]
-            function(code.address(f"{name}_panel_kind"), "i")(ctypes.addressof(kind))
-            kernels = code.address(f"{name}_panel"), kind.value, code.address(f"{name}_eight_rows")
+            function(code.address(f"{name}_panel_kind"), "i")(ctypes.addressof(facts))
+            kernels = code.address(f"{name}_panel"), *facts, code.address(f"{name}_eight_rows")
             found = self._panels[name] = Panels(*kernels)
         return found
 
@@ -386,7 +389,9 @@ announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
-    """Return the machine code of these parts, by part, from the cache; compile what is not there, all at once.
+    """Return the machine code of these parts, by part, from the cache.
+
+    Parts that are missing there are compiled, all at once.
 
     Raises:
         ImportError: the compiler is not installed.
@@ -403,7 +408,7 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
 
 
 def _made(parts: list[str], done: Callable[[str], None]) -> dict[str, bytes]:
-    """Compile parts and keep their code, but for those that another process has compiled since."""
+    """Compile parts and keep their code, except parts that another process has compiled in the meantime."""
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
     for part in found:
         done(part)

@@ -30,8 +30,8 @@ main({parts!r}, {triple!r})
 # The most processes that compile at the same time; each takes 300 MB.
 MOST = 8
 _FORMAT = "a format"
-# Seconds of a core that a part takes to compile (Zen 5): a format and its panels, where no other is measured, and the
-# start of a process.
+# Seconds that a core takes to compile each part (Zen 5). The first two are for formats and for panels that have no
+# value of their own. START is the start of a process.
 SECONDS = {_FORMAT: 1.7, FIXED_END: 0.8, "products": 4.5, "attention": 6.0, "experts": 1.1, "states": 1.2, FIXED: 2.4}
 START = 1.0
 
@@ -49,11 +49,11 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Targ
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
     if importlib.util.find_spec("numba") is None:
         raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
-    # A bundled application is its own sys.executable: it would start itself again and again.
+    # In a bundled application, sys.executable is the application, which would start itself again and again.
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
-        # The pipe ends with this process, however it ends; then the children end, too.
+        # The pipe closes when this process ends for any reason; then the children end, too.
         alive, held = os.pipe()
         stack.callback(os.close, held)
         stack.callback(os.close, alive)
@@ -109,9 +109,17 @@ def _started(
     if target:
         environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
-    # Unbuffered, because a selector sees no bytes that wait in a buffer.
+    # Unbuffered, because a selector sees no bytes that wait in a buffer. In a session of its own, Ctrl-C does not reach
+    # the process: the program would report a failed compilation before it ends.
     return subprocess.Popen(
-        [sys.executable, "-c", code], 0, stdin=no_input, stdout=pipe, stderr=errors, env=environment, pass_fds=(alive,)
+        [sys.executable, "-c", code],
+        bufsize=0,
+        stdin=no_input,
+        stdout=pipe,
+        stderr=errors,
+        env=environment,
+        pass_fds=(alive,),
+        start_new_session=True,
     )
 
 
@@ -121,7 +129,7 @@ def _answer(child: subprocess.Popen[bytes], errors: IO[bytes]) -> bytes:
     code = opened(_read(out, int.from_bytes(_read(out, 8), "little")))
     if code is not None:
         return code
-    out.close()  # so that a process that still writes ends
+    out.close()  # closes the pipe, so that a process that still writes ends
     words = [f"exit code {child.wait()}"]
     if child.returncode > 0:  # a killed process has printed no reason
         errors.seek(0)
@@ -140,10 +148,10 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 
 # ---- locks ----
 
-# A lock per part of the kernels: of several processes that need the same code, one compiles it and the others wait.
+# There is a lock per part of the kernels. If several processes need the same code, one compiles it and the others wait.
 
-# Set in a compiling process, which must not start others in turn. That would happen if a file beside the user's program
-# has the name of a standard module: every process runs it.
+# Set in a compiling process, which must not start others in turn. That would happen if a file next to the user's
+# program has the name of a standard module, because every process imports this file.
 COMPILING = "MLX_ENGINE_COMPILING"
 # Seconds to wait for a process that compiles: it may have been suspended. On two busy cores
 # 44 seconds of compilation were measured.
@@ -158,7 +166,7 @@ def locked(files: Iterable[Path]) -> Iterator[None]:
     for each other. Where a lock cannot be taken, as in a folder that is read-only, processes compile at the same time.
     """
     with contextlib.ExitStack() as stack:
-        # The process that started a compiling process waits for it and holds the locks.
+        # A compiling process takes no locks: the process that started it holds them and waits for it.
         for file in [] if os.environ.get(COMPILING) else sorted(files):
             with contextlib.suppress(OSError):
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically. What a thread wrote before the `write` whose value is read is visible afterwards."""
+    """Load an int64 atomically. All that a thread wrote before its `write` of this value is then visible."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)

@@ -65,7 +65,9 @@ class Pool:
 
 
 class _Shared:
-    """The memory that the threads share. They hold no reference to the pool, so that the pool can be collected.
+    """The memory that the threads share.
+
+    The threads have no reference to the pool, so that the pool can be garbage-collected.
 
     Ctrl-C may interrupt `wake` between any two steps. So a thread stays in the set of parked threads until it removes
     itself, and the next call wakes it if an earlier call was interrupted. Waking a thread twice does no harm.
@@ -88,10 +90,10 @@ class _Shared:
             gate.acquire()
 
     def polls_per_second(self) -> float:
-        """Return how often a thread without work polls in a second: the most of three measurements, made now."""
+        """Return how often per second a thread without work polls: the largest of three measurements."""
         polls, least = 2000, float("inf")
         self.control[SPINS] = polls + 1  # without sleeping
-        for _ in range(3):  # one may be interrupted by another process
+        for _ in range(3):  # a measurement may be interrupted by another process
             start = time.perf_counter()
             self.work_until_idle(self.control.ctypes.data, 0, polls)
             least = min(least, time.perf_counter() - start)
@@ -99,7 +101,8 @@ class _Shared:
 
     def park(self, me: int) -> None:
         """Block until the next call of `wake`. Return at once while ON is set, because `wake` is not called then."""
-        self.parked.add(me)  # before the check of ON, so that a thread that submits a job from now on sees it
+        # Before the check of ON, so that a thread that submits a job after the check wakes this one.
+        self.parked.add(me)
         if not self.control[ON]:
             self._gates[me].acquire()
         self.parked.discard(me)
@@ -107,7 +110,7 @@ class _Shared:
     def wake(self) -> None:
         """Wake all parked threads."""
         for thread in tuple(self.parked):
-            with contextlib.suppress(RuntimeError):  # it has been woken already
+            with contextlib.suppress(RuntimeError):  # this thread has been woken already
                 self._gates[thread].release()
 
 

@@ -1,8 +1,8 @@
 """Machine code that a wheel brings, so that nothing is compiled: a shared library per kind of processor.
 
-`python -m tools.wheel` makes the libraries, and a manifest with the digests of the kernels' source and of each file.
-They are used if the source is the same, if a file is as it was made, and if this processor has all its instructions.
-Nothing here needs a compiler: neither Numba nor llvmlite.
+`python -m tools.wheel` makes the libraries, and a manifest with the digests of the kernels' source and of each file. A
+library is used if the source is the same, if the file has its digest, and if this processor has all of its
+instructions. This module needs neither Numba nor llvmlite.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _loaded(name: str, of: Mapping[str, Any]) -> SharedCode | str:
 
 
 def instruction_sets() -> frozenset[str]:
-    """Return what this processor and this system can execute, of what targets need, as Linux names it.
+    """Return the instruction sets of targets that this processor and system support, by their names in Linux.
 
     Linux lists only instructions whose registers it saves.
     """

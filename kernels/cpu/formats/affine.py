@@ -29,11 +29,11 @@ from ..build.vectors import (
     vector,
 )
 from .fixed_rows import NIBBLES, UNSIGNED_BYTES, eight_rows_of_groups, load_16
-from .fixed_rows import scales_of as scales_of_rows
 from .format import ONE_PANEL, TWO_PANELS
-from .panels import BIASED, UNSIGNED, Panel, first, load_32, load_nibbles, narrowed, panel_of_groups
+from .panels import BIASED, UNSIGNED, Panel, load_32, load_nibbles, narrowed, panel_of_groups
 from .quants import both, lanes, load_uint8, right
 from .rows import dequantize_pieces, four_rows_of_groups
+from .scales import scales_of
 from .sums import WIDE
 
 # Load scales and packed quants of MLX's affine formats into vectors; made per type of scale and number of bits.
@@ -212,24 +212,11 @@ def kernels(name: str) -> Kernels:
     four_rows = four_rows_of_groups(group, block_bytes, piece, weights_of(bits, scale, piece))
     dequantize = dequantize_pieces(group, block_bytes, weights_of(bits, scale, 32))
     kind = BIASED | UNSIGNED if bits == 8 else BIASED
-    panel = panel_of_groups(group, block_bytes, _first_lanes(scale), _quants_32(bits, scale), kind)
+    scales = scales_of(scale, has_offset=True)
+    panel = panel_of_groups(group, block_bytes, scales, _quants_32(bits, scale), kind)
     stored = NIBBLES if bits == 4 else UNSIGNED_BYTES
-    eight_rows = eight_rows_of_groups(
-        group, block_bytes, scales_of_rows(scale, has_offset=True), _packed(bits, scale), stored, BIASED
-    )
+    eight_rows = eight_rows_of_groups(group, block_bytes, scales, _packed(bits, scale), stored, BIASED)
     return Kernels(group, block_bytes, TWO_PANELS if bits == 8 else ONE_PANEL, four_rows, dequantize, panel, eight_rows)
-
-
-def _first_lanes(scale: str) -> Any:
-    """Make the function that returns the scale and the bias of a block."""
-    scale_of = scale_and_bias(scale)
-
-    @jit
-    def scales(blocks: Any, at: int) -> Any:
-        scale, bias = scale_of(blocks, at)
-        return first(scale), first(bias)
-
-    return scales
 
 
 def _quants_32(bits: int, scale: str) -> Any:

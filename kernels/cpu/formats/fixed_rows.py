@@ -28,15 +28,15 @@ from ..build.layout import LINE_BYTES
 from ..build.memory import hidden, raw
 from ..build.vectors import call_llvm, everywhere, pair_dot, prefetch, register_lanes, vector
 from ..build.vectors import lanes as shuffled
-from .panels import BIASED, HALVES, QUADS, first, quants_32, transposed
+from .panels import BIASED, HALVES, QUADS, quants_32, transposed
 from .quants import side_by_side
+from .scales import ROWS, Scales, floats_8, load_at
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.VectorType(_I16, 8)
 
-# Rows that are multiplied together, and rows of a register.
-ROWS = 8
+# Rows of a register; ROWS of them are multiplied together.
 _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
 # Blocks of 32 columns of a step. The sums of two are joined by half as many instructions with AVX-512.
@@ -44,9 +44,11 @@ TOGETHER = 2 if _REGISTERS == 2 else 1
 # Whether a quant of a token is two bytes, 256 high + low. sdot needs bytes; with VNNI, vpdpbusd adds four products at
 # once, and bytes of rows need not become int16.
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
-# The most tokens that are multiplied with rows as they are stored (measured); a kernel multiplies one or two.
+# A kernel multiplies one or two tokens.
 PAIR = 2
-TOKENS = 6 if DIGITS and not QUADS else PAIR
+# The most tokens that are multiplied with rows as they are stored: with more, tiles are faster (measured). MANY is for
+# formats whose rows need little work besides the products.
+TOKENS, MANY = (6, 10) if DIGITS and not QUADS else (PAIR, PAIR)
 RECORD_BYTES = 96
 # Byte offsets in a record: scale, total, totals of 16 columns; total and totals of 16 columns as integers.
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
@@ -58,23 +60,12 @@ BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
-class _Floats(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(name="float32x8")
-
-
 class _Packed(types.Type):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(name="int8x16")
 
 
-floats_8, packed_16 = _Floats(), _Packed()
-
-
-@register_model(_Floats)
-class _FloatsModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _FLOATS)
+packed_16 = _Packed()
 
 
 @register_model(_Packed)
@@ -83,81 +74,7 @@ class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, kind, ir.VectorType(_I8, 16))
 
 
-def _load(builder: Any, address: Any, offset: int, kind: Any) -> Any:
-    place = builder.add(address, ir.Constant(_I64, offset))
-    loaded = builder.load(builder.inttoptr(place, kind.as_pointer()))
-    loaded.align = 1
-    return loaded
-
-
 # ---- scales of 8 rows ----
-
-
-def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any:
-    """Return what lies `offset` bytes after each address, as a vector."""
-    found = ir.Constant(ir.VectorType(kind, ROWS), ir.Undefined)
-    for r, address in enumerate(addresses):
-        found = builder.insert_element(found, _load(builder, address, offset, kind), ir.Constant(_I32, r))
-    return found
-
-
-def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
-    """Return 8 float16 as floats. They are joined in two words: integer units do that while vector units multiply."""
-    pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
-    for i in range(2):
-        word = builder.zext(_load(builder, addresses[4 * i], offset, _I16), _I64)
-        for r in range(1, 4):
-            half = builder.zext(_load(builder, addresses[4 * i + r], offset, _I16), _I64)
-            word = builder.or_(word, builder.shl(half, ir.Constant(_I64, 16 * r)))
-        pair = builder.insert_element(pair, word, ir.Constant(_I32, i))
-    return builder.fpext(builder.bitcast(pair, ir.VectorType(_F16, ROWS)), _FLOATS)
-
-
-def _both_halves(builder: Any, addresses: list[Any], kind: str) -> list[Any]:
-    """Return the first and the second of two floats of 16 bits at each address."""
-    words = _gathered(builder, addresses, 0, _I32)
-    sixteen = ir.Constant(_SUMS, [16] * ROWS)
-    if kind == "bf16":
-        upper = builder.and_(words, ir.Constant(_SUMS, [0xFFFF0000] * ROWS))
-        return [builder.bitcast(found, _FLOATS) for found in (builder.shl(words, sixteen), upper)]
-    found = [builder.trunc(words, _WORDS), builder.trunc(builder.lshr(words, sixteen), _WORDS)]
-    return [builder.fpext(builder.bitcast(one, ir.VectorType(_F16, ROWS)), _FLOATS) for one in found]
-
-
-class Scales(NamedTuple):
-    """How the scales of blocks are found.
-
-    Attributes:
-        gather: function that returns the scales at 8 addresses, and their offsets or the scales again.
-        words: float16 at the begin of a block, if these are its scale and its offset; else 0.
-    """
-
-    gather: Any
-    words: int = 0
-
-
-def scales_of(kind: str, *, has_offset: bool) -> Scales:
-    """Return how scales at the begin of blocks are found, and the offsets that follow them.
-
-    Args:
-        kind: type of both, "f16", "bf16" or "f32".
-        has_offset: whether offsets follow.
-    """
-
-    @intrinsic
-    def gather(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            if not has_offset:
-                found = [_gathered_halves(builder, list(args), 0)] * 2
-            elif kind == "f32":
-                found = [_gathered(builder, list(args), offset, _F32) for offset in (0, 4)]
-            else:
-                found = _both_halves(builder, list(args), kind)
-            return context.make_tuple(builder, signature.return_type, found)
-
-        return types.UniTuple(floats_8, 2)(*[types.int64] * ROWS), generate
-
-    return Scales(gather, 1 + has_offset if kind == "f16" else 0)
 
 
 def _blocks_at_once(block_bytes: int, words: int) -> int:
@@ -177,7 +94,7 @@ def _scales_of_blocks(block_bytes: int, words: int) -> Any:
     @intrinsic
     def gather(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            loaded, found = [_load(builder, address, 0, ir.VectorType(_I16, 32)) for address in args], []
+            loaded, found = [load_at(builder, address, 0, ir.VectorType(_I16, 32)) for address in args], []
             for word in range(words):
                 halves = loaded[0]
                 for r, row in enumerate(loaded):
@@ -197,34 +114,6 @@ def _scales_of_blocks(block_bytes: int, words: int) -> Any:
         return types.UniTuple(several, 2)(*[types.int64] * ROWS), generate
 
     return gather
-
-
-@intrinsic
-def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-    """Return 8 floats as a vector."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        found = ir.Constant(_FLOATS, ir.Undefined)
-        for r, value in enumerate(args):
-            found = builder.insert_element(found, value, ir.Constant(_I32, r))
-        return found
-
-    return floats_8(*[types.float32] * ROWS), generate
-
-
-def scales_one_by_one(scale_of: Callable[..., Any]) -> Scales:
-    """Return how scales are found by the function that returns the scale of one row, a vector of equal lanes."""
-
-    @jit
-    def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:
-        scales = _joined(
-            first(scale_of(raw(a), 0)), first(scale_of(raw(b), 0)), first(scale_of(raw(c), 0)),
-            first(scale_of(raw(d), 0)), first(scale_of(raw(e), 0)), first(scale_of(raw(f), 0)),
-            first(scale_of(raw(g), 0)), first(scale_of(raw(h), 0)),
-        )  # fmt: skip
-        return scales, scales
-
-    return Scales(gather)
 
 
 @intrinsic
@@ -250,7 +139,7 @@ def _load_scales(typing: Any, address: Any, i: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = builder.add(args[0], builder.mul(args[1], ir.Constant(_I64, 4 * ROWS)))
-        return _load(builder, place, 0, _FLOATS)
+        return load_at(builder, place, 0, _FLOATS)
 
     return floats_8(types.int64, types.int64), generate
 
@@ -272,7 +161,7 @@ def load_16(typing: Any, data: Any, at: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         base = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return _load(builder, builder.ptrtoint(builder.gep(base, [args[1]]), _I64), 0, ir.VectorType(_I8, 16))
+        return load_at(builder, builder.ptrtoint(builder.gep(base, [args[1]]), _I64), 0, ir.VectorType(_I8, 16))
 
     return packed_16(data, types.int64), generate
 
@@ -341,7 +230,7 @@ def _token(builder: Any, record: Any, half: int) -> list[Any]:
     """Return the quants of a token for 16 columns, twice 16 bytes, in each 16 bytes of a register."""
     kind = ir.VectorType(_I8, 16) if DIGITS else _WORDS
     n = kind.count
-    parts = [_load(builder, record, 32 * half + 16 * i, kind) for i in range(2)]
+    parts = [load_at(builder, record, 32 * half + 16 * i, kind) for i in range(2)]
     return [shuffled(builder, part, part, list(range(n)) * _IN_REGISTER) for part in parts]
 
 
@@ -440,12 +329,12 @@ class _Step:
         ]
 
     def minus_totals(self, sums: list[Any], record: Any) -> list[Any]:
-        """Return the sums of a block without what was added to every quant."""
+        """Return the sums of a block, corrected for the number that was added to every quant."""
         if not self.minus:
             return sums
         totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []
         for one, total in zip(sums, totals, strict=True):
-            whole = everywhere(self.builder, _load(self.builder, record, total, _I32), ROWS)
+            whole = everywhere(self.builder, load_at(self.builder, record, total, _I32), ROWS)
             moved = self.builder.mul(whole, ir.Constant(_SUMS, [self.minus] * ROWS))
             found.append(self.builder.sub(one, moved))
         return found
@@ -454,10 +343,10 @@ class _Step:
         """Return y with a block added, in the order of the twin."""
         builder, fma = self.builder, f"llvm.fma.v{ROWS}f32"
         totals = [HALF_TOTALS, HALF_TOTALS + 4] if self.kind & HALVES else [TOTAL]
-        of_token = everywhere(builder, _load(builder, record, SCALE, _F32), ROWS)
+        of_token = everywhere(builder, load_at(builder, record, SCALE, _F32), ROWS)
         for one, scale, offset, total in zip(sums, scales, offsets, totals, strict=True):
             if self.kind & BIASED:
-                at = everywhere(builder, _load(builder, record, total, _F32), ROWS)
+                at = everywhere(builder, load_at(builder, record, total, _F32), ROWS)
                 y = call_llvm(builder, fma, _FLOATS, [offset, at, y])
             whole = builder.sitofp(one, _FLOATS)
             y = call_llvm(builder, fma, _FLOATS, [whole, builder.fmul(scale, of_token), y])
@@ -568,10 +457,17 @@ def prefetch_lines(rows: Any, line: int, until: int, places: Any) -> int:
     return line
 
 
+class EightRows(NamedTuple):
+    """The kernel that multiplies rows of a format as they are stored (`_for_tokens`), and the most tokens for it."""
+
+    multiply: Any
+    most: int
+
+
 def eight_rows_of_groups(
     block: int, block_bytes: int, scales: Scales, quants: Callable[..., Any], stored: int = BYTES,
-    kind: int = 0, minus: int = 0,
-) -> Any:  # fmt: skip
+    kind: int = 0, minus: int = 0, most: int = TOKENS,
+) -> EightRows:  # fmt: skip
     """Make the kernel of a format whose blocks have one scale.
 
     Args:
@@ -582,6 +478,7 @@ def eight_rows_of_groups(
         stored: how it returns them.
         kind: BIASED.
         minus: what is subtracted from every quant.
+        most: the most tokens that are multiplied with rows as they are stored.
     """
     n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
     together = TOGETHER if n_groups % TOGETHER == 0 else 1
@@ -635,7 +532,7 @@ def eight_rows_of_groups(
 
         return multiply
 
-    return _for_tokens(make)
+    return EightRows(_for_tokens(make), most)
 
 
 def _eight(quants: Callable[..., Any]) -> Any:
@@ -676,7 +573,7 @@ def _scales_writer(scales_of: Callable[..., Any], minima: Sequence[int]) -> Any:
 def eight_rows_by_parts(
     block_bytes: int, scales_of: Callable[..., Any], quants: Callable[..., Any], places: Sequence[int],
     minima: Sequence[int] = (), stored: int = BYTES, kind: int = 0,
-) -> Any:  # fmt: skip
+) -> EightRows:  # fmt: skip
     """Make the kernel of a format whose blocks have 256 weights.
 
     Args:
@@ -714,7 +611,7 @@ def eight_rows_by_parts(
 
         return multiply
 
-    return _for_tokens(make)
+    return EightRows(_for_tokens(make), TOKENS)
 
 
 def _two_scales(places: tuple[int, ...], minima: tuple[int, ...], is_biased: bool) -> Any:
@@ -761,7 +658,7 @@ def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: 
 
 
 def _for_tokens(make: Callable[[int], Any]) -> Any:
-    """Make one kernel for 1 to TOKENS tokens from `make`, which makes the kernel for 1 or 2 tokens and 8 rows."""
+    """Make one kernel for any number of tokens from `make`, which makes the kernel for 1 or 2 tokens and 8 rows."""
     one, two = make(1), make(2)
 
     @jit
@@ -775,7 +672,7 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
         faster than one.
 
         Args:
-            n_tokens: 1 to TOKENS.
+            n_tokens: 1 or more.
             rows: addresses of the first row of each range.
             last: addresses of the last row of each range; it is read again where a range has no more rows.
             step: bytes from one row to the next.

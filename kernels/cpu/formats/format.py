@@ -20,6 +20,7 @@ from ..build.layout import (
     FOUR_ROWS,
     LINE_BYTES,
     MOST_STORED,
+    PANEL_MOST,
     PANEL_TOKENS,
     STRETCH,
     WEIGHTS,
@@ -77,13 +78,15 @@ def export_format(name: str) -> list[str]:
 
 def export_panel(name: str) -> list[str]:
     """Export `panel` and `eight_rows`, for products in fixed point, of a format; return the exported names."""
-    (expand_rows, kind), rows_of = kernels_of(name).panel, kernels_of(name).eight_rows
+    found = kernels_of(name)
+    (expand_rows, kind), (rows_of, most) = found.panel, found.eight_rows
 
     def panel(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
         expand_rows(weights, step, n_rows, n_columns, out, scratch)
 
     def panel_kind(out: int) -> None:
-        words(out)[0] = kind
+        found = words(out)
+        found[0], found[1] = kind, most
 
     def eight_rows(
         n_tokens: int, a: int, b: int, c: int, d: int, last_a: int, last_b: int, last_c: int, last_d: int, step: int,
@@ -107,6 +110,12 @@ def row_bytes(job: Any, m: int, n_columns: int) -> Any:
 def most_stored(job: Any, m: int) -> Any:
     """Return the most vectors that are multiplied with the rows of matrix m as they are stored."""
     return job[m + FORMAT + MOST_STORED]
+
+
+@jit
+def most_fixed(job: Any, m: int) -> Any:
+    """Return the same for products in fixed point."""
+    return job[m + PANEL_MOST]
 
 
 @jit

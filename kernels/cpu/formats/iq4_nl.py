@@ -10,12 +10,13 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat
-from .fixed_rows import eight_rows_of_groups, scales_of
+from .fixed_rows import eight_rows_of_groups
 from .format import ONE_PANEL
-from .panels import half_scale, levels_of, load_nibbles, panel_of_groups
+from .panels import levels_of, load_nibbles, panel_of_groups
 from .quants import load_levels
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
+from .scales import scales_of
 
 BLOCK, BLOCK_BYTES, MOST = 32, 18, ONE_PANEL
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -40,5 +41,6 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     return levels(load_nibbles(blocks, at + 2))
 
 
-panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale, quants)
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=False), quants)
+scales = scales_of("f16", has_offset=False)
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants)

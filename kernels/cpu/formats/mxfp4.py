@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..build.jit import jit
-from .fixed_rows import eight_rows_of_groups, scales_one_by_one
+from .fixed_rows import eight_rows_of_groups
 from .format import ONE_PANEL
-from .panels import first, levels_of, load_nibbles, panel_of_groups
+from .panels import levels_of, load_nibbles, panel_of_groups
 from .quants import load_half_power, load_levels
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
+from .scales import scales_one_by_one
 
 BLOCK, BLOCK_BYTES, MOST = 32, 17, ONE_PANEL
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -42,11 +41,6 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     return levels(load_nibbles(blocks, at + 1))
 
 
-@jit
-def power(blocks: Any, at: int) -> Any:
-    """Return the power of two of the block at byte `at`, without an offset."""
-    return first(load_half_power(blocks, at)), np.float32(0)
-
-
-panel = panel_of_groups(BLOCK, BLOCK_BYTES, power, quants)
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_one_by_one(load_half_power), quants)
+scales = scales_one_by_one(load_half_power)
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants)

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from ..build.jit import jit
 from ..build.memory import floats, raw
-from ..build.vectors import element_address, get, has_quad_dot, load_half_splat, put, register_lanes, store, vector
+from ..build.vectors import element_address, get, has_quad_dot, put, register_lanes, store
 from ..build.vectors import lanes as shuffled
 from .quants import lanes, look_up
+from .scales import Scales, floats_8
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.VectorType(_I8, 32)
@@ -103,28 +103,6 @@ def load_bits(typing: Any, data: Any, at: Any, value: Any) -> Any:
         return builder.bitcast(builder.and_(wide, every), _EIGHT)
 
     return quants_32(data, types.int64, types.int64), generate
-
-
-@intrinsic
-def first(typing: Any, a: Any) -> Any:
-    """Return the first lane of a vector of floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.extract_element(args[0], ir.Constant(_I32, 0))
-
-    return types.float32(vector), generate
-
-
-@jit
-def half_scale(blocks: Any, at: int) -> Any:
-    """Return the float16 at byte `at` as a scale, without an offset."""
-    return first(load_half_splat(blocks, at)), np.float32(0)
-
-
-@jit
-def half_scale_and_offset(blocks: Any, at: int) -> Any:
-    """Return the float16 at byte `at` as a scale, and the next one as an offset."""
-    return first(load_half_splat(blocks, at)), first(load_half_splat(blocks, at + 2))
 
 
 @intrinsic
@@ -245,6 +223,17 @@ def _put_quants(*, unsigned: bool) -> Any:
     return write
 
 
+@intrinsic
+def _put_scales(typing: Any, to: Any, scales: Any) -> Any:
+    """Write the scales of 8 rows to address `to`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], args[1].type.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, floats_8), generate
+
+
 class Panel(NamedTuple):
     """The kernel that expands rows of a format to a panel, and the kind of the format.
 
@@ -258,43 +247,37 @@ class Panel(NamedTuple):
 
 
 def panel_of_groups(
-    block: int, block_bytes: int, scales_of: Callable[..., Any], quants_of: Callable[..., Any], kind: int = 0
+    block: int, block_bytes: int, scales: Scales, quants_of: Callable[..., Any], kind: int = 0
 ) -> Panel:
     """Make the kernel that expands blocks with one scale.
 
     Args:
         block: columns of a block, a multiple of 32.
         block_bytes: bytes of a block.
-        scales_of: function that returns the scale of the block at a byte offset, and its offset or 0, as floats.
+        scales: how the scales and the offsets of blocks are found.
         quants_of: function that returns 32 quants of the block at a byte offset, given their number.
         kind: BIASED, UNSIGNED.
     """
-    write, n_groups = _put_quants(unsigned=kind & UNSIGNED != 0), block // 32
+    write, n_groups, gather = _put_quants(unsigned=kind & UNSIGNED != 0), block // 32, scales.gather
 
     @jit
     def expand(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
-        blocks, words = raw(weights), floats(out)
         for first in range(0, ROWS, 8):
-            a, b = min(first, n_rows - 1) * step, min(first + 1, n_rows - 1) * step
-            c, d = min(first + 2, n_rows - 1) * step, min(first + 3, n_rows - 1) * step
-            e, f = min(first + 4, n_rows - 1) * step, min(first + 5, n_rows - 1) * step
-            g, h = min(first + 6, n_rows - 1) * step, min(first + 7, n_rows - 1) * step
+            a, b = weights + min(first, n_rows - 1) * step, weights + min(first + 1, n_rows - 1) * step
+            c, d = weights + min(first + 2, n_rows - 1) * step, weights + min(first + 3, n_rows - 1) * step
+            e, f = weights + min(first + 4, n_rows - 1) * step, weights + min(first + 5, n_rows - 1) * step
+            g, h = weights + min(first + 6, n_rows - 1) * step, weights + min(first + 7, n_rows - 1) * step
             for i in range(n_columns // 32):
-                at, p = i // n_groups * block_bytes, i % n_groups
+                at, p, to = i // n_groups * block_bytes, i % n_groups, out + 4 * (i * ROW_WORDS * ROWS + first)
                 write(
-                    out + 4 * (i * ROW_WORDS * ROWS + first), quants_of(blocks, a + at, p),
-                    quants_of(blocks, b + at, p), quants_of(blocks, c + at, p), quants_of(blocks, d + at, p),
-                    quants_of(blocks, e + at, p), quants_of(blocks, f + at, p), quants_of(blocks, g + at, p),
-                    quants_of(blocks, h + at, p),
+                    to, quants_of(raw(a), at, p), quants_of(raw(b), at, p), quants_of(raw(c), at, p),
+                    quants_of(raw(d), at, p), quants_of(raw(e), at, p), quants_of(raw(f), at, p),
+                    quants_of(raw(g), at, p), quants_of(raw(h), at, p),
                 )  # fmt: skip
-            for r in range(8):
-                row = min(first + r, n_rows - 1) * step
-                for i in range(n_columns // 32):
-                    scale, offset = scales_of(blocks, row + i // n_groups * block_bytes)
-                    to = (i * ROW_WORDS + 16) * ROWS + first + r
-                    put(words, to, scale)
-                    if kind & BIASED:
-                        put(words, to + ROWS, offset)
+                own, offsets = gather(a + at, b + at, c + at, d + at, e + at, f + at, g + at, h + at)
+                _put_scales(to + 4 * 16 * ROWS, own)
+                if kind & BIASED:
+                    _put_scales(to + 4 * 17 * ROWS, offsets)
 
     return Panel(expand, kind)
 

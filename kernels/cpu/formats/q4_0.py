@@ -10,12 +10,13 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, mul, splat
-from .fixed_rows import NIBBLES, eight_rows_of_groups, load_16, scales_of
+from .fixed_rows import NIBBLES, eight_rows_of_groups, load_16
 from .format import ONE_PANEL
-from .panels import half_scale, load_nibbles, panel_of_groups, plus
+from .panels import load_nibbles, panel_of_groups, plus
 from .quants import load_uint8, right, scale_4_bits
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
+from .scales import scales_of
 
 BLOCK, BLOCK_BYTES, MOST = 32, 18, ONE_PANEL
 
@@ -38,7 +39,8 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     return plus(load_nibbles(blocks, at + 2), -8)
 
 
-panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale, quants)
+scales = scales_of("f16", has_offset=False)
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants)
 
 
 @jit
@@ -47,4 +49,4 @@ def packed(blocks: Any, at: int, p: int) -> Any:
     return load_16(blocks, at + 2)
 
 
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=False), packed, NIBBLES, minus=8)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, packed, NIBBLES, minus=8)

@@ -10,12 +10,13 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, sub, zeros
-from .fixed_rows import NIBBLES, eight_rows_of_groups, load_16, scales_of
+from .fixed_rows import NIBBLES, eight_rows_of_groups, load_16
 from .format import ONE_PANEL
-from .panels import BIASED, half_scale_and_offset, load_nibbles, panel_of_groups
+from .panels import BIASED, load_nibbles, panel_of_groups
 from .quants import load_uint8, right, scale_4_bits
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
+from .scales import scales_of
 
 BLOCK, BLOCK_BYTES, MOST = 32, 20, ONE_PANEL
 
@@ -38,7 +39,8 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     return load_nibbles(blocks, at + 4)
 
 
-panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale_and_offset, quants, BIASED)
+scales = scales_of("f16", has_offset=True)
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants, BIASED)
 
 
 @jit
@@ -47,4 +49,4 @@ def packed(blocks: Any, at: int, p: int) -> Any:
     return load_16(blocks, at + 4)
 
 
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=True), packed, NIBBLES, BIASED)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, packed, NIBBLES, BIASED)

@@ -10,12 +10,13 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fms, load_half_splat, mul, splat
-from .fixed_rows import eight_rows_of_groups, scales_of
+from .fixed_rows import eight_rows_of_groups
 from .format import ONE_PANEL
-from .panels import half_scale, load_bits, load_nibbles, panel_of_groups, plus, union
+from .panels import load_bits, load_nibbles, panel_of_groups, plus, union
 from .quants import load_5_bits
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
+from .scales import scales_of
 
 BLOCK, BLOCK_BYTES, MOST = 32, 22, ONE_PANEL
 
@@ -38,5 +39,6 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     return plus(union(load_nibbles(blocks, at + 6), load_bits(blocks, at + 2, 16)), -16)
 
 
-panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale, quants)
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=False), quants)
+scales = scales_of("f16", has_offset=False)
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants)

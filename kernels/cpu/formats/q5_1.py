@@ -10,12 +10,13 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fma, load_half_splat
-from .fixed_rows import UNSIGNED_BYTES, eight_rows_of_groups, scales_of
+from .fixed_rows import UNSIGNED_BYTES, eight_rows_of_groups
 from .format import ONE_PANEL
-from .panels import BIASED, half_scale_and_offset, load_bits, load_nibbles, panel_of_groups, union
+from .panels import BIASED, load_bits, load_nibbles, panel_of_groups, union
 from .quants import load_5_bits
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
+from .scales import scales_of
 
 BLOCK, BLOCK_BYTES, MOST = 32, 24, ONE_PANEL
 
@@ -38,5 +39,6 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     return union(load_nibbles(blocks, at + 8), load_bits(blocks, at + 4, 16))
 
 
-panel = panel_of_groups(BLOCK, BLOCK_BYTES, half_scale_and_offset, quants, BIASED)
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales_of("f16", has_offset=True), quants, UNSIGNED_BYTES, BIASED)
+scales = scales_of("f16", has_offset=True)
+panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants, BIASED)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants, UNSIGNED_BYTES, BIASED)

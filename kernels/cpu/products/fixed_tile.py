@@ -32,7 +32,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..build.jit import jit
-from ..build.memory import floats, ints, shorts
+from ..build.memory import floats, ints
 from ..build.vectors import call_llvm, everywhere, get, lanes, pair_dot, put, register_lanes
 from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, UNSIGNED
 
@@ -46,8 +46,9 @@ TOKEN_WORDS = 21
 _SCALE, _TOTAL, _HALF_TOTALS, _WHOLE_TOTAL = 16, 17, 18, 20
 _REGISTERS = ROWS // _WIDTH
 
-# A step adds the products of one half of a block to the sums: (builder, n tokens, rows, tokens, half, sums) -> sums.
-Step = Callable[[Any, int, Any, Any, int, list[Any]], list[Any]]
+# A step adds the products of one half of a block to the sums, or to zeros: (builder, n tokens, rows, tokens, half, sums
+# or None) -> sums.
+Step = Callable[[Any, int, Any, Any, int, "list[Any] | None"], list[Any]]
 
 
 def _at(builder: Any, base: Any, n_words: Any) -> Any:
@@ -65,8 +66,11 @@ def _load(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
 # ---- the products of half a block ----
 
 
-def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any]) -> list[Any]:
-    """Add 8 pairs of columns by one piece of assembly; the sums and four registers are all that AVX2 has."""
+def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
+    """Add 8 pairs of columns by one piece of assembly; the sums and four registers are all that AVX2 has.
+
+    Without sums, the first pair's products are the first sums: that saves an addition and a zero for each.
+    """
     dot, kind = pair_dot(), ir.VectorType(_I32, _WIDTH)
     adds, move = "vpdp" in dot, "vmovdqu" if _WIDTH == 8 else "vmovdqu32"
     n_sums, n_own = n * _REGISTERS, _REGISTERS + (1 if adds else 2)
@@ -79,24 +83,29 @@ def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[A
         for t in range(n):
             own_sums = [f"${t * _REGISTERS + j}" for j in range(_REGISTERS)]
             text.append(f"vpbroadcastd {4 * (p * n + t)}{from_tokens}, {x}")
-            if adds:
+            if sums is None and p == 8 * half:
+                text += [f"vpmaddwd {w}, {x}, {s}" for w, s in zip(weights, own_sums, strict=True)]
+            elif adds:
                 text += [f"{dot} {w}, {x}, {s}" for w, s in zip(weights, own_sums, strict=True)]
             else:
                 text += [f"{dot} {weights[0]}, {x}, {product}", f"{dot} {weights[1]}, {x}, {x}"]
                 text += [f"vpaddd {product}, {own_sums[0]}, {own_sums[0]}", f"vpaddd {x}, {own_sums[1]}, {own_sums[1]}"]
     register = "v" if _WIDTH == 16 else "x"
-    constraints = [f"={register}"] * n_sums + [f"=&{register}"] * n_own + ["r", "r"] + [str(i) for i in range(n_sums)]
+    given = sums or []
+    constraints = [f"={register}"] * n_sums + [f"=&{register}"] * n_own + ["r", "r"]
+    constraints += [str(i) for i in range(len(given))]
     found = ir.LiteralStructType([kind] * (n_sums + n_own))
     bytes_ = _I8.as_pointer()
-    function = ir.FunctionType(found, [bytes_, bytes_, *[kind] * n_sums])
+    function = ir.FunctionType(found, [bytes_, bytes_, *[kind] * len(given)])
     all_ = ",".join([*constraints, "~{memory}"])
-    result = builder.asm(function, "\n\t".join(text), all_, [rows, tokens, *sums], side_effect=True)
+    result = builder.asm(function, "\n\t".join(text), all_, [rows, tokens, *given], side_effect=True)
     return [builder.extract_value(result, i) for i in range(n_sums)]
 
 
-def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any]) -> list[Any]:
+def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
     """Add 8 pairs of columns by multiplications of words."""
-    kind, sums = ir.VectorType(_I32, _WIDTH), list(sums)
+    kind = ir.VectorType(_I32, _WIDTH)
+    sums = list(sums) if sums else [ir.Constant(kind, None)] * (n * _REGISTERS)
 
     def both(word: Any) -> tuple[Any, Any]:
         sixteen = ir.Constant(word.type, 16 if word.type is _I32 else [16] * _WIDTH)
@@ -113,10 +122,11 @@ def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: 
     return sums
 
 
-def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any]) -> list[Any]:
+def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
     """Add 4 quads of columns by sdot; the last half of the sums is that of the low digits."""
-    kind, bytes_, sums = ir.VectorType(_I32, 4), ir.VectorType(_I8, 16), list(sums)
+    kind, bytes_ = ir.VectorType(_I32, 4), ir.VectorType(_I8, 16)
     name, low = "llvm.aarch64.neon.sdot.v4i32.v16i8", n * _REGISTERS
+    sums = list(sums) if sums else [ir.Constant(kind, None)] * (2 * low)
     for q in range(4 * half, 4 * half + 4):
         weights = [_load(builder, rows, q * ROWS + j * 4, bytes_) for j in range(_REGISTERS)]
         for t in range(n):
@@ -189,25 +199,22 @@ def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
 def _block(tile: _Tile, step: Step, places: list[Any]) -> None:
     """Multiply one block; `places` are stack slots of the sums, which LLVM keeps in registers."""
     builder, n = tile.builder, tile.n
-    zeros = [ir.Constant(place.type.pointee, None) for place in places]
-    for place, zero in zip(places, zeros, strict=True):
-        builder.store(zero, place)
 
-    def half(which: int) -> None:
-        sums = step(builder, n, tile.rows, tile.tokens, which, [builder.load(place) for place in places])
-        for place, value in zip(places, sums, strict=True):
+    def half(which: int, before: list[Any] | None) -> None:
+        for place, value in zip(places, step(builder, n, tile.rows, tile.tokens, which, before), strict=True):
             builder.store(value, place)
 
     def word(by_halves: int, whole: int) -> Any:
         return builder.select(tile.halves, ir.Constant(_I64, by_halves), ir.Constant(_I64, whole))
 
-    half(0)
-    with builder.if_then(tile.halves):
-        first = [builder.load(place) for place in places]
-        tile.put(_joined(tile, first), ir.Constant(_I64, 16 * ROWS), ir.Constant(_I64, _HALF_TOTALS * n))
-        for place, zero in zip(places, zeros, strict=True):
-            builder.store(zero, place)
-    half(1)
+    half(0, None)
+    with builder.if_else(tile.halves) as (by_halves, whole):
+        with by_halves:
+            first = [builder.load(place) for place in places]
+            tile.put(_joined(tile, first), ir.Constant(_I64, 16 * ROWS), ir.Constant(_I64, _HALF_TOTALS * n))
+            half(1, None)
+        with whole:
+            half(1, [builder.load(place) for place in places])
     last = _joined(tile, [builder.load(place) for place in places])
     tile.put(last, word(18 * ROWS, 16 * ROWS), word((_HALF_TOTALS + 1) * n, _TOTAL * n))
 
@@ -307,20 +314,34 @@ def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
     return types.void(i, i, i), generate
 
 
+@intrinsic
+def sums_of_halves(typing: Any, quants: Any) -> Any:
+    """Return the sum of the first 16 of 32 int16 at address `quants`, and that of the last 16."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, found = ir.VectorType(_I16, 16), []
+        for half in range(2):
+            place = builder.add(args[0], ir.Constant(_I64, 32 * half))
+            loaded = builder.load(builder.inttoptr(place, kind.as_pointer()))
+            loaded.align = 2
+            wide = builder.sext(loaded, ir.VectorType(_I32, 16))
+            found.append(call_llvm(builder, "llvm.vector.reduce.add.v16i32", _I32, [wide]))
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return types.UniTuple(types.int32, 2)(types.int64), generate
+
+
 @jit
 def pack(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
     """Pack n tokens, (n, 32 n_blocks) int16 and (n, n_blocks) scales at these addresses, into a panel at `to`."""
-    values, factors = shorts(quants), floats(scales)
+    factors = floats(scales)
     for b in range(n_blocks):
         place = to + 4 * TOKEN_WORDS * n * b
         words, whole = floats(place), ints(place)
         for t in range(n):
-            first = 32 * (t * n_blocks + b)
-            _pack_block(quants + 2 * first, place + 4 * t, n)
-            low, high, scale = np.int32(0), np.int32(0), get(factors, t * n_blocks + b)
-            for i in range(first, first + 16):
-                low += values[i]
-                high += values[i + 16]
+            at, scale = quants + 64 * (t * n_blocks + b), get(factors, t * n_blocks + b)
+            low, high = sums_of_halves(at)
+            _pack_block(at, place + 4 * t, n)
             put(words, _SCALE * n + t, scale)
             put(words, _TOTAL * n + t, np.float32(low + high) * scale)
             put(words, _HALF_TOTALS * n + t, np.float32(low) * scale)

@@ -49,8 +49,7 @@ from ..build.layout import (
 )
 from ..build.memory import floats, number, words
 from ..build.vectors import PART, get, put
-from ..formats.fixed_rows import TOKENS as MOST_STORED_TOKENS
-from ..formats.format import expand, most_stored
+from ..formats.format import expand, most_fixed, most_stored
 from ..formats.panels import ROWS as PANEL_ROWS
 from .fixed_tile import TOKENS
 from .gemm import PARTS, PREPARED
@@ -146,7 +145,10 @@ def _multiply_fixed_stored(control: Any, b: Any, x: int, residual: int, scratch:
 def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Norm, quantise and pack groups of tokens, then multiply chunks of rows with spans of groups."""
     job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
-    if n_tokens <= MOST_STORED_TOKENS and b[HAS_GEMV] != 0:
+    stored = b[HAS_GEMV] != 0
+    for m in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
+        stored = stored and (b[m + PANEL] == 0 or n_tokens <= most_fixed(b, m))
+    if stored:
         _multiply_fixed_stored(control, b, x, residual, scratch, y)
         return
     n_groups, n_spans = ceil_div(n_tokens, TOKENS), ceil_div(n_tokens, _FIXED_TOKENS)

@@ -21,7 +21,8 @@ and the first one keeps its sums in memory. So one sweep of several tiles shares
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -30,7 +31,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..build.jit import jit
-from ..build.layout import LANES, TILE_ROWS
+from ..build.layout import LANES, LINE_BYTES, TILE_ROWS
 from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, lanes, register_lanes
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -39,8 +40,15 @@ _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntTyp
 # 32 registers, AVX2 has 16; besides the sums they hold a column of the tile's rows or vectors.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
+# The same for rows that are widened, which takes two more registers: a scale, and an element on its way.
+_SUMS_OF_WIDENED = {16: 16, 8: 8, 4: 16}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
+# A row or a vector of a tile: a function that generates the load of one register of floats, given its first column.
+Operand = Callable[[Any], Any]
+# A type of stored rows: a function that generates the load of elements as floats from a builder, the address of a row
+# (a pointer to bytes), the first column, and the type of the register.
+Read = Callable[[Any, Any, Any, Any], Any]
 # The most floats of sums that one tile keeps between two sweeps.
 KEPT = TILE_ROWS * _VECTORS[8] * PART
 # Steps of 16 columns per loop iteration.
@@ -115,11 +123,10 @@ def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
 # ---- dot products ----
 
 
-def _dots(n_vectors: int, *, expanded: bool) -> Any:
-    """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch.
+def _dots(n_vectors: int) -> Any:
+    """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch, whose products are added to y.
 
-    With `expanded` rows are stored in parts and products are added to y; with AVX2 the tile makes the last sweep alone,
-    and finds the sums of the first one at `kept`. Else rows are in their own order and products are written to y.
+    With AVX2 the tile makes the last sweep alone, and finds the sums of the first one at `kept`.
     """
 
     @intrinsic
@@ -137,15 +144,18 @@ def _dots(n_vectors: int, *, expanded: bool) -> Any:
                 for i, array, at in ((0, w, w_at), (3, x, x_at), (7, kept, kept_at), (9, y, y_at))
             )
             rows, vectors = _rows_of(builder, w, w_row, TILE_ROWS), _rows_of(builder, x, x_row, n_vectors)
-            if expanded and PART < LANES:
-                last, kind = _sweep(builder, rows, PART, vectors, PART, n, []), ir.VectorType(_F32, width)
+            if PART < LANES:
+                last = _sweep(builder, _floats(builder, rows, 0, PART), _floats(builder, vectors, 0, PART), n)
+                kind = ir.VectorType(_F32, width)
                 sweeps = [[_load(builder, kept, i * width, kind) for i in range(len(last))], last]
             else:
-                sweeps = _sweeps(builder, rows, vectors, n, w_row, expanded)
-            totals = _add_sweeps(builder, sweeps)
-            for t, four in enumerate(_fours(builder, totals, width)):
+                sweeps = [
+                    _sweep(builder, _floats(builder, rows, at, LANES), _floats(builder, vectors, at, LANES), n)
+                    for at in range(0, LANES, width)
+                ]
+            for t, four in enumerate(_fours(builder, _add_sweeps(builder, sweeps), width)):
                 place = _at(builder, y, builder.mul(y_row, ir.Constant(_I64, t)))
-                _store(builder, builder.fadd(_load(builder, place, 0, four.type), four) if expanded else four, place, 0)
+                _store(builder, builder.fadd(_load(builder, place, 0, four.type), four), place, 0)
             return context.get_dummy_value()
 
         i = types.int64
@@ -170,8 +180,9 @@ def _kept(n_vectors: int) -> Any:
                 for i, array, at in ((0, w, w_at), (3, x, x_at), (7, kept, kept_at))
             )
             rows, vectors = _rows_of(builder, w, w_row, TILE_ROWS), _rows_of(builder, x, x_row, n_vectors)
-            for i, sums in enumerate(_sweep(builder, rows, PART, vectors, PART, n, [])):
-                _store(builder, sums, kept, i * PART)
+            sums = _sweep(builder, _floats(builder, rows, 0, PART), _floats(builder, vectors, 0, PART), n)
+            for i, each in enumerate(sums):
+                _store(builder, each, kept, i * PART)
             return context.get_dummy_value()
 
         i = types.int64
@@ -185,45 +196,39 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
     return [_at(builder, first, builder.mul(row, ir.Constant(_I64, r))) for r in range(n)]
 
 
-def _sweeps(builder: Any, rows: list[Any], vectors: list[Any], n: Any, w_row: Any, expanded: bool) -> list[list[Any]]:
-    """Return the sums of each sweep over rows and vectors in their own order; if `expanded`, prefetch nothing."""
-    width = register_lanes()
-    # The last of several sweeps finds the rows in the first-level cache, so it prefetches the rows of the next tile. A
-    # single sweep would become a tenth slower by this.
-    after = _all_at(builder, rows, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
-    sweeps = []
-    for at in range(0, LANES, width):
-        ahead = after if not expanded and 0 < at == LANES - width else []
-        sweeps.append(
-            _sweep(builder, _all_at(builder, rows, at), LANES, _all_at(builder, vectors, at), LANES, n, ahead)
+def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Operand]:
+    """Return float rows or vectors from element `first` on; successive elements of a sum are `step` elements apart."""
+    kind = ir.VectorType(_F32, register_lanes())
+
+    def operand(pointer: Any) -> Operand:
+        pointer = _at(builder, pointer, first)
+        return lambda column: _load(
+            builder, _at(builder, pointer, builder.udiv(column, ir.Constant(_I64, LANES // step))), 0, kind
         )
-    return sweeps
+
+    return [operand(pointer) for pointer in pointers]
 
 
 def _sweep(
-    builder: Any, rows: list[Any], step: int, vectors: list[Any], x_step: int, n: Any, after: list[Any]
-) -> list[Any]:
+    builder: Any, rows: list[Operand], vectors: list[Operand], n: Any, after: Sequence[Any] = ()
+) -> list[Any]:  # fmt: skip
     """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first.
 
-    Successive elements of a sum are `step` elements apart in a row and `x_step` elements apart in a vector. The same
-    columns of the rows `after`, which are in their own order, are prefetched.
+    The same columns of the float rows `after` (pointers to bytes) are prefetched.
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
 
     def add(column: Any) -> None:
         # Hold rows or vectors in registers, whichever are fewer, and load the others one at a time.
-        a = _all_at(builder, rows, builder.udiv(column, ir.Constant(_I64, LANES // step)))
-        b = _all_at(builder, vectors, builder.udiv(column, ir.Constant(_I64, LANES // x_step)))
-        held, loaded = (a, b) if len(a) <= len(b) else (b, a)
-        registers = [_load(builder, p, 0, kind) for p in held]
-        for p in after:
-            address = builder.bitcast(_at(builder, p, column), _I8.as_pointer())
-            call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *(ir.Constant(_I32, i) for i in (0, 3, 1))])
-        for i, p in enumerate(loaded):
-            one = _load(builder, p, 0, kind)
+        held, loaded = (rows, vectors) if len(rows) <= len(vectors) else (vectors, rows)
+        registers = [load(column) for load in held]
+        for row in after:
+            _prefetch(builder, _at(builder, row, builder.mul(column, ir.Constant(_I64, 4))))
+        for i, load in enumerate(loaded):
+            one = load(column)
             for j, other in enumerate(registers):
-                r, t = (j, i) if held is a else (i, j)
+                r, t = (j, i) if held is rows else (i, j)
                 _add_product(builder, other, one, sums[t * len(rows) + r])
 
     _for_steps(builder, n, LANES, _UNROLLED, add)
@@ -243,8 +248,7 @@ def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
     return fours
 
 
-_add_1, _add_2, _add_3, _add_4, _add_5, _add_6 = (_dots(n, expanded=True) for n in range(1, MOST_VECTORS + 1))
-_set_1, _set_2, _set_3, _set_4, _set_5, _set_6 = (_dots(n, expanded=False) for n in range(1, MOST_VECTORS + 1))
+_add_1, _add_2, _add_3, _add_4, _add_5, _add_6 = map(_dots, range(1, MOST_VECTORS + 1))
 _keep_1, _keep_2, _keep_3 = (_kept(n) for n in range(1, _VECTORS[8] + 1))
 
 
@@ -289,71 +293,196 @@ def add_dots(
         _add_6(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
 
 
-@jit
-def set_dots(
-    w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any, y_at: int, y_row: int
-) -> None:
-    """`y[y_at + t y_row + r] = w row r . x vector t`, as `add_dots`, with rows and vectors in their own order."""
-    if n_vectors == 1:
-        _set_1(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
-    elif n_vectors == 2:
-        _set_2(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
-    elif n_vectors == 3:
-        _set_3(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
-    elif n_vectors == 4:
-        _set_4(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
-    elif n_vectors == 5:
-        _set_5(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
-    else:
-        _set_6(w, at, w_row, x, x_at, x_row, n, y, 0, y, y_at, y_row)
+# ---- stored rows ----
 
 
-# ---- sums of weighted rows ----
+def _switch(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -> None:
+    """Generate the code of the case that a number is; nothing for other numbers."""
+    after = builder.append_basic_block("after")
+    switch = builder.switch(value, after)
+    for number, case in cases.items():
+        block = builder.append_basic_block(f"is_{number}")
+        switch.add_case(ir.Constant(_I64, number), block)
+        builder.position_at_end(block)
+        case()
+        builder.branch(after)
+    builder.position_at_end(after)
 
 
-def _weighted(n_sums: int) -> Any:
-    """Make the kernel that computes `n_sums` weighted sums of the same rows."""
+def dots_of(read: Read, *, widens: bool) -> Any:
+    """Make the kernel that writes the dot products of stored rows and a tile of vectors.
+
+    `y[y_at + t y_row + r] = row r . x vector t` for n_rows rows and T vectors, at most `tile_vectors()`, in the order
+    of `add_dots`. Rows are `w_row` bytes apart from address w on; vectors begin at element `x_at + t x_row` of x. Both
+    have n columns, a multiple of 16 and at most STRETCH. Up to three more products may be written after the last row.
+    Each element is widened in a register, once for all vectors. If `ahead` is not 0, rows are prefetched so many bytes
+    ahead, and with them the same bytes at the address `also`. `widens` is False for float32.
+    """
 
     @intrinsic
     def kernel(
-        typing: Any, weights: Any, w_at: Any, w_row: Any, rows: Any, at: Any, row: Any, n: Any, width: Any, y: Any,
-        y_at: Any, y_row: Any, more: Any,
+        typing: Any, w: Any, w_row: Any, n_rows: Any, x: Any, x_at: Any, x_row: Any, n_vectors: Any, n: Any, y: Any,
+        y_at: Any, y_row: Any, ahead: Any, also: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            weights, w_at, w_row, rows, at, row, n, size, y, y_at, y_row, more = args
-            width = register_lanes()
-            if n_sums > _VECTORS[width]:
-                return context.get_dummy_value()
-            weights, rows, y = (
-                element_address(context, builder, signature.args[i], array, first)
-                for i, array, first in ((0, weights, w_at), (3, rows, at), (8, y, y_at))
+            w, w_row, n_rows, x, x_at, x_row, n_vectors, n, y, y_at, y_row, ahead, also = args
+            x, y = (
+                element_address(context, builder, signature.args[i], array, at)
+                for i, array, at in ((3, x, x_at), (8, y, y_at))
             )
-            sources = [_at(builder, weights, builder.mul(w_row, ir.Constant(_I64, q))) for q in range(n_sums)]
-            targets = [_at(builder, y, builder.mul(y_row, ir.Constant(_I64, q))) for q in range(n_sums)]
-            # Process as many registers of a row at a time as there are for sums, then half as many, and so on.
-            together, first = max(1, LANES // width), ir.Constant(_I64, 0)
-            is_more = builder.icmp_signed("!=", more, ir.Constant(_I64, 0))
-            while 2 * together * n_sums <= _SUMS[width] and together < 8:
-                together *= 2
-            while together * width >= LANES:
-                step = ir.Constant(_I64, together * width)
-                stop = builder.sub(size, builder.srem(builder.sub(size, first), step))
-                with cgutils.for_range_slice(builder, first, stop, step, _I64) as (e, _):
-                    _weighted_part(builder, sources, rows, row, n, e, targets, together, width, is_more)
-                together, first = together // 2, stop
+            w, also = (builder.inttoptr(address, _I8.as_pointer()) for address in (w, also))
+
+            def tiles(count: int) -> None:
+                vectors = _rows_of(builder, x, x_row, count)
+
+                def tile(first: Any, apart: Any) -> None:
+                    row = builder.mul(first, w_row)
+                    _prefetch_rows(builder, w, also, ahead, row, w_row)
+                    rows = _rows_of(builder, _at(builder, w, row), apart, TILE_ROWS)
+                    after = [] if widens else _all_at(builder, rows, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
+                    _set_dots(builder, read, rows, vectors, n, _at(builder, y, first), y_row, after)
+
+                _for_tiles(builder, n_rows, w_row, tile)
+
+            _switch(builder, n_vectors, {
+                count: partial(tiles, count) for count in range(1, _VECTORS[register_lanes()] + 1)
+            })  # fmt: skip
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(weights, i, i, rows, i, i, i, i, y, i, i, i), generate
+        return types.void(i, i, i, x, i, i, i, i, y, i, i, i, i), generate
 
     return kernel
 
 
+def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any], None]) -> None:
+    """Generate `tile(first row, bytes between rows)` for all rows, four at a time.
+
+    Of fewer than four rows each is in a tile of its own, four times: there may be no memory after the last one.
+    """
+    zero, four = ir.Constant(_I64, 0), ir.Constant(_I64, TILE_ROWS)
+    place = cgutils.alloca_once_value(builder, zero)
+    builder.store(zero, place)
+    begin, body, end = (builder.append_basic_block(name) for name in ("tiles", "tile", "tiles_end"))
+    builder.branch(begin)
+    builder.position_at_end(begin)
+    first = builder.load(place)
+    builder.cbranch(builder.icmp_signed("<", first, n_rows), body, end)
+    builder.position_at_end(body)
+    after = builder.add(first, four)
+    is_whole = builder.icmp_signed("<=", after, n_rows)
+    tile(first, builder.select(is_whole, w_row, zero))
+    builder.store(builder.select(is_whole, after, builder.add(first, ir.Constant(_I64, 1))), place)
+    builder.branch(begin)
+    builder.position_at_end(end)
+
+
+def _prefetch_rows(builder: Any, w: Any, also: Any, ahead: Any, row: Any, w_row: Any) -> None:
+    """Prefetch four rows `ahead` bytes after byte `row` of w, and four at this byte of `also`; none if `ahead` is 0."""
+    with builder.if_then(builder.icmp_signed("!=", ahead, ir.Constant(_I64, 0))):
+        stop = builder.add(row, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
+        with cgutils.for_range_slice(builder, row, stop, ir.Constant(_I64, LINE_BYTES), _I64) as (at, _):
+            for address in (_at(builder, w, builder.add(at, ahead)), _at(builder, also, at)):
+                _prefetch(builder, address)
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    hints = [ir.Constant(_I32, i) for i in (0, 3, 1)]
+    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
+
+
+def _set_dots(
+    builder: Any, read: Read, rows: list[Any], vectors: list[Any], n: Any, y: Any, y_row: Any, after: list[Any]
+) -> None:  # fmt: skip
+    """Write the dot products of four stored rows and some vectors.
+
+    The last of several sweeps finds the rows in the first-level cache, so it prefetches the rows `after`. A single
+    sweep would become a tenth slower by this.
+    """
+    width = register_lanes()
+    kind, sweeps = ir.VectorType(_F32, width), []
+
+    def operand(row: Any, first: int) -> Operand:
+        return lambda column: read(builder, row, builder.add(column, ir.Constant(_I64, first)), kind)
+
+    for first in range(0, LANES, width):
+        stored = [operand(row, first) for row in rows]
+        ahead = after if 0 < first == LANES - width else []
+        sweeps.append(_sweep(builder, stored, _floats(builder, vectors, first, LANES), n, ahead))
+    for t, four in enumerate(_fours(builder, _add_sweeps(builder, sweeps), width)):
+        _store(builder, four, _at(builder, y, builder.mul(y_row, ir.Constant(_I64, t))), 0)
+
+
+def weighted_of(read: Read, *, widens: bool) -> Any:
+    """Make the kernel that writes weighted sums of stored rows.
+
+    `y[y_at + q y_row + e] = sum over j < n of weights[w_at + q w_row + j] * element e of row j`, in the order of j, for
+    n_sums sums, at most `tile_vectors()`. Rows are `row` bytes apart from address `rows` on. Each sum begins with zero,
+    or with the value in y if `more` is not 0, and continues by `sum = fma(weight, element, sum)`. The width of a row,
+    the number of elements e, is a multiple of 16. Each element is widened in a register, once for all sums; `widens` is
+    False for float32.
+    """
+
+    @intrinsic
+    def kernel(
+        typing: Any, weights: Any, w_at: Any, w_row: Any, n_sums: Any, rows: Any, row: Any, n: Any, size: Any, y: Any,
+        y_at: Any, y_row: Any, more: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            weights, w_at, w_row, n_sums, rows, row, n, size, y, y_at, y_row, more = args
+            weights, y = (
+                element_address(context, builder, signature.args[i], array, at)
+                for i, array, at in ((0, weights, w_at), (8, y, y_at))
+            )
+            rows, kind = builder.inttoptr(rows, _I8.as_pointer()), ir.VectorType(_F32, register_lanes())
+
+            def element(j: Any, e: Any) -> Any:
+                return read(builder, _at(builder, rows, builder.mul(j, row)), e, kind)
+
+            def sums(count: int) -> None:
+                sources, targets = _rows_of(builder, weights, w_row, count), _rows_of(builder, y, y_row, count)
+                is_more = builder.icmp_signed("!=", more, ir.Constant(_I64, 0))
+                most = (_SUMS_OF_WIDENED if widens else _SUMS)[register_lanes()]
+                _sum_rows(builder, sources, element, n, size, targets, is_more, most)
+
+            _switch(builder, n_sums, {
+                count: partial(sums, count) for count in range(1, _VECTORS[register_lanes()] + 1)
+            })  # fmt: skip
+            return context.get_dummy_value()
+
+        i = types.int64
+        return types.void(weights, i, i, i, i, i, i, i, y, i, i, i), generate
+
+    return kernel
+
+
+def _sum_rows(
+    builder: Any, weights: list[Any], element: Callable[[Any, Any], Any], n: Any, size: Any, targets: list[Any],
+    more: Any, most: int,
+) -> None:  # fmt: skip
+    """Write the weighted sums of n rows; `element(j, e)` generates the load of a register of row j from element e on.
+
+    As many registers of a row are processed at a time as there are for `most` sums, then half as many, and so on.
+    """
+    width, first, together = register_lanes(), ir.Constant(_I64, 0), 8
+    while together > 1 and together * len(targets) > most:
+        together //= 2
+    while True:
+        step = ir.Constant(_I64, together * width)
+        stop = builder.sub(size, builder.srem(builder.sub(size, first), step))
+        with cgutils.for_range_slice(builder, first, stop, step, _I64) as (e, _):
+            _weighted_part(builder, weights, element, n, e, targets, together, more)
+        if together * width <= LANES:  # the width of a row is a multiple of LANES
+            return
+        together, first = together // 2, stop
+
+
 def _weighted_part(
-    builder: Any, weights: list[Any], rows: Any, row: Any, n: Any, e: Any, targets: list[Any], together: int,
-    width: int, more: Any,
+    builder: Any, weights: list[Any], element: Callable[[Any, Any], Any], n: Any, e: Any, targets: list[Any],
+    together: int, more: Any,
 ) -> None:  # fmt: skip
     """Sum `together` registers of all rows from element e on; `more` continues the sums in the targets."""
+    width = register_lanes()
     kind = ir.VectorType(_F32, width)
     sums = [_zeros(builder, kind, together) for _ in weights]
     with builder.if_then(more):
@@ -362,10 +491,9 @@ def _weighted_part(
                 builder.store(_load(builder, _at(builder, target, e), i * width, kind), place)
 
     def step(j: Any) -> None:
-        source = _at(builder, rows, builder.add(builder.mul(j, row), e))
         spread = [everywhere(builder, _load(builder, p, j, _F32), width) for p in weights]
         for i in range(together):
-            values = _load(builder, source, i * width, kind)
+            values = element(j, builder.add(e, ir.Constant(_I64, i * width)))
             for weight, places in zip(spread, sums, strict=True):
                 _add_product(builder, weight, values, places[i])
 
@@ -373,31 +501,3 @@ def _weighted_part(
     for target, places in zip(targets, sums, strict=True):
         for i, place in enumerate(places):
             _store(builder, builder.load(place), _at(builder, target, e), i * width)
-
-
-_sum_1, _sum_2, _sum_3, _sum_4, _sum_5, _sum_6 = (_weighted(n) for n in range(1, MOST_VECTORS + 1))
-
-
-@jit
-def sum_weighted(
-    weights: Any, w_at: int, w_row: int, n_sums: int, rows: Any, at: int, row: int, n: int, width: int, y: Any,
-    y_at: int, y_row: int, more: int,
-) -> None:  # fmt: skip
-    """`y[y_at + q y_row + e] = sum over j < n of weights[w_at + q w_row + j] * rows[at + j row + e]`, in order of j.
-
-    Each sum begins with zero, or with the value in y if `more` is not 0, and continues by
-    `sum = fma(weight, element, sum)`. `n_sums` is at most `tile_vectors()`. The width of a row, the number of elements
-    e, is a multiple of 16.
-    """
-    if n_sums == 1:
-        _sum_1(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
-    elif n_sums == 2:
-        _sum_2(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
-    elif n_sums == 3:
-        _sum_3(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
-    elif n_sums == 4:
-        _sum_4(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
-    elif n_sums == 5:
-        _sum_5(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
-    else:
-        _sum_6(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)

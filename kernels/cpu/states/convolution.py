@@ -1,4 +1,4 @@
-"""Causal convolutions over the tokens of sequences, with gates or an activation, and sigmoid gates.
+"""Causal convolutions over the tokens of sequences, with gates or an activation, and gates of rows.
 
 Each channel is summed for itself, from the oldest input to the newest: the bits do not depend on the number of tokens
 in a pass. The inputs before the first row of a run are in its source slot; the last ones are written to its target.
@@ -28,11 +28,12 @@ from ..build.layout import (
 )
 from ..build.memory import floats, words
 from ..build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
-from ..products.activations import silu
+from ..products.activations import activate, gated, silu
 
 # Words of a job. The input is X, multiplied with BEFORE unless its address is 0; the output is multiplied with AFTER in
-# the same way. Their rows are so many elements apart. SPAN is the number of channels, or of tokens, of a chunk.
-X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH = range(14)
+# the same way. Their rows are so many elements apart. SPAN is the number of channels, or of tokens, of a chunk. KIND is
+# the activation function of a gate.
+X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
 # Channels of a chunk for passes of many tokens, and tokens of a chunk of a gate.
 CHANNELS, TOKENS = 128, 32
 
@@ -117,26 +118,32 @@ def short_conv(
 
 @task
 def gate_span(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply a span of tokens with the sigmoid of their gate."""
+    """Multiply a span of tokens with the sigmoid, or another function, of their gate."""
     x, gate, out = floats(job[X]), floats(job[BEFORE]), floats(job[OUT])
     for t in range(chunk * TOKENS, min((chunk + 1) * TOKENS, job[ROWS])):
         for i in range(0, job[WIDTH], LANES):
-            divisor = add(splat(1.0), exp(sub(zeros(), load(gate, t * job[BEFORE_ROW] + i))))
-            store(out, t * job[WIDTH] + i, div(load(x, t * job[X_ROW] + i), divisor))
+            at, b = t * job[WIDTH] + i, load(gate, t * job[BEFORE_ROW] + i)
+            if job[X] == 0:
+                store(out, at, activate(job[KIND], b))
+            elif job[KIND] == 0:
+                store(out, at, div(load(x, t * job[X_ROW] + i), add(splat(1.0), exp(sub(zeros(), b)))))
+            else:
+                store(out, at, gated(job[KIND], b, load(x, t * job[X_ROW] + i)))
 
 
 @entry
-def sigmoid_gate(
-    address: int, task: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
+def gate_rows(
+    address: int, task: int, kind: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
 ) -> None:
-    """Multiply rows with the sigmoid of a gate.
+    """Multiply rows with the sigmoid of a gate, or with the gate after another activation function.
 
     Args:
         address: address of the pool's control block.
         task: address of the task `gate_span`.
+        kind: 0 for the sigmoid, or the number of an activation function (`layout.py`).
         n_rows: T.
         width: N, a multiple of 16.
-        x: address of the input.
+        x: address of the input, or 0 for the activated gate alone.
         x_row: elements from one row of the input to the next.
         gate: address of the gate.
         gate_row: elements from one row of the gate to the next.
@@ -145,5 +152,5 @@ def sigmoid_gate(
     control = words(address)
     job = control[JOB:]
     job[X], job[X_ROW], job[BEFORE], job[BEFORE_ROW] = x, x_row, gate, gate_row
-    job[OUT], job[ROWS], job[WIDTH] = out, n_rows, width
+    job[OUT], job[ROWS], job[WIDTH], job[KIND] = out, n_rows, width, kind
     run(control, task, (n_rows + TOKENS - 1) // TOKENS)

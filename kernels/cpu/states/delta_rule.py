@@ -22,6 +22,7 @@ from ..build.layout import (
     DELTA_KEYS,
     DELTA_NORM,
     DELTA_RATE,
+    DELTA_SHARED,
     DELTA_TASK,
     DELTA_VALUE_DIM,
     DELTA_VALUES,
@@ -129,7 +130,7 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
     """Write the query and the key of a token, then its decay and the strength of its correction."""
     n, n_keys = block[DELTA_KEY_DIM], block[DELTA_KEYS]
     row = 2 * n_keys * n + block[DELTA_VALUES] * block[DELTA_VALUE_DIM]
-    x, of_head = floats(job[X]), head % n_keys * n
+    x, of_head = floats(job[X]), head // block[DELTA_SHARED] % n_keys * n
     _scaled(x, t * row + of_head, n, np.sqrt(np.float64(n)), qk, at)
     _scaled(x, t * row + n_keys * n + of_head, n, 1.0, qk, at + n)
     step = get(floats(job[STEP]), t * job[STEP_ROW] + head) + get(floats(block[DELTA_BIAS]), head)

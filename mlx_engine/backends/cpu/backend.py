@@ -16,6 +16,7 @@ import numpy as np
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.cpu.descriptors import (
     FLOAT32,
+    KINDS,
     Block,
     ExpertBlock,
     Matrix,
@@ -54,16 +55,14 @@ from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library, is_format
 from mlx_engine.kernels.cpu.build.pool import Pool
-from mlx_engine.machine.mapped_pages import read_ahead
+from mlx_engine.machine.memory import read_ahead
 from mlx_engine.observe.log import event
 from mlx_engine.quant import key_values
-from mlx_engine.quant.regroup import in_gguf_order
+from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-_KINDS: dict[Gating, int] = {
-    "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
-    "clamped_swiglu": layout.CLAMPED_SWIGLU,
-}  # fmt: skip
+# Query heads of one wide KV head for which the kernel has scratch memory.
+AT_ONCE = 16
 
 
 class CompiledBackend(SimdBackend):
@@ -81,7 +80,7 @@ class CompiledBackend(SimdBackend):
         self._mapped: list[np.ndarray] = []
         # The descriptors of embedding tables.
         self._embedded: dict[Matrix, np.ndarray] = {}
-        # Compiled blocks and heads, by their parameters, which are compared by identity.
+        # The compiled blocks and heads, by the identity of their parameters.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
@@ -118,7 +117,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Leave tables of other types in the file: a pass reads only a few rows of a table of up to gigabytes."""
+        """Leave tables of other types in the file: a pass reads only a few of their rows, which may have gigabytes."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -174,12 +173,12 @@ class CompiledBackend(SimdBackend):
         """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
         if not norm_fits(norm):
             return super().norm_gate_up(x, norm, gate, up, activation)
-        return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
+        return self._project(x, self._block((gate, up), norm, KINDS[activation]))
 
     def norm_up(self, x: Native, norm: Norm | None, up: Linear, activation: Activation) -> Native:
         if not norm_fits(norm):
             return super().norm_up(x, norm, up, activation)
-        return self._project(x, self._block((up,), norm, _KINDS[activation]))
+        return self._project(x, self._block((up,), norm, KINDS[activation]))
 
     def norm_experts(self, x: Native, norm: Norm, experts: Experts) -> Native:
         return self._run_experts(x, self.expert_block(norm, experts, False), None)
@@ -210,7 +209,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Leave the matrices in the file until a token chooses their expert: do not read them ahead."""
+        """Leave the matrices in the file until a token chooses their expert; do not read them ahead."""
         unread = {id(linear.weight.data) for linear in linears}
         self._mapped = [data for data in self._mapped if id(data) not in unread]
         return super().stack(linears)
@@ -245,7 +244,10 @@ class CompiledBackend(SimdBackend):
         return block
 
     def scratch_address(self, n: int) -> int:
-        """Return the address of scratch memory for n floats, reused by every call: page faults would cost more time."""
+        """Return the address of scratch memory for n floats.
+
+        Every call reuses it, because page faults of new memory cost time.
+        """
         if self.scratch.size < n:
             self.scratch = aligned(n)
         return address(self.scratch)
@@ -325,7 +327,7 @@ class CompiledBackend(SimdBackend):
         row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
         # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
         fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
-        fits = fits and k.shape == v.shape and store.shape[1::2] == row and store.flags.c_contiguous
+        fits = fits and len(store) == 2 and k.shape == v.shape and store.shape[1::2] == row and store.flags.c_contiguous
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (k, v)):
             return super().kv_write(store, slots, k, v)
         self.run_entry(
@@ -338,15 +340,18 @@ class CompiledBackend(SimdBackend):
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
-        _, n_kv_heads, slots, _ = kv.store.shape
+        n_arrays, n_kv_heads, slots, _ = kv.store.shape
+        if n_kv_heads == 1 and n_heads > AT_ONCE and not heads_fit(n_heads, width, self.kv_type):
+            pieces = (q[:, first : first + AT_ONCE] for first in range(0, n_heads, AT_ONCE))
+            return np.concatenate([self.attention(of, kv, counts, scores) for of in pieces], axis=1)
         if not heads_fit(n_heads // n_kv_heads, width, self.kv_type) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scores)
         q, out, sequences = contiguous(q), aligned(*q.shape), sequence_descriptors(kv.spans, counts, counts)
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
-            n_kv_heads, width, address(kv.store), layout.KV_TYPES[self.kv_type], slots, kv.page, kv.window or 0,
-            address(sequences), len(sequences),
+            n_kv_heads, width, address(kv.store), layout.KV_TYPES[self.kv_type], slots, n_arrays, kv.page,
+            kv.window or 0, address(sequences), len(sequences),
             layout.SEQ_NEW, scores.scale, scores.softcap or 0.0, sinks_address(scores, n_heads), parts, address(out),
         )  # fmt: skip
         return out
@@ -380,13 +385,16 @@ class CompiledBackend(SimdBackend):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
-        """Return the kernel parameters of a mixture, made once and kept; with `adds`, its kernel adds the residual."""
+        """Return the kernel parameters of a mixture, which are made once and kept.
+
+        With `adds`, the kernel adds the residual.
+        """
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
             linears = [*experts.dense, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
-            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
+            block = ExpertBlock(experts, norm, KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block
         return block
 
@@ -403,18 +411,32 @@ class CompiledBackend(SimdBackend):
             raise CannotCompileError("a norm that is too wide")
         if len(linears) > layout.MOST_MATRICES:
             raise CannotCompileError("too many matrices")
-        return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
+        return self._block(linears, norm, 0 if activation is None else KINDS[activation], post)
 
     # ---- states: short convolutions and delta rules ----
     # A state is read and written in its slots, without a copy.
 
     def sigmoid_gate(self, x: Native, gate: Native) -> Native:
-        if x.shape[1] % layout.LANES:
-            return super().sigmoid_gate(x, gate)
-        x, gate, out = strided_rows(x), strided_rows(gate), aligned(*x.shape)
+        return super().sigmoid_gate(x, gate) if x.shape[1] % layout.LANES else self._gate_rows(0, x, gate)
+
+    def gated(self, gate: Native, up: Native, gating: Gating) -> Native:
+        if up.shape[1] % layout.LANES:
+            return super().gated(gate, up, gating)
+        return self._gate_rows(KINDS[gating], up, gate)
+
+    def activate(self, x: Native, activation: Activation) -> Native:
+        if x.ndim != 2 or x.shape[1] % layout.LANES:
+            return super().activate(x, activation)
+        return self._gate_rows(KINDS[activation], None, x)
+
+    def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
+        """Return the gate (T, N) after the activation function of this number, 0 for the sigmoid, times x if given."""
+        gate, out = strided_rows(gate), aligned(*gate.shape)
+        x = None if x is None else strided_rows(x)
+        at, row = (0, 0) if x is None else (address(x), x.strides[0] // 4)
         self.run_entry(
-            self.library.sigmoid_gate, self.library.address("gate_span"), *x.shape, address(x), x.strides[0] // 4,
-            address(gate), gate.strides[0] // 4, address(out),
+            self.library.gate_rows, self.library.address("gate_span"), kind, *gate.shape, at, row, address(gate),
+            gate.strides[0] // 4, address(out),
         )  # fmt: skip
         return out
 
@@ -468,14 +490,18 @@ class CompiledBackend(SimdBackend):
         rule, found = net.rule, self._mixer_descriptors.get((net,))
         if found is None:
             found = self._mixer_descriptors[net,] = np.zeros(layout.DELTA_WIDTH, dtype=np.int64)
-            found[: layout.DELTA_VALUE_DIM + 1] = (
+            shared = rule.n_value_heads // rule.n_key_heads if rule.are_neighbors else 1
+            found[: layout.DELTA_SHARED + 1] = (
                 self.library.address("delta_head"), address(rule.rate), address(rule.dt_bias), rule.n_key_heads,
-                rule.key_dim, rule.n_value_heads, rule.value_dim,
+                rule.key_dim, rule.n_value_heads, rule.value_dim, shared,
             )  # fmt: skip
             write_norm(found[layout.DELTA_NORM :], net.norm)
         return address(found)
 
 
 def _is_multiplied_as_stored(weight: Weight) -> bool:
-    """Return whether the kernels have this type; F32 is copied, because the file may not align it."""
+    """Return whether the kernels multiply this type as stored.
+
+    F32 is copied, because it may not be aligned in the file.
+    """
     return is_format(weight.type.name.lower())

@@ -1,7 +1,7 @@
 """Descriptors of the compiled CPU kernels: int64 words with addresses, shapes and formats of their parameters.
 
-There are descriptors of blocks of matrices, norms and experts. Descriptors have addresses only, so the code that makes
-one keeps the arrays alive. The functions `*_fits` are the limits of the kernels.
+There are descriptors of blocks of matrices, norms and experts. A descriptor has only addresses, so the code that makes
+it keeps the arrays alive. The functions `*_fits` check the limits of the kernels.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlx_engine.backends.experts import Experts, Routing
-from mlx_engine.backends.parameters import Convolution, DeltaRule, LayerNorm, Linear, Norm, Scores
+from mlx_engine.backends.parameters import Convolution, DeltaRule, Gating, LayerNorm, Linear, Norm, Scores
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
 
-# The format of matrices that are not quantised, and of those that are expanded when they are loaded.
+# The format of matrices that are not quantised, or are expanded when they are loaded.
 FLOAT32 = "float32"
+
+# The numbers of activation functions in descriptors and steps.
+KINDS: dict[Gating, int] = {
+    "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
+    "clamped_swiglu": layout.CLAMPED_SWIGLU,
+}  # fmt: skip
 
 
 def address(array: np.ndarray) -> int:
@@ -111,14 +117,14 @@ class Block:
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
-        # A gate and its up matrix are multiplied in the same chunks, so both are quantised or neither is multiplied so.
-        # Quantising a group of tokens takes 29.5 bytes of scratch memory for each column.
+        # A gate and its up matrix are multiplied in the same chunks. So they are multiplied in fixed point only if both
+        # are quantised. Quantising a group of tokens takes 29.5 bytes of scratch memory for each column.
         fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
         if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
-        """Write what products in fixed point need: the panels of quantised matrices, and the tasks."""
+        """Write the words for products in fixed point: the panels of quantised matrices, and the tasks."""
         for matrix, row in zip(matrices, self._table(), strict=False):
             if matrix.format != FLOAT32:
                 row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
@@ -178,7 +184,7 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
 
 
 class ExpertBlock:
-    """A mixture of experts, encoded for the entry `run_experts`: with norm and residual after the sum, or without."""
+    """A mixture of experts for the entry `run_experts`, with or without a norm and a residual after the sum."""
 
     def __init__(
         self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True, fixed: bool = False

@@ -1,4 +1,4 @@
-"""Load the compiled CPU kernels, from the disk cache if they have been compiled before; say what is compiled."""
+"""Load the compiled CPU kernels, from the disk cache if they have been compiled before. Report what is compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 22
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
     """Return the kernels; None, with a warning, if they cannot be compiled or loaded here.
 
-    Those that `needs` names (`Settings`), and those of products in fixed point if `fixed`, are compiled at the same
+    The kernels in `needs` (see `Settings`), and with `fixed` those of products in fixed point, are compiled at the same
     time as those that every model needs.
     """
     try:
@@ -48,9 +48,11 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
 
 
 def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
-    """Load the kernels of these storage formats; those that have never been compiled are compiled at the same time.
+    """Load the kernels of these storage formats.
 
-    With `fixed`, load those of products in fixed point, too.
+    Kernels that have never been compiled are compiled, all at the same time.
+
+    With `fixed`, also load the kernels of products in fixed point.
 
     Raises:
         BackendUnavailableError: a format cannot be compiled.
@@ -69,7 +71,7 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
 
 
 def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
-    """Return the parts of the kernels that have these formats. float32, which is a format here, has no panels."""
+    """Return the parts of the kernels for these formats. float32 counts as a format here, but has no panels."""
     from mlx_engine.kernels.cpu.build.library import FIXED, FIXED_END
 
     names = sorted(formats)

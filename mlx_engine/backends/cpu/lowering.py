@@ -2,9 +2,8 @@
 
 `lower` runs the definition of the layers on a `Lowering` in place of a backend. Its public methods have the names and
 arguments of `Backend`'s operations: each emits a step of `kernels/cpu/program.py` and returns the `Place` of its
-result. If the kernels have no such step, the method raises CannotCompileError, and the layers run operation by
-operation. All intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step
-reads.
+result. If the kernels have no such step, the method raises CannotCompileError, and the layers run op by op. All
+intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step reads.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 
 from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.cpu.descriptors import (
+    KINDS,
     Block,
     ExpertBlock,
     address,
@@ -32,6 +32,7 @@ from mlx_engine.backends.parameters import (
     Array,
     Convolution,
     DeltaNet,
+    Gating,
     Linear,
     Norm,
     RMSNorm,
@@ -160,7 +161,7 @@ class Lowering:
         return x
 
     def _place(self, x: object) -> Place:
-        """Return the location of a value, or raise CannotCompileError for an array of the definition's own."""
+        """Return the location of a value. Raise CannotCompileError if the definition has made the array itself."""
         if not isinstance(x, Place):
             raise CannotCompileError("an operation on an array that no operation has returned")
         return x
@@ -404,12 +405,23 @@ class Lowering:
         return out
 
     def sigmoid_gate(self, x: Place, gate: Place) -> Place:
-        a, b = self._place(x), self._place(gate)
+        return self._gate(0, x, gate)
+
+    def gated(self, gate: Place, up: Place, gating: Gating) -> Place:
+        return self._gate(KINDS[gating], up, gate)
+
+    def activate(self, x: Place, activation: Activation) -> Place:
+        return self._gate(KINDS[activation], None, x)
+
+    def _gate(self, kind: int, x: Place | None, gate: Place) -> Place:
+        b = self._place(gate)
+        a = b if x is None else self._place(x)
         if (a.width, a.is_wanted) != (b.width, b.is_wanted) or a.width % layout.LANES:
             raise CannotCompileError("a gate of another shape, or of a width that the kernel does not support")
         out = self._new(a.width, a.is_wanted)
-        step = self._emit(layout.GATE, a.is_wanted, OUT=out.buffer, ROW_WIDTH=a.width)
-        self._read(step, layout.A_AT, a)
+        step = self._emit(layout.GATE, a.is_wanted, OUT=out.buffer, ROW_WIDTH=a.width, STEP_BLOCK=kind)
+        if x is not None:
+            self._read(step, layout.A_AT, a)
         self._read(step, layout.B_AT, b)
         return out
 
@@ -466,7 +478,8 @@ class Lowered:
         x: buffer of the input, the hidden states before the first layer.
         y: location of the result.
         floats: scratch floats per token, for all values.
-        inputs: K of the widest product, in whole vectors: packing needs so many floats for each token of the pass.
+        inputs: K of the widest product, rounded up to whole vectors: packing needs this many floats per token of the
+            pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
@@ -522,7 +535,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     )
 
 
-# The operations that have a step.
+# The operations for which the kernels have a step.
 LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 

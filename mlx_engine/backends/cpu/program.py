@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mlx_engine.backends.cpu.backend import CompiledBackend
 
 
-# What the steps of a program call, by its word, and the operation that calls it. The kernels of those with an operation
-# are compiled for models that have it.
+# By the word of a step: the kernel that it calls, and the operation that needs the kernel. Kernels with an operation
+# are compiled only for models that use the operation.
 _CALLED = {
     layout.ENTRY_PROJECT: ("project", None),
     layout.ENTRY_ATTEND: ("attend", None),
@@ -33,7 +33,7 @@ _CALLED = {
     layout.TASK_PUT_SPAN: ("put_span", None),
     layout.ENTRY_NORM_ADD: ("norm_add", None),
     layout.ENTRY_EXPERTS: ("run_experts", layout.EXPERTS),
-    layout.ENTRY_GATE: ("sigmoid_gate", layout.GATE),
+    layout.ENTRY_GATE: ("gate_rows", layout.GATE),
     layout.TASK_GATE: ("gate_span", layout.GATE),
     layout.ENTRY_CONVOLVE: ("short_conv", layout.CONVOLVE),
     layout.ENTRY_DELTA: ("delta_net", layout.DELTA),
@@ -151,8 +151,8 @@ class _Steps:
     def _calls(self, n: int) -> Iterator[tuple[int, int]]:
         """Yield the first step of each call of the kernels for n tokens, and the one after its last.
 
-        Ctrl-C waits for the end of a call, so steps over many tokens, which take long, get a call each. An exchange
-        between ranks is made between two calls.
+        Ctrl-C takes effect only at the end of a call. So each step over many tokens, which takes long, is a call of its
+        own. Exchanges between ranks are made between two calls.
         """
         first = 0
         for end in (*self._exchanges, len(self.words)):
@@ -196,7 +196,7 @@ def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
     """Return the number of partial results per head of attention: one for each query and block of keys.
 
-    With more than SMALL_BATCH queries there are none: each block's result is merged at once.
+    With more than SMALL_BATCH queries there are no partial results, because each block's result is merged at once.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0

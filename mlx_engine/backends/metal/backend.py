@@ -7,13 +7,13 @@ A layer takes seven launches for one token: norm with q, k and v; heads normed a
 attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
 two more launches, for the norms.
 
-A row of the result is bit-identical for any number of rows in the pass, and at any place among them. Every product with
-a float32 matrix, or one of a type that kernels read, sums over K in one order (`kernels/metal/products.h.metal`), and
-so does every RMSNorm of whole rows. Experts are multiplied by MLX, a row at a time. The operations that remain in MLX
-work on one element or one row: biases, layer norms, norms of heads, activations without a gate, the choice of experts.
-Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are
-within the tolerance but not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8
-columns; and kernels that the GPU refuses, which are replaced by MLX operations with a warning.
+A row of the result is bit-identical for any number of rows in the pass, and at any position among them. Products with a
+matrix of float32 or of a type that kernels read sum over K in one order (`kernels/metal/products.h.metal`), and so do
+RMS norms of whole rows. MLX multiplies experts, one row at a time. The other operations of MLX work on one element or
+one row: biases, layer norms, norms of heads, activations without a gate, the choice of experts. Attention sums over
+keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance
+but not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8 columns; and kernels
+that the GPU refuses, which are replaced by MLX operations with a warning.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ KEPT_PLACES = 3
 
 
 class MetalBackend(MlxBackend):
-    """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
+    """Matrices are split into quants and scales once, on load.
+
+    Queries are a view of (H, T, E); new keys and values are a `Half` each.
+    """
 
     fixes_bits = True
 
@@ -80,14 +83,14 @@ class MetalBackend(MlxBackend):
         return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Give matrices MLX's format for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
+        """Convert matrices to the format of `mx.gather_qmm`. Then the host need not wait for the router's choice."""
         return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
         return mlx_experts.multiply(x, linear.weights, ids, row_by_row=True)
 
     def warm_up(self, run: Callable[[], Native]) -> None:
-        """Compile, try and tune every kernel of decode now, and not while a user waits for a token."""
+        """Compile, try and tune every kernel of decode at once, so that no user waits for this."""
         with self.session():
             self.wait(run())
 
@@ -164,7 +167,7 @@ class MetalBackend(MlxBackend):
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
-        if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
+        if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD and len(kv.store) == 2:
             of = self._places_of(kv, counts)
             y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scores)
         return super().attention(q, kv, counts, scores) if y is None else y
@@ -179,7 +182,7 @@ class MetalBackend(MlxBackend):
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write keys and values in one update if they are the halves of one array."""
-        both = joined(k, v)
+        both = joined(k, v) if len(store) == 2 else None
         if both is None:
             return super().kv_write(store, slots, _whole(k), _whole(v))
         store[:, :, indices(slots)] = stored_rows(both, self.kv_type)

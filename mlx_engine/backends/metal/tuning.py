@@ -1,7 +1,9 @@
-"""Tune rows per lane and SIMD-groups per threadgroup: measured once per chip, kernel and shape, kept in a file.
+"""Tune rows per lane and SIMD-groups per threadgroup.
 
-Results are bit-identical for every tuning. The number of SIMD-groups that share a row is not tuned: it depends on the
-shape only.
+Tunings are measured once per chip, kernel and shape, and kept in a file.
+
+Results are bit-identical for every tuning. The number of SIMD-groups that share a row is not tuned, because it depends
+on the shape only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_engine.kernels import metal
-from mlx_engine.kernels.drafts import draft
+from mlx_engine.kernels.files import draft
 from mlx_engine.kernels.launch import ExecutorName
 from mlx_engine.kernels.metal.formats import LAYOUT_Q8_0 as Q8_0
 from mlx_engine.kernels.metal.layout import StoredMatrix
@@ -30,7 +32,7 @@ from mlx_engine.observe.log import LOGGER
 # Total bytes of the copies of a matrix; exceeds GPU caches, so every launch reads from memory.
 COLD_BYTES = 256 << 20
 ROUNDS = 5
-# The relative speedup over the default tuning that is taken for more than noise.
+# The relative speedup over the default tuning above which a difference counts as more than noise.
 MARGIN = 0.02
 
 
@@ -176,7 +178,10 @@ class Tuner:
 
 
 def tuner(executor: ExecutorName) -> Tuner | None:
-    """Return the tuner of this machine's GPU; None in the emulator, where speed means nothing, and if switched off."""
+    """Return the tuner of this machine's GPU.
+
+    Return None in the emulator, whose times mean nothing, and if tuning is off.
+    """
     if executor == "emulator" or os.environ.get(VARIABLE) == "off":
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
@@ -192,6 +197,6 @@ def identity(executor: ExecutorName, chip: str) -> str:
 
 
 def _described(matrix: StoredMatrix) -> str:
-    """Return type and shape. Q8_0 is not named: keys written before other types existed have no type."""
+    """Return type and shape. Q8_0 is left out, because keys written before other types existed have no type."""
     shape = "{} x {}".format(*matrix.shape)
     return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

@@ -1,7 +1,7 @@
 """The `metal` backend's own data types: stored matrices, and new keys and values in one array.
 
 A matrix is repacked once, when it is loaded, and never dequantised. The fallback, MLX's own product, reads the same
-quants; scales in MLX's format are made for each product and dropped.
+quants; it makes scales in MLX's format for each product.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SplitMatrix:
 def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
     """Return a matrix as it is stored; None if its type has no kernel.
 
-    Also None if a scale is infinite or NaN, where the order of products would matter.
+    Also None if a scale is infinite or NaN, because the result would then depend on the order of the products.
     """
     matrix = _repacked(weight)
     return SplitMatrix(matrix, kernels) if matrix is not None and _is_finite(matrix) else None
@@ -132,7 +132,7 @@ def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """The keys or the values of an array (2, G, T, E) that holds both; to models an array (T, G, E).
+    """The keys or the values in an array (2, G, T, E) that holds both. Models treat it as an array (T, G, E).
 
     Models pass keys and values as two arrays. With this type `kv_write` can still write both in one update.
     """

@@ -42,8 +42,8 @@ from mlx_engine.backends.parameters import (
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.quant import key_values
+from mlx_engine.quant.group_weight import in_mlx_order
 from mlx_engine.quant.groups import GroupType
-from mlx_engine.quant.regroup import in_mlx_order
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -81,7 +81,7 @@ class MlxBackend(Backend):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the stream. Arrays that are still unevaluated afterwards may be evaluated in another session."""
+        """Hold the stream. Arrays that are unevaluated at the end may be evaluated in another session."""
         with self.guard.held(), mx.stream(self._stream):
             yield
 
@@ -117,7 +117,7 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and share its memory if the device has no memory of its own.
 
-        Log-probabilities are read outside of sessions. The guard keeps also these threads out of MLX at exit.
+        Log-probabilities are read outside of sessions. At exit, the guard keeps these threads out of MLX, too.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
@@ -135,7 +135,7 @@ class MlxBackend(Backend):
         mx.eval(x)
 
     def all_sum(self, x: Native) -> Native:
-        """Leave the array on its device, and the sum, which is rounded once, to the evaluation of the graph."""
+        """Leave the array on its device. The sum is computed when the graph is evaluated, and rounded once."""
         if self.group is None:
             return x
         self._exchanged = self.group.sum(self._in_order(x.astype(mx.float32))).astype(x.dtype)
@@ -149,11 +149,14 @@ class MlxBackend(Backend):
         return self._exchanged
 
     def _in_order(self, x: mx.array) -> mx.array:
-        """Return x, which is evaluated after the exchange before: ranks whose orders differ would mix up messages."""
+        """Return x with a dependency on the previous exchange. Ranks with different orders would mix up messages."""
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        """Return rows of the table; only these rows are dequantised. A table in the file waits for the ids."""
+        """Return rows of the table; only these rows are dequantised.
+
+        If the table is still in the file, wait for the ids.
+        """
         if isinstance(table, Weight):
             return self.as_activations(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
         known = [i for i in ids if not isinstance(i, mx.array)]
@@ -209,7 +212,7 @@ class MlxBackend(Backend):
             if n:
                 first = kv.first_visible(span, n)
                 slots = indices(span.slots(first, span.length, kv.page))
-                keys, values = (expanded_rows(kv.store[i, None][:, :, slots], q.dtype) for i in (0, 1))
+                keys, values = (expanded_rows(kv.store[i, None][:, :, slots], q.dtype) for i in (0, -1))
                 sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)
                 mask = _mask(n, span.length - first, kv.window)
                 queries = q[end - n : end].transpose(1, 0, 2)[None]
@@ -277,6 +280,15 @@ class MlxBackend(Backend):
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
         return mlx_experts.multiply(x, linear.weights, ids, row_by_row=False)
 
+    def head_linear(self, x: Native, linear: ExpertLinear) -> Native:
+        n_tokens, n_heads, _ = x.shape
+        ids = mx.broadcast_to(mx.arange(n_heads), (n_tokens, n_heads))
+        y: Any = self.expert_linear(x[..., : linear.shape[1]].reshape(-1, linear.shape[1]), linear, ids)
+        return y.reshape(n_tokens, n_heads, linear.shape[0])
+
+    def join_heads(self, a: Native, b: Native) -> Native:
+        return mx.concatenate([a, b], axis=-1)
+
     def combine(self, y: Native, weights: Native) -> Native:
         return mlx_experts.combine(y, weights)
 
@@ -293,18 +305,19 @@ class MlxBackend(Backend):
         row = mlx_sampling.adjust(logits.squeeze(0), draw)
         return mx.argmax(row) if draw.sampling.is_greedy else mlx_sampling.draw(row, draw.sampling, draw.u, self._real)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Native:
         """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
-        self.guard.check()  # in a forked process MLX may wait for ever for a lock of a thread of the parent
+        self.guard.check()  # in a forked process MLX may wait forever for a lock that a thread of the parent held
         row = key_values.row_length(head_dim, self.kv_type)
         dtype = DTYPES.get(self.kv_type, mx.uint8)
-        return mx.zeros((2, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
+        return mx.zeros((n_arrays, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
         where = indices(slots)
         store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
-        store[1, :, where] = stored_rows(v.transpose(1, 0, 2), self.kv_type)
+        if len(store) == 2:
+            store[1, :, where] = stored_rows(v.transpose(1, 0, 2), self.kv_type)
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
@@ -371,8 +384,8 @@ class MlxBackend(Backend):
     def delta_rule(self, x: Native, beta: Native, step: Native, rule: DeltaRule, state: StateView) -> Native:
         q, k, v = split(x.astype(mx.float32), rule)
         beta, step = beta.astype(mx.float32), step.astype(mx.float32)
-        repeated = [1, rule.n_value_heads // rule.n_key_heads, 1]
-        q, k = (mx.tile(_unit(of), repeated) for of in (q, k))
+        heads = mx.array([rule.key_head(head) for head in range(rule.n_value_heads)])
+        q, k = (mx.take(_unit(of), heads, axis=1) for of in (q, k))
         q = q * rule.key_dim**-0.5
         decay = mx.exp(rule.rate * mx.logaddexp(step + rule.dt_bias, mx.array(0.0)))
         strength, outs = mx.sigmoid(beta), []
@@ -403,7 +416,8 @@ def stored_rows(x: Native, type_: str) -> Native:
     blocks = x.astype(mx.float32).reshape(*x.shape[:-1], -1, 32)
     scale = mx.max(mx.abs(blocks), axis=-1, keepdims=True) / 127
     products = blocks * mx.where(scale == 0, 0, 1 / scale)
-    # Halves are rounded away from zero. The largest float below a half: a half itself would round 0.49999997 up.
+    # Halves are rounded away from zero. This is the largest float below 0.5: adding 0.5 itself would round 0.49999997
+    # up.
     away = mx.where(products < 0, -0.49999997, 0.49999997)
     quants = mx.where(mx.isfinite(products), products + away, 0).astype(mx.int8)
     rows = mx.concatenate([scale.astype(mx.float16).view(mx.uint8), quants.view(mx.uint8)], axis=-1)

@@ -16,7 +16,7 @@ from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.mlx.weights import GroupMatrix, summed_in_float32
 from mlx_engine.backends.parameters import Linear
 
-# From this many rows on they are sorted, as in mlx-lm's SwitchGLU.
+# The number of rows from which on rows are sorted by expert, as in mlx-lm's SwitchGLU.
 MANY = 64
 
 
@@ -38,7 +38,7 @@ class FloatStack:
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return what `Stack.multiply` defines."""
-        given, matrices, _ = summed_in_float32(x, self.transposed)  # `mx.gather_mm` has float32 alone on the CPU
+        given, matrices, _ = summed_in_float32(x, self.transposed)  # on the CPU `mx.gather_mm` supports only float32
         return mx.gather_mm(given, matrices, rhs_indices=ids, sorted_indices=are_sorted).astype(x.dtype)
 
 
@@ -137,8 +137,8 @@ def _first(values: mx.array, n: int) -> mx.array:
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
     """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
 
-    With `row_by_row`, many rows are also sorted, so that caches hold an expert's matrix for all its rows, but each is
-    multiplied alone: the order of summation is that of a few rows.
+    With `row_by_row`, many rows are sorted, too, so that caches hold an expert's matrix for all its rows. But each row
+    is multiplied alone, so that the order of summation is the same as for a few rows.
     """
     each = ids.size // len(x)
     if ids.size < MANY:

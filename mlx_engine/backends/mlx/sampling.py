@@ -1,7 +1,8 @@
 """Sampling on the device: the algorithm of `sampling.py` in lazy MLX operations, so that the host need not wait.
 
 Ids may be ints or unevaluated arrays. Probabilities are float64 on the CPU, and float32 on a GPU, where MLX has no
-float64: there, a random number within rounding error of the border between two tokens may select the other token.
+float64: there, if the random number is within rounding error of the border between two tokens, the other token may be
+chosen.
 """
 
 from __future__ import annotations

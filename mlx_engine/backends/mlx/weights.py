@@ -1,10 +1,10 @@
 """Quantised matrices for MLX's own products: MLX's types, and Q8_0 repacked without changing its values.
 
 In MLX's affine format `weight = scale * quant + bias`, with unsigned quants. A signed byte q with its sign bit flipped
-is `q + 128`, so `scale = d` and `bias = -128 d` give `d * q`. Scales and biases are float32: in float16 the bias of a
-scale above 511.75 would overflow, and MLX would cast scales of a type other than the activations' for every product,
-which moves 20 bytes per group where float32 scales and biases have 8. With float16 or bfloat16 activations, scales and
-biases are rounded to that type, as in mlx-lm.
+is `q + 128`, so `scale = d` and `bias = -128 d` give `d * q`. Scales and biases are float32, for two reasons. In
+float16 the bias of a scale above 511.75 would overflow. And if the scales have another type than the activations, MLX
+casts them for every product, which moves 20 bytes per group in place of 8. With float16 or bfloat16 activations, scales
+and biases are rounded to that type, as in mlx-lm.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class GroupMatrix:
 
 
 def widened(x: mx.array) -> mx.array:
-    """Return floats as float32; the uint8 scales of the modes without biases stay."""
+    """Return floats as float32; the uint8 scales of the modes without biases are returned unchanged."""
     return x if x.dtype == mx.uint8 else x.astype(mx.float32)
 
 

@@ -38,7 +38,7 @@ TINY = 1e-6
 
 
 class ScalarBackend(Backend):
-    """Arrays are nested lists of Python floats. A KV store is a pair of lists: keys and values, by slot."""
+    """Arrays are nested lists of Python floats. A KV store has a list of keys and one of values, by slot."""
 
     name = "scalar"
 
@@ -69,7 +69,7 @@ class ScalarBackend(Backend):
         return [[_rotate(head, rope, p) for head in heads] for heads, p in zip(x, positions, strict=True)]
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        keys, values = kv.store
+        keys, values = kv.store[0], kv.store[-1]
         queries, out = iter(q), []
         for span, n in zip(kv.spans, counts, strict=True):
             for position in range(span.length - n, span.length):
@@ -146,6 +146,15 @@ class ScalarBackend(Backend):
         each = len(chosen) // len(x)
         return [self.linear([x[i // each]], linear.weights[e])[0] for i, e in enumerate(chosen)]
 
+    def head_linear(self, x: Native, linear: ExpertLinear) -> Native:
+        return [
+            [self.linear([head[: linear.shape[1]]], of)[0] for head, of in zip(heads, linear.weights, strict=True)]
+            for heads in x
+        ]
+
+    def join_heads(self, a: Native, b: Native) -> Native:
+        return [[p + q for p, q in zip(of_a, of_b, strict=True)] for of_a, of_b in zip(a, b, strict=True)]
+
     def combine(self, y: Native, weights: Native) -> Native:
         parts = iter(y)
         return [[dot(row, column) for column in zip(*(next(parts) for _ in row), strict=True)] for row in weights]
@@ -169,15 +178,15 @@ class ScalarBackend(Backend):
                 return i
         return max(kept)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
-        return ([None] * n_slots, [None] * n_slots)
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Native:
+        return tuple([None] * n_slots for _ in range(n_arrays))
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         if self.kv_type != "f32":
             k, v = (key_values.expanded(key_values.stored(self.host(x), self.kv_type), self.kv_type) for x in (k, v))
             k, v = k.tolist(), v.tolist()
         for t, slot in enumerate(slots):
-            store[0][slot], store[1][slot] = k[t], v[t]
+            store[0][slot], store[-1][slot] = k[t], v[t]
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
@@ -363,7 +372,7 @@ def _head(
 ) -> tuple[list[list[float]], list[float]]:
     """Return the next matrix (E, P) of a value head, and its output (P,)."""
     dim, width, keys = rule.key_dim, rule.value_dim, rule.n_key_heads * rule.key_dim
-    at, value_at = head % rule.n_key_heads * dim, 2 * keys + head * width
+    at, value_at = rule.key_head(head) * dim, 2 * keys + head * width
     q, k = _unit(row[at : at + dim]), _unit(row[keys + at : keys + at + dim])
     v = row[value_at : value_at + width]
     time = step + rule.dt_bias[head]

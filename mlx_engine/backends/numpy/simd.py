@@ -1,14 +1,19 @@
-"""`simd` in plain NumPy: one thread, BLAS for every product, and all matrices dequantised when they are loaded.
+"""`simd` and `parallel` in plain NumPy: BLAS for every product, and all matrices dequantised when they are loaded.
 
-This backend runs with `--no-jit` and on machines without Numba. It is also the reference for tests of `cpu/backend.py`.
+These backends run with `--no-jit` and on machines without Numba, and are the reference for tests of `cpu/backend.py`.
+`parallel` runs the products in chunks on a thread pool. BLAS runs on one thread in every chunk, and the chunks depend
+on shapes only, so results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -126,8 +131,8 @@ class SimdBackend(Backend):
             if n:
                 rows, first = slice(end - n, end), kv.first_visible(span, n)
                 seen = kv.store[:, :, span.slots(first, span.length, kv.page)]
-                keys, values = key_values.expanded(seen, self.kv_type)
-                y[rows] = self._attend(q[rows], keys, values, kv.window, scores)
+                expanded = key_values.expanded(seen, self.kv_type)
+                y[rows] = self._attend(q[rows], expanded[0], expanded[-1], kv.window, scores)
         return y
 
     def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
@@ -221,6 +226,15 @@ class SimdBackend(Backend):
             y[rows] = self.linear(x[rows // each], linear.weights[e])
         return y
 
+    def head_linear(self, x: Native, linear: ExpertLinear) -> Native:
+        y = np.empty((*x.shape[:2], linear.shape[0]), dtype=np.float32)
+        for h, of in enumerate(linear.weights):
+            y[:, h] = self.linear(np.ascontiguousarray(x[:, h, : linear.shape[1]]), of)
+        return y
+
+    def join_heads(self, a: Native, b: Native) -> Native:
+        return np.concatenate((a, b), axis=-1)
+
     def combine(self, y: Native, weights: Native) -> Native:
         y = y.reshape(*weights.shape, -1)
         total = weights[:, 0, None] * y[:, 0]
@@ -240,14 +254,14 @@ class SimdBackend(Backend):
             return int(np.argmax(row))
         return definition.draw(definition.probabilities(row, draw.sampling), draw.u)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Native:
         """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""
         row = key_values.row_length(head_dim, self.kv_type)
-        return np.empty((2, n_kv_heads, n_slots, row), dtype=key_values.DTYPES[self.kv_type])
+        return np.empty((n_arrays, n_kv_heads, n_slots, row), dtype=key_values.DTYPES[self.kv_type])
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         where = in_order(slots)
-        for of, x in zip(store, (k, v), strict=True):
+        for of, x in zip(store, (k, v)[: len(store)], strict=True):
             of[:, where] = key_values.stored(x, self.kv_type).transpose(1, 0, 2)
         return store
 
@@ -297,7 +311,7 @@ class SimdBackend(Backend):
     def delta_rule(self, x: Native, beta: Native, step: Native, rule: DeltaRule, state: StateView) -> Native:
         q, k, v = split(x, rule)
         q, k = _unit(q) * np.float32(rule.key_dim**-0.5), _unit(k)
-        heads = np.arange(rule.n_value_heads) % rule.n_key_heads
+        heads = [rule.key_head(head) for head in range(rule.n_value_heads)]
         decay = np.exp(rule.rate * np.logaddexp(np.float32(0), step + rule.dt_bias))
         strength, y = self.sigmoid(beta), np.empty_like(v)
         for first, n, source, target in state.runs.tolist():
@@ -379,3 +393,60 @@ def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
     kept = np.zeros(sums.shape, dtype=bool)
     np.put_along_axis(kept, np.argsort(-sums, axis=-1, kind="stable")[:, :k], True, axis=1)
     return np.where(kept[..., None], groups, np.float32(-np.inf)).reshape(ranked.shape)
+
+
+# Multiplications per chunk, at least. Submitting a chunk costs about 50 microseconds, in which one core does a few
+# million multiplications.
+WORTHWHILE = 4_000_000
+# The largest number of chunks per product. More chunks would balance the threads better and cost more to submit.
+CHUNKS = 16
+
+
+class ParallelBackend(SimdBackend):
+    """NumPy on `threads` threads."""
+
+    name = "parallel"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self.threads = threads
+        self._start()
+
+    def _start(self) -> None:
+        self._executor, self._process = ThreadPoolExecutor(self.threads, thread_name_prefix="mlx_engine"), os.getpid()
+
+    def linear(self, x: Native, linear: Linear) -> Native:
+        """Each chunk multiplies some rows of the weight and writes the same columns of the result."""
+        w = linear.weight
+        y = np.empty((len(x), len(w)), dtype=np.float32)
+
+        def multiply(first: int, last: int) -> None:
+            np.matmul(x, w[first:last].T, out=y[:, first:last])
+
+        self._run(multiply, len(w), x.size * len(w))
+        return y if linear.bias is None else y + linear.bias
+
+    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
+        """Each chunk computes some KV heads."""
+        n_kv_heads, group = len(keys), q.shape[1] // len(keys)
+        y = np.empty_like(q)
+
+        def attend(first: int, last: int) -> None:
+            heads, attend_to = slice(first * group, last * group), super(ParallelBackend, self)._attend
+            own = of if of.sinks is None else replace(of, sinks=of.sinks[heads])
+            y[:, heads] = attend_to(q[:, heads], keys[first:last], values[first:last], window, own)
+
+        self._run(attend, n_kv_heads, q.size * keys.shape[1])
+        return y
+
+    def _run(self, work: Callable[[int, int], None], n: int, multiplications: int) -> None:
+        """Call `work(first, last)` for all of [0, n), in chunks if there are enough multiplications."""
+        n_chunks = min(n, CHUNKS, multiplications // WORTHWHILE)
+        if n_chunks < 2:
+            return work(0, n)
+        if self._process != os.getpid():  # a forked process has none of its parent's threads
+            self._start()
+        edges = [n * i // n_chunks for i in range(n_chunks + 1)]
+        # `list` waits for every chunk, and raises the exception of a chunk that failed.
+        list(self._executor.map(work, edges[:-1], edges[1:]))
+        return None

@@ -16,12 +16,20 @@ from mlx_engine.backends import EXACT, types_of
 from mlx_engine.backends.costs import nbytes_of, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.profiled import role_of
-from mlx_engine.bench.bottlenecks.against import KIND
+from mlx_engine.bench.bottlenecks.analysis import (
+    Clock,
+    Round,
+    kinds,
+    measure,
+    phase,
+    phases,
+    profiling_overhead,
+    spread,
+)
 from mlx_engine.bench.bottlenecks.analysis import Limits as Reached
-from mlx_engine.bench.bottlenecks.analysis import kinds, phase, phases, profiling_overhead, spread
 from mlx_engine.bench.bottlenecks.page import command
-from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import check
+from mlx_engine.bench.compare import KIND
 from mlx_engine.bench.origin import OtherProcesses, describe, fields, origin
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
@@ -31,6 +39,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load, open_source
 from mlx_engine.loop.memory import linears
+from mlx_engine.options import OFF
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
 
@@ -148,7 +157,7 @@ def report(
         "allow_settings": settings.allow_settings,
         **settings.conversion.options(),
     }
-    how |= {"activations": settings.activations, "kv_type": settings.kv_type}
+    how |= {"activations": settings.activations, "kv_type": settings.kv_type, "speculate": OFF}
     check(settings.test, open_source(path, settings.backend, **how))
     engine, phases = loaded(lambda: load(path, settings.backend, **how))
     checkpoint = open_model(path, settings.allow_settings)

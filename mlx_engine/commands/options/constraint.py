@@ -15,7 +15,7 @@ from mlx_engine.commands.options.groups import RARE
 from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError
 
-# The beginning of a grammar. Names of files do not begin so: a drive letter is before a slash.
+# The beginning of a grammar. No path begins like this: after a drive letter comes a slash.
 RULE = re.compile(r"\s*[\w?!]+\s*:(?![/\\])")
 
 

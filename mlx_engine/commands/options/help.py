@@ -1,4 +1,4 @@
-"""The help of the command line: options in titled panels, those that few people need with `--help-all` alone."""
+"""The help of the command line: options in titled panels. `--help-all` also lists the options that few people need."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Group(TyperGroup):
     summaries: ClassVar[dict[str, str]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if no command is given: typer relies on `format_help` to print, which here only writes."""
+        """Print the help if no command is given, because `format_help` here only writes to the formatter."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(2)

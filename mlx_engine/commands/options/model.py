@@ -15,12 +15,14 @@ import typer
 from mlx_engine.commands.console import notice
 from mlx_engine.commands.options.groups import RARE
 from mlx_engine.commands.values import bytes_of
-from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
+from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.weights.conversion import Conversion
 
+# The size of the files in --prefix-dir without --prefix-disk.
+DISK = "20GiB"
 # The title of the panel: the first sentence of the groups below.
 MODEL_PANEL = "Model and backend"
 
@@ -69,7 +71,28 @@ Speculate: TypeAlias = Annotated[
     typer.Option(
         "--speculate",
         metavar="HOW",
-        help="off, lookup or auto: check tokens of earlier text, several in one pass; answers are the same.",
+        help="off, lookup, draft, mtp or auto: check guessed tokens, several in one pass; answers are the same.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
+]
+Draft: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="A small model with the same vocabulary that proposes tokens.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+    RARE,
+]
+AdapterPaths: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="[NAME=]PATH",
+        help="Folder of a LoRA adapter, of PEFT or mlx-lm. Several may be given to a server, which has a model "
+        "MODEL:NAME for each; elsewhere the first is used.",
         rich_help_panel=MODEL_PANEL,
     ),
     RARE,
@@ -267,18 +290,26 @@ class PrefixOptions:
         ),
     ] = None
     prefix_disk: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--prefix-disk",
             metavar="SIZE",
+            show_default=DISK,
             help="Let the files in --prefix-dir take at most this; the least recently used are removed.",
         ),
         RARE,
-    ] = "20GiB"
+    ] = None
 
     def check(self) -> None:
-        """Check the size; raise OptionError if it is none."""
-        bytes_of("--prefix-disk", self.prefix_disk)
+        """Check the size.
+
+        Raises:
+            OptionError: it is no size, or there is no --prefix-dir to which it applies.
+        """
+        if self.prefix_disk is not None:
+            bytes_of("--prefix-disk", self.prefix_disk)
+            given, message = self.prefix_dir is not None, "--prefix-disk needs --prefix-dir"
+            require(given, option="--prefix-disk", expected="--prefix-dir", found=self.prefix_disk, message=message)
 
     def use(self, engine: Engine) -> None:
         """Have an engine keep prefixes.
@@ -287,4 +318,4 @@ class PrefixOptions:
             OptionError: the engine cannot.
         """
         if self.prefix_dir is not None:
-            engine.keep_prefixes(self.prefix_dir, bytes_of("--prefix-disk", self.prefix_disk))
+            engine.keep_prefixes(self.prefix_dir, bytes_of("--prefix-disk", self.prefix_disk or DISK))

@@ -45,7 +45,7 @@ class ShardOptions:
 
     @contextmanager
     def joined(self) -> Iterator[Shard | None]:
-        """Yield what this rank shares with the others, or None without --shard; at the end, end all ranks.
+        """Yield the `Shard` of this rank, or None without --shard. At the end, end all ranks.
 
         Raises:
             OptionError: an option is invalid, or the process was not started by `mlx.launch`.
@@ -81,15 +81,15 @@ class ShardOptions:
 
 
 def described(error: BaseException) -> str:
-    """Return an error of a rank in one line; an error that is a bug has its type."""
+    """Return an error of a rank on one line. The line of a bug begins with the type of the error."""
     if isinstance(error, MemoryError):
         error = out_of_memory("memory", error)
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 def is_of_one_rank(error: BaseException) -> bool:
-    """Return whether an error is that of a rank without memory, or a bug: its message does not say which rank."""
-    if isinstance(error, OSError) and error.errno is not None:  # of a file, or of stdout
+    """Return whether an error is a lack of memory or a bug, whose message does not name the rank."""
+    if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(
         error, EngineError | typer.Exit | SystemExit | KeyboardInterrupt
@@ -108,7 +108,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def follow(source: str, backend: str, shard: Shard, options: Mapping[str, Any]) -> None:
-    """Run this rank's part of what rank 0 does, silently. The options are those of `load`."""
+    """Run this rank's part of the passes of rank 0, without output. The options are those of `load`."""
     from mlx_engine.engine import open_source
 
     open_source(source, backend, shard=shard, **options).follow()

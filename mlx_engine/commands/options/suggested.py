@@ -1,4 +1,4 @@
-"""The sampling of `generate` and `chat`: what a model's files suggest, and options that have no effect."""
+"""The sampling of `generate` and `chat`: the options that a model's files suggest, and options that have no effect."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
     """Return a hint if the model's files suggest another sampling than the default, and --temp was not given."""
     try:
         suggested = checked(opened.path, opened.checkpoint.metadata)
-    except EngineError:  # a file that is not used must not end a run
+    except EngineError:  # a damaged file whose suggestions are not used must not end a run
         return []
     if _is_given(invocation, "temperature") or Sampling(**suggested.values) == Sampling():
         return []
@@ -68,7 +68,7 @@ def without_effect(given: Sampling, used: Sampling) -> list[str]:
 
     Args:
         given: the options of the command line.
-        used: the same with what the model's files suggest.
+        used: the options of the command line with the suggestions of the model's files.
     """
     flags = flags_given(given)
     idle = [flags[name] for name in IDLE_IF_GREEDY if name in flags]

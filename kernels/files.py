@@ -1,0 +1,149 @@
+"""Files that this package writes: drafts, and the cache folder of compiled kernels.
+
+A draft is a file or folder that is written next to its place and moved there when it is complete. The process that
+writes a draft holds a lock on it, which ends with the process, however the process ends. A draft that can be locked was
+left by a dead process: the next process that writes to the same folder removes it. File systems without locks keep
+their drafts. A process number in the name would not do: numbers are used again, and differ in containers.
+
+The files of the cache folder are executed, so other users must not be able to write them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+ENDING = ".mlx_engine.part"
+
+
+@contextlib.contextmanager
+def draft(target: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """Provide an empty hidden file or folder beside `target`, for the caller to fill and to move to `target`.
+
+    What is still there at the end is removed. Drafts that dead processes have left in the same folder are removed
+    first.
+
+    Raises:
+        OSError: the draft cannot be created.
+    """
+    remove_dead(target.parent)
+    path, lock = _created(target, is_folder)
+    try:
+        yield path
+    finally:
+        _remove(path)
+        os.close(lock)
+
+
+def remove_dead(folder: Path) -> None:
+    """Remove the drafts that dead processes have left in a folder; those of living processes are locked."""
+    for path in drafts_in(folder):
+        with contextlib.suppress(OSError):
+            # Something else of such a name must not block.
+            lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                if _locked(lock):
+                    _remove(path)
+            finally:
+                os.close(lock)
+
+
+def drafts_in(folder: Path) -> list[Path]:
+    """Return the drafts in a folder, also those that are being written."""
+    try:
+        return sorted(path for path in folder.glob(f".*{ENDING}") if not path.is_symlink())
+    except OSError:
+        return []
+
+
+def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
+    """Create a draft; return its path and the descriptor that holds its lock."""
+    while True:
+        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{ENDING}")
+        if is_folder:
+            path.mkdir()
+            try:
+                lock = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:  # another process has taken it for a dead one already
+                continue
+        else:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        _locked(lock)
+        # Between creation and lock another process may have taken the draft for a dead one.
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(lock).st_ino:
+                return path, lock
+        os.close(lock)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file or a folder; return whether this was possible."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def cache_folder(name: str, *, given: str | None = None) -> Path:
+    """Return the first folder that only this user can write: `given`, `name` in the user's cache, a temporary one."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    return _first(name, home, given)
+
+
+@cache
+def _first(name: str, home: str, given: str | None) -> Path:
+    ours = next(filter(_is_ours, _candidates(name, home, given)), None)
+    if ours is None:
+        ours = Path(tempfile.mkdtemp(prefix=f"mlx_engine-{name}-"))
+        atexit.register(shutil.rmtree, ours, ignore_errors=True)
+    return ours
+
+
+def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
+    if given:
+        yield Path(given)
+    if Path(home).is_absolute():  # else there is no known home
+        yield Path(home) / "mlx_engine" / name
+    # A fixed name, so that a later process finds the compiled files. Some systems have no temporary folder.
+    yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether only this user can write the folder and owns it; create it if needed."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            found = folder.lstat()
+    except OSError:
+        return False
+    if not hasattr(os, "getuid"):
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022

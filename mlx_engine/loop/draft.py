@@ -1,0 +1,203 @@
+"""A draft model: a small model with the same vocabulary proposes the tokens that it would choose itself.
+
+It has a pool of its own. For each sequence it keeps the keys and values of the settled ids, and those of the ids that
+it has proposed: these are pending until the ids of the answer are known, and are then committed or rolled back. So
+models with states work, too. All sequences that ask share the passes of the draft model: one for the first proposed
+token, which also reads the ids that have followed, and one for each further token.
+
+The draft model draws with the random numbers of the answer, so at a temperature it proposes what the large model is
+most likely to draw. Without memory for a sequence it proposes nothing for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mlx_engine.backends.parameters import Array, Token
+from mlx_engine.cache import KVPool, KVSequence, SequenceInput, begin
+from mlx_engine.cache.prefix import PrefixCache
+from mlx_engine.errors import CacheFullError, OptionError
+from mlx_engine.loop.forward import wanted_logits
+from mlx_engine.loop.request import Sequence
+from mlx_engine.loop.speculation import MOST_ROWS, PassCosts
+from mlx_engine.options import DRAFT
+from mlx_engine.tokenizer import Tokenizer
+from mlx_engine.weights.model import Model
+
+# The most tokens that are proposed for a sequence at once, and the states that a pool keeps for them.
+MOST = 8
+
+
+def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+    """Compare the tokens of two models, id by id. Either may have further ids without a text, which pad its table.
+
+    Raises:
+        OptionError: an id stands for different tokens; the message names the first one.
+    """
+    pieces = [tokenizer.pieces() for tokenizer in (target, draft)]
+    n = max(map(len, pieces))
+    for i, (one, other) in enumerate(zip(*(of + [b""] * (n - len(of)) for of in pieces), strict=True)):
+        if one != other:
+            message = (
+                f"draft must have the model's vocabulary: token {i:,} is {_shown(one)} in {target.where} and "
+                f"{_shown(other)} in {draft.where}; choose a smaller model of the same family"
+            )
+            raise OptionError(message, option="draft", expected=_shown(one), found=_shown(other))
+
+
+def _shown(piece: bytes) -> str:
+    return repr(piece.decode(errors="backslashreplace")) if piece else "no token"
+
+
+@dataclass(eq=False)
+class _Held:
+    """What the draft model holds of a sequence: its keys and values, and the ids of the pending ones."""
+
+    kv: KVSequence
+    pending: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """The drafter of all sequences of a scheduler.
+
+    Attributes:
+        model: the draft model.
+        pool: its keys and values.
+        prefix: keeps those of earlier sequences.
+    """
+
+    name, most, n_hidden = DRAFT, MOST, 0
+
+    def __init__(
+        self,
+        model: Model,
+        pool: KVPool,
+        share: float,
+        *,
+        whole_pages: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make a drafter.
+
+        Args:
+            model: the draft model.
+            pool: keys and values for as many sequences as the scheduler has slots, and a state for each proposed token.
+            share: its parameters over those of the large model.
+            whole_pages: reuse only whole pages of earlier sequences, as `PrefixCache` does.
+            clock: read for the times of passes.
+        """
+        self.model, self.pool, self.share, self._clock = model, pool, share, clock
+        self.prefix, self.costs = PrefixCache(pool, whole_pages=whole_pages), PassCosts()
+        self._held: dict[Sequence, _Held] = {}
+
+    def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
+        """Return the ids that the draft model chooses after the settled ids: see `PassDrafter`."""
+        found: dict[Sequence, list[Token]] = {}
+        inputs: dict[Sequence, SequenceInput] = {}
+        for sequence, n in wanted.items():
+            part = self._next(sequence, budget)
+            if part is not None:
+                budget -= len(part.ids)
+                inputs[sequence] = part
+                found.update({sequence: []} if n and part.wanted else {})
+        self._run(inputs, found)
+        for sequence in inputs:
+            self._keep(sequence, len(inputs[sequence].ids))
+        for k in range(1, max(wanted.values(), default=0)):
+            more = {one: self._held[one].kv for one, ids in found.items() if len(ids) == k < wanted[one]}
+            parts = {
+                one: SequenceInput(found[one][-1:], kv, each=True)
+                for one, kv in more.items()
+                if kv.length + kv.pending < kv.capacity
+            }
+            self._run(parts, found)
+        token_id = self.model.backend.token_id
+        proposals = {one: [token_id(token) for token in ids] for one, ids in found.items()}
+        for sequence, ids in proposals.items():
+            held = self._held[sequence]
+            held.pending = ids[: held.kv.pending]
+        return proposals
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the pages of a sequence, apart from those that the prefix cache keeps."""
+        held = self._held.pop(sequence, None)
+        if held is None:
+            return
+        self._settle(held, sequence.ids)
+        self.prefix.insert(sequence.ids[: held.kv.length], held.kv)
+        held.kv.close()
+
+    def _next(self, sequence: Sequence, budget: int) -> SequenceInput | None:
+        """Return the settled ids that the draft model runs next; None if it can propose nothing for the sequence."""
+        ids, held = sequence.ids, self._held.get(sequence)
+        config = self.model.config
+        if held is None:
+            longest = min(int(config.context_length), self.pool.n_tokens, sequence.request.longest + MOST)
+            held = self._held[sequence] = _Held(self.pool.sequence(longest))
+            self.prefix.attach(held.kv, ids[:-1])
+        self._settle(held, ids)
+        new = ids[held.kv.length : held.kv.length + budget]
+        is_too_long = held.kv.length + len(new) > held.kv.capacity
+        if not new or is_too_long or max(new) >= int(config.vocab_size):
+            return None
+        return SequenceInput(new, held.kv, wanted=int(held.kv.length + len(new) == len(ids)))
+
+    @staticmethod
+    def _settle(held: _Held, ids: abc.Sequence[int]) -> None:
+        """Commit the pending ids that are those of the answer, and roll back the others. The last id stays unread."""
+        kv, n = held.kv, 0
+        following = ids[kv.length : len(ids) - 1]
+        while n < min(len(held.pending), len(following)) and held.pending[n] == following[n]:
+            n += 1
+        kv.roll_back(kv.pending - n)
+        kv.commit(n)
+        held.pending = []
+
+    def _keep(self, sequence: Sequence, n: int) -> None:
+        """Commit the n settled ids that a pass has run; keep a prompt for others and for forks."""
+        kv = self._held[sequence].kv
+        kv.commit(kv.pending)
+        if n > MOST + 1:
+            self.prefix.insert(sequence.ids[: kv.length], kv)
+
+    def _run(self, inputs: dict[Sequence, SequenceInput], found: dict[Sequence, list[Token]]) -> None:
+        """Run a pass, and append the chosen token to each list. Sequences without room are removed from both."""
+        batch = None
+        while inputs and batch is None:
+            try:
+                batch = begin(list(inputs.values()))
+            except CacheFullError:
+                last, _ = inputs.popitem()
+                if not found.get(last, True):
+                    del found[last]
+        if batch is None:
+            return
+        began, asking = self._clock(), [one for one, part in inputs.items() if part.wanted]
+        try:
+            logits = self.model.forward(batch)
+            if asking:
+                self._choose(asking, wanted_logits(logits), found)
+            else:
+                self.model.backend.wait(self.pool.stores.arrays)
+        except BaseException:
+            batch.roll_back()
+            raise
+        if len(batch.positions) <= MOST_ROWS and len(asking) == len(inputs):
+            self.costs.add(len(inputs), self._clock() - began)
+
+    def _choose(self, asking: abc.Sequence[Sequence], logits: Array, found: dict[Sequence, list[Token]]) -> None:
+        """Append the chosen token of each sequence to its list; remove sequences whose logits are not finite."""
+        be, n_vocabulary = self.model.backend, int(self.model.config.vocab_size)
+        bad = be.bad_rows(logits, be.row_sums(logits))
+        for row in bad:
+            del found[asking[row]]
+        rows = [row for row in range(len(asking)) if row not in bad]
+        if bad and rows:
+            logits = be.take(logits, tuple(rows))
+        asking = [asking[row] for row in rows]
+        tokens = be.choose(logits, [one.sampler.guess(found[one], n_vocabulary) for one in asking]) if asking else []
+        for one, token in zip(asking, tokens, strict=True):
+            found[one].append(token)

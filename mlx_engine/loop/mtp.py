@@ -1,0 +1,153 @@
+"""Multi-token prediction: a further layer of the model, trained for it, proposes the tokens after the next one.
+
+The layer reads a token and the model's hidden state of the token before. It has keys and values of its own, in a pool
+of its own, of the last tokens of a sequence: at most `READ` of a prompt, and of an answer those since the layer last
+read without a gap. Fewer tokens make proposals worse, never answers. For further tokens at once the layer reads its own
+hidden state and the token that it has proposed; their keys and values are rolled back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlx_engine.backends.parameters import Token
+from mlx_engine.cache import KVPool, KVSequence, SequenceInput, begin
+from mlx_engine.errors import CacheFullError
+from mlx_engine.loop.request import Sequence
+from mlx_engine.loop.speculation import MOST_ROWS, PassCosts
+from mlx_engine.options import MTP
+from mlx_engine.weights.model import ExtraLayer, Model
+
+# The last tokens of a prompt that the layer reads, and the most tokens that are proposed for a sequence at once.
+READ, MOST = 256, 3
+
+
+@dataclass(eq=False)
+class _Held:
+    """The keys and values of a sequence in the layer, and the position of the first of them."""
+
+    kv: KVSequence
+    start: int = 0
+
+
+class NextTokens:
+    """The drafter of all sequences of a scheduler.
+
+    Attributes:
+        pool: the layer's keys and values.
+    """
+
+    name, most, n_hidden = MTP, MOST, READ
+
+    def __init__(
+        self,
+        model: Model,
+        layer: ExtraLayer,
+        pool: KVPool,
+        share: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make a drafter; `share` is the time of the layer and the head over that of a pass, before it is measured."""
+        self.pool, self.share, self._clock = pool, share, clock
+        self._backend, self._layer, self.costs = model.backend, layer, PassCosts()
+        self._held: dict[Sequence, _Held] = {}
+
+    def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
+        """Return the ids that the layer predicts after the settled ids: see `PassDrafter`."""
+        be, found = self._backend, dict[Sequence, list[Token]]()
+        inputs: dict[Sequence, SequenceInput] = {}
+        hidden: dict[Sequence, np.ndarray] = {}
+        for sequence in wanted:
+            part = self._next(sequence)
+            if part is not None:
+                inputs[sequence], hidden[sequence] = part
+                found[sequence] = []
+        states = self._run(inputs, hidden, found)
+        for sequence in states:
+            kv = self._held[sequence].kv
+            kv.commit(kv.pending)
+            sequence.hidden.clear()
+        for k in range(1, max(wanted.values(), default=0)):
+            parts = {
+                one: SequenceInput(found[one][-1:], self._held[one].kv)
+                for one in states
+                if len(found.get(one, ())) == k < wanted[one] and _has_room(self._held[one].kv, 1)
+            }
+            states = self._run(parts, states, found)
+        for sequence in found:
+            self._held[sequence].kv.roll_back(self._held[sequence].kv.pending)
+        return {one: [be.token_id(token) for token in ids] for one, ids in found.items() if ids}
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the pages of a sequence."""
+        sequence.hidden.clear()
+        held = self._held.pop(sequence, None)
+        if held is not None:
+            held.kv.roll_back(held.kv.pending)
+            held.kv.close()
+
+    def _next(self, sequence: Sequence) -> tuple[SequenceInput, np.ndarray] | None:
+        """Return the tokens whose hidden states have not been read, and these states; None if there are none."""
+        ids, pieces = sequence.ids, list[np.ndarray]()
+        first = end = len(ids) - 1  # the last id has not been run
+        for start, rows in reversed(sequence.hidden):  # those without a gap before the last id
+            if start + len(rows) != first:
+                break
+            pieces.insert(0, rows)
+            first = start
+        if not pieces:
+            return None
+        rows, held = np.concatenate(pieces), self._held.get(sequence)
+        if held is None:
+            held = self._held[sequence] = _Held(self.pool.sequence())
+        if held.start + held.kv.length != first:
+            held.kv.close()
+        if not held.kv.length:
+            first = held.start = max(first, end - READ)
+            rows = rows[first - end :]
+        if not _has_room(held.kv, end - first):
+            return None
+        return SequenceInput(ids[first + 1 :], held.kv), rows
+
+    def _run(
+        self, inputs: dict[Sequence, SequenceInput], hidden: Mapping[Sequence, np.ndarray],
+        found: dict[Sequence, list[Token]],
+    ) -> dict[Sequence, np.ndarray]:  # fmt: skip
+        """Run a pass, append the chosen token to each list, and return the hidden state (1, D) of each sequence."""
+        batch = None
+        while inputs and batch is None:
+            try:
+                batch = begin(list(inputs.values()))
+            except CacheFullError:
+                last, _ = inputs.popitem()
+                if not found.get(last, True):
+                    del found[last]
+                    self.release(last)  # it begins again with later tokens
+        if batch is None:
+            return {}
+        be, began, asking = self._backend, self._clock(), list(inputs)
+        try:
+            logits, states = self._layer.forward(batch, be.array(np.concatenate([hidden[one] for one in asking])))
+            bad = be.bad_rows(logits, be.row_sums(logits))
+            rows = [row for row in range(len(asking)) if row not in bad]
+            n = self._layer.n_vocabulary
+            draws = [asking[row].sampler.guess(found[asking[row]], n) for row in rows]
+            chosen = be.choose(be.take(logits, tuple(rows)) if bad else logits, draws) if rows else []
+            of_rows = be.host(states)
+        except BaseException:
+            batch.roll_back()
+            raise
+        for row, token in zip(rows, chosen, strict=True):
+            found[asking[row]].append(token)
+        if len(batch.positions) <= MOST_ROWS:
+            self.costs.add(len(asking), self._clock() - began)
+        return {one: of_rows[row : row + 1] for row, one in enumerate(asking)}
+
+
+def _has_room(kv: KVSequence, n: int) -> bool:
+    return kv.length + kv.pending + n <= kv.capacity

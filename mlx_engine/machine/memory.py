@@ -1,0 +1,213 @@
+"""Free memory, usable cores, and the memory pages of mapped files.
+
+Cores and free memory are those of the machine, within the limits of its container. Pages of weights are read ahead of
+the first pass, and released when the weights have been converted. A page fault on a mapped file also maps neighbouring
+pages from the page cache, up to 2 MiB on Linux. A rank that reads half of the rows of a matrix would have two thirds to
+three quarters of the matrix resident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlx_engine.observe import log
+
+# The names of the limit, of the bytes in use, and of the bytes in use that the system can free at any time.
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
+}
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that this process can take now: the free memory, within the limits of its control groups."""
+    import psutil  # imported here: it takes 10 ms
+
+    return max(0, min([int(psutil.virtual_memory().available), *_left(root)]))
+
+
+def give_back_freed() -> None:
+    """Return memory to the system that glibc keeps after it was freed."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _left(root: Path) -> Iterator[int]:
+    """Yield the bytes that are left in each control group with a limit."""
+    for group in groups_of(root, "memory"):
+        left = _left_in(group)
+        if left is not None:
+            yield left
+
+
+def _left_in(group: Group) -> int | None:
+    limit, used, freed = _FILES[group.version]
+    try:
+        left = int((group.folder / limit).read_text()) - int((group.folder / used).read_text())
+    except (OSError, ValueError):  # also "max": no limit
+        return None
+    try:
+        rows = [line.split() for line in (group.folder / "memory.stat").read_text().splitlines()]
+        return left + sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in freed)
+    except (OSError, ValueError):
+        return left
+
+
+class Group(NamedTuple):
+    """A folder with limits of this process, and the cgroup version, 1 or 2."""
+
+    version: int
+    folder: Path
+
+
+def groups_of(root: Path, controller: str) -> Iterator[Group]:
+    """Yield each control group that may limit this process by a controller, such as "cpu" or "memory"."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    groups = root / "sys/fs/cgroup"
+    for line in lines:
+        _, *rest = line.split(":", 2)
+        if len(rest) != 2:
+            continue
+        controllers, inside = rest[0], rest[1].strip("/")
+        if not controllers:  # version 2: one tree, and every folder up to its root may set a limit
+            parts = Path(inside).parts
+            for n in range(len(parts), -1, -1):
+                yield Group(2, groups.joinpath(*parts[:n]))
+        elif controller in controllers.split(","):
+            yield Group(1, groups / controller / inside)
+            yield Group(1, groups / controller)
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return the number of cores by affinity, or fewer if a control group has a lower CPU quota; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
+
+
+def bounded_threads(threads: int | None) -> int | None:
+    """Return `threads`, but at most the number of usable cores; warn if there are fewer.
+
+    More threads than cores wait for each other: 8 threads on 2 cores are 8 times slower than 2.
+    """
+    if threads is None or threads <= (cores := usable_cores()):
+        return threads
+    name = "core" if cores == 1 else "cores"
+    log.warn(f"threads: expected at most {cores}, the {name} that this process may use, found {threads}; using {cores}")
+    return cores
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield the CPU quota, in cores, of each control group of this process that sets one."""
+    for group in groups_of(root, "cpu"):
+        yield from (_version_1 if group.version == 1 else _version_2)(group.folder)
+
+
+def _version_2(folder: Path) -> Iterator[float]:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()[:2]
+        yield int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # also "max": no limit
+        return
+
+
+def _version_1(folder: Path) -> Iterator[float]:
+    try:
+        quota, period = (int((folder / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    except (OSError, ValueError):
+        return
+    if quota > 0 and period > 0:
+        yield quota / period
+
+
+# The bytes of a file within which Linux maps pages around the one that is read.
+AROUND = 2 << 20
+
+
+def release(read: np.ndarray, prepared: object) -> None:
+    """Release the pages of the mapped file that `read` is a view of, unless `prepared` is a view of them, too.
+
+    A converted weight is not read again. Its pages would count as this process's memory until the end of loading: for
+    a bfloat16 file as much as half of the weights in float32.
+    """
+    file = _file_of(read)
+    if file is not None and not is_view(prepared, read):
+        _give_back(file, *_range(file, read))
+
+
+def is_view(prepared: object, read: np.ndarray) -> bool:
+    """Return whether what a backend has prepared still reads the memory of the weight `read`."""
+    held = prepared if isinstance(prepared, np.ndarray) else getattr(prepared, "data", None)
+    return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
+
+
+def map_small_pages(view: np.ndarray) -> None:
+    """Let the system map the file of a view in small pages.
+
+    It maps large ones (2 MiB) as a whole, and drops them as a whole, so that parts of matrices between parts that are
+    not needed would be mapped again, with their neighbours, when a pass reads them.
+    """
+    file = _file_of(view)
+    if file is not None and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without large pages
+            file.madvise(mmap.MADV_NOHUGEPAGE)
+
+
+def read_ahead(views: Iterable[np.ndarray]) -> None:
+    """Read every page of these arrays, and release all other pages of the mapped files that they are views of."""
+    ends: dict[mmap.mmap, int] = {}
+    for view in sorted(views, key=lambda array: array.ctypes.data):
+        view[:: mmap.PAGESIZE].max(initial=0)
+        file = _file_of(view)
+        if file is not None:
+            start, stop = _range(file, view)
+            end = ends.get(file, 0)
+            _give_back(file, end, start)
+            ends[file] = max(end, stop)
+    for file, end in ends.items():
+        _give_back(file, end, len(file))
+
+
+def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
+    """Release the pages around some rows of a matrix in a mapped file."""
+    file = _file_of(matrix)
+    if file is None:
+        return
+    first, last = _range(file, matrix)
+    ends = {first + row * row_bytes + at for row in rows for at in (0, row_bytes - 1)}
+    for window in {at // AROUND * AROUND for at in ends}:
+        _give_back(file, max(window, first), min(window + AROUND, last))
+
+
+def _give_back(file: mmap.mmap, start: int, stop: int) -> None:
+    """Give back the pages of [start, stop). Whole pages only: the others hold bytes of the neighbours."""
+    start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < stop and hasattr(file, "madvise"):
+        with contextlib.suppress(OSError):  # pages that are locked in memory
+            file.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
+def _range(file: mmap.mmap, view: np.ndarray) -> tuple[int, int]:
+    """Return the first byte of a view in its file, and the one after its last."""
+    first = view.ctypes.data - np.frombuffer(file, np.uint8, 1).ctypes.data
+    return first, first + view.nbytes
+
+
+def _file_of(array: np.ndarray) -> mmap.mmap | None:
+    """Return the mapped file that an array is a contiguous view of."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, mmap.mmap) and array.flags.c_contiguous else None

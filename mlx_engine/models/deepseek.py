@@ -1,0 +1,337 @@
+"""DeepSeek-V2-Lite, DeepSeek-V3 and R1, Kimi K2, and GLM-4.7-Flash.
+
+Papers: "DeepSeek-V2", arXiv 2405.04434; "DeepSeek-V3", arXiv 2412.19437. Reference: Hugging Face transformers,
+models/deepseek_v2, deepseek_v3 and glm4_moe_lite. Multi-head latent attention (`layer.LatentAttention`), dense first
+layers, then mixtures of experts: V2 chooses by softmax, the others by sigmoids plus a bias, in groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Scoring
+from mlx_engine.backends.parameters import Scores
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import (
+    ConfigBase,
+    Expected,
+    Key,
+    Naming,
+    believable,
+    declared,
+    divides,
+    halves,
+    n_embeddings,
+    n_layers,
+    number,
+    whole,
+    whole_or_none,
+)
+from mlx_engine.config.rope import Rotation, RotationSetting, yarn_attention
+from mlx_engine.config.settings import REQUIRED, Settings
+from mlx_engine.models import llama, standard
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import LatentAttention, Layer, LayerTensors
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups, with_experts, with_shared_expert
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan, Tensor
+from mlx_engine.weights.stored import TensorLayout
+from mlx_engine.weights.table import decoder_plan
+
+ARCHITECTURES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek2")
+GGUF_ARCHITECTURE = "deepseek2"
+# The norms of latents have this epsilon, whatever the others have.
+LATENT_EPS = 1e-6
+
+
+class Mscale:
+    """The setting of YaRN's `mscale_all_dim`, by which scores grow with the factor; 0 for no growth."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> float:
+        """Return the number. GGUF files have a tenth of it."""
+        if naming == "gguf":
+            return round(10 * s.number_or_zero("rope.scaling.yarn_log_multiplier"), 6)
+        scaling = s.mapping("rope_parameters") or s.mapping("rope_scaling")
+        if scaling is None:
+            return 0.0
+        found = scaling.number_or_zero("mscale_all_dim")
+        if found and scaling.number_or_zero("mscale") != found:
+            raise s.error("mscale", f"{found:g}, as mscale_all_dim", scaling.number_or_zero("mscale"))
+        return found
+
+    def to_gguf(self, value: float) -> Mapping[str, object]:
+        """Return the key, if it is not 0."""
+        return {"rope.scaling.yarn_log_multiplier": value / 10} if value else {}
+
+    def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
+        """Return the keys, if they are not 0."""
+        return {"rope_parameters": {"mscale": value, "mscale_all_dim": value}} if value else {}
+
+
+class Rotary(RotationSetting):
+    """The setting of the rotation; with `mscale`, YaRN's factor is in the scores and not in cosines and sines."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
+        """Return the rotation."""
+        found = super().read(s, naming, known)
+        return replace(found, attention_factor=1.0) if known.mscale and found.rule == "yarn" else found
+
+    def to_gguf(self, value: Rotation) -> Mapping[str, object]:
+        """Return the keys of a rotation."""
+        usual = yarn_attention(value.factor) if value.rule == "yarn" else value.attention_factor
+        return super().to_gguf(replace(value, attention_factor=usual))
+
+    def to_hf(self, value: Rotation, config: Any) -> Mapping[str, object]:
+        """Return the keys of a rotation; `Mscale` writes those of the growth of scores."""
+        usual = yarn_attention(value.factor) if config.mscale else value.attention_factor
+        return super().to_hf(replace(value, attention_factor=usual), config)
+
+
+ROTARY = Rotary("rope.freq_base", "rope_theta", 10_000.0, ("yarn",), layers=None, always=True)
+
+
+@dataclass(frozen=True)
+class OfHead:
+    """The setting of the elements of a head's key without rotation, or of its value.
+
+    GGUF files have the sizes of the kept latent under the usual keys, and those of heads under keys of their own; older
+    files have those of heads under the usual keys.
+    """
+
+    part: str
+    hf: str
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number of elements."""
+        if naming == "hf":
+            return s.whole(self.hf)
+        key = f"attention.{self.part}_length"
+        usual, rotated = s.whole(key), known.rope_dim if self.part == "key" else 0
+        found = s.whole(f"{key}_mla", usual)
+        if found <= rotated:
+            raise s.error(f"{key}_mla", f"more than the {rotated} rotated elements", found)
+        return found - rotated
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return no key: `Config.to_gguf` adds them."""
+        return {}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.hf: value}
+
+
+class DenseLayers:
+    """The setting of the number of dense layers, which are the first ones; config.json may have the kinds of all."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number."""
+        if naming == "gguf":
+            return s.whole_or_zero("leading_dense_block_count")
+        kinds = s.words("mlp_layer_types", known.n_layers, "dense", "sparse")
+        n = s.whole_or_zero("first_k_dense_replace", REQUIRED if kinds is None else kinds.count("dense"))
+        if kinds is not None and kinds != ["dense"] * n + ["sparse"] * (known.n_layers - n):
+            raise s.error("mlp_layer_types", f"{n} dense layers, then sparse ones", kinds)
+        return n
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the key."""
+        return {"leading_dense_block_count": value}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"first_k_dense_replace": value}
+
+
+def one_or_all(s: Settings, key: str, config: Any) -> None:
+    """Check the number of KV heads: one latent, or as many as query heads."""
+    s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
+
+
+@dataclass(frozen=True)
+class Config(Routed, ConfigBase):
+    """The sizes of a model with latent attention, of which experts are chosen by softmax."""
+
+    n_kv_arrays: ClassVar[int] = 1
+    n_kv_heads: ClassVar[int] = 1
+    normalize: ClassVar[bool] = False
+    n_layers: int = n_layers()
+    hidden_size: int = whole("embedding_length", "hidden_size")
+    intermediate_size: int = whole("feed_forward_length", "intermediate_size")
+    n_heads: int = whole("attention.head_count", "num_attention_heads", condition=believable)
+    vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
+    context_length: int = whole("context_length", ("max_position_embeddings", 2048))
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", "rms_norm_eps")
+    latent: int = whole("attention.kv_lora_rank", "kv_lora_rank")
+    q_rank: int | None = whole_or_none(("attention.q_lora_rank", None), "q_lora_rank")
+    rope_dim: int = whole("rope.dimension_count", "qk_rope_head_dim", condition=halves)
+    nope_dim: int = declared(OfHead("key", "qk_nope_head_dim"))
+    value_dim: int = declared(OfHead("value", "v_head_dim"))
+    mscale: float = declared(Mscale())
+    rope: Rotation = declared(ROTARY)  # noqa: RUF009 - not a dataclass of its own
+    n_experts: int = declared(Count("n_routed_experts"))
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    expert_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
+    n_shared: int = whole("expert_shared_count", "n_shared_experts")
+    n_dense: int = declared(DenseLayers())
+    routed_scale: float = number(("expert_weights_scale", 1.0), "routed_scaling_factor")
+
+    expected = Expected(
+        gguf={
+            "attention.causal": True, "expert_gating_func": 1, "expert_weights_norm": False,
+            "attention.head_count_kv": one_or_all, "expert_group_count": 1, "expert_group_used_count": 1,
+        },
+        hf={
+            "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "topk_method": "greedy",
+            "scoring_func": "softmax", "moe_layer_freq": 1,
+        },
+        # Of groups, which this choice does not have; what the reference does not read; of training.
+        harmless=(
+            "norm_topk_prob",
+            "n_group", "topk_group", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size",
+            "output_router_logits", "router_aux_loss_coef",
+        ),
+    )  # fmt: skip
+
+    @property
+    def head_dim(self) -> int:
+        """The elements that are kept of a token: the latent, and the rotated part of keys."""
+        return self.latent + self.rope_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """As `head_dim`: the rows of latent attention have an order of their own."""
+        return self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """The scale of scores, with YaRN's growth."""
+        grown = yarn_attention(self.rope.factor, self.mscale) if self.mscale and self.rope.rule == "yarn" else 1.0
+        return float((self.nope_dim + self.rope_dim) ** -0.5 * grown * grown)
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys, without the architecture's prefix."""
+        keys = {key: value for key, value in super().to_gguf().items() if value is not None}
+        lengths = {"key_length": self.head_dim, "value_length": self.latent}
+        lengths |= {"key_length_mla": self.nope_dim + self.rope_dim, "value_length_mla": self.value_dim}
+        gating = {"softmax": 1, "sigmoid": 2}[self.scoring]
+        more = {f"attention.{key}": value for key, value in {**lengths, "head_count_kv": 1}.items()}
+        return {**keys, **more, "expert_gating_func": gating}
+
+
+@dataclass(frozen=True)
+class SigmoidConfig(Config):
+    """The same; experts are chosen by sigmoids plus a bias, in groups."""
+
+    scoring: ClassVar[Scoring] = "sigmoid"
+    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", True), ("norm_topk_prob", True)))  # type: ignore[misc]
+    n_groups: int = whole(("expert_group_count", 1), "n_group", condition=divides("n_experts"))
+    n_groups_used: int = whole(("expert_group_used_count", 1), "topk_group", condition=of_groups)
+
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_gating_func": 2, "attention.head_count_kv": one_or_all},
+        hf={
+            "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid", "rope_interleave": True, "moe_layer_freq": 1, "partial_rotary_factor": 1.0,
+        },
+        harmless=Config.expected.harmless,
+    )  # fmt: skip
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The number of groups of experts, and of those that choose; None for one group."""
+        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
+
+
+TENSORS = {
+    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row
+    for name, row in llama.TENSORS.items()
+    if (row.when is None and ".attn_" not in name) or "attn_norm" in name
+}
+
+
+def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
+    """Return the tensors of a layer's attention. Files have the two rows of a rotated pair side by side."""
+    D, H, L, R, N, V = cfg.hidden_size, cfg.n_heads, cfg.latent, cfg.rope_dim, cfg.nope_dim, cfg.value_dim
+    hf, blk, width = f"model.layers.{i}.self_attn.", f"blk.{i}.", cfg.q_rank or D
+    pairs = (*range(0, R, 2), *range(1, R, 2))
+
+    def part(name: str, module: str, gguf: str, order: tuple[int, ...], of: int, columns: int) -> Tensor:
+        whole = TensorLayout(f"{hf}{module}.weight", rows=(0, of), order=order)
+        return Tensor(
+            f"{blk}{name}.weight", whole, (len(order), columns), gguf=replace(whole, name=f"{blk}{gguf}.weight")
+        )
+
+    module, gguf = ("q_b_proj", "attn_q_b") if cfg.q_rank else ("q_proj", "attn_q")
+    still = tuple(h * (N + R) + n for h in range(H) for n in range(N))
+    turned = tuple(h * (N + R) + N + r for h in range(H) for r in pairs)
+    kv, of_kv = ("kv_a_proj_with_mqa", "attn_kv_a_mqa"), L + R
+    made = [
+        part("attn_q", module, gguf, still, H * (N + R), width),
+        part("attn_q_pe", module, gguf, turned, H * (N + R), width),
+        part("attn_latent", *kv, tuple(range(L)), of_kv, D),
+        part("attn_k_pe", *kv, tuple(L + r for r in pairs), of_kv, D),
+        Tensor(f"{blk}attn_kv_a_norm.weight", f"{hf}kv_a_layernorm.weight", (L,)),
+        Tensor(f"{blk}attn_output.weight", f"{hf}o_proj.weight", (D, H * V)),
+    ]
+    if cfg.q_rank:
+        made.append(Tensor(f"{blk}attn_q_a.weight", f"{hf}q_a_proj.weight", (cfg.q_rank, D)))
+        made.append(Tensor(f"{blk}attn_q_a_norm.weight", f"{hf}q_a_layernorm.weight", (cfg.q_rank,)))
+    is_old = f"{blk}attn_kv_b.weight" in checkpoint.shapes
+    for h in range(H):
+        of_head, of_all_heads = h * (N + V), H * (N + V)
+        k = TensorLayout(f"{hf}kv_b_proj.weight", rows=(of_head, of_all_heads), flipped=True)
+        v = TensorLayout(f"{hf}kv_b_proj.weight", rows=(of_head + N, of_all_heads))
+        old = (replace(of, name=f"{blk}attn_kv_b.weight") for of in (k, v))
+        new = (TensorLayout(f"{blk}attn_{part}_b.weight", expert=(h, H)) for part in "kv")
+        k_gguf, v_gguf = old if is_old else new
+        made.append(Tensor(f"{blk}attn_k_b.{h}.weight", k, (L, N), gguf=k_gguf))
+        made.append(Tensor(f"{blk}attn_v_b.{h}.weight", v, (V, L), gguf=v_gguf))
+    return made
+
+
+class Model(Decoder):
+    """A decoder with latent attention, and a dense FFN or a mixture of experts."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        layers = [
+            Layer(
+                norm=t.norm("attn_norm"), mix=latent_attention(config, t), out=t.linear("attn_output"),
+                ffn=standard.feed_forward(t, config),
+            )
+            for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)
+        ]  # fmt: skip
+        super().__init__(config, parameters, backend, layers=layers)
+
+
+def latent_attention(cfg: Config, t: LayerTensors) -> LatentAttention:
+    """Return the parameters of a layer's attention."""
+    p, stem, q_a = t.p, f"blk.{t.i}.", t.linear_or_none("attn_q_a")
+    return LatentAttention(
+        q_a=q_a, q_norm=None if q_a is None else p.rms_norm(f"{stem}attn_q_a_norm", LATENT_EPS),
+        q=t.linear("attn_q"), q_pe=t.linear("attn_q_pe"), latent=t.linear("attn_latent"),
+        norm=p.rms_norm(f"{stem}attn_kv_a_norm", LATENT_EPS), k_pe=t.linear("attn_k_pe"),
+        k_b=p.expert_linear(f"{stem}attn_k_b", cfg.n_heads), v_b=p.expert_linear(f"{stem}attn_v_b", cfg.n_heads),
+        rope=cfg.rope.for_heads(cfg.rope_dim), scores=Scores(cfg.scale), head_dim=cfg.head_dim,
+    )  # fmt: skip
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    s = Settings(checkpoint.settings, where=checkpoint.where)
+    by_softmax = checkpoint.architecture == "deepseek_v2"
+    if checkpoint.naming == "gguf":
+        by_softmax = s.whole("expert_gating_func", 1) == 1
+    made = decoder_plan(checkpoint, Config if by_softmax else SigmoidConfig, TENSORS)
+    cfg: Any = made.config
+    latents = [tensor for i in range(cfg.n_layers) for tensor in latent_tensors(cfg, checkpoint, i)]
+    names = Names(bias="" if by_softmax else "gate.e_score_correction_bias", shared="shared_experts")
+    made = with_experts(replace(made, tensors=[*made.tensors, *latents]), checkpoint, names, cfg.expert_size)
+    return with_shared_expert(made, names, cfg.n_shared * cfg.expert_size, has_weight=False)

@@ -1,0 +1,695 @@
+"""The models of a server by name: which are loaded, who waits for one, and which may be unloaded.
+
+All of this runs in the event loop. A model that is asked for and not loaded is put into a queue, and a task loads the
+models of the queue one after the other, each in an engine thread of its own. If the memory is too small for the next
+model beside those that are loaded, unused ones are unloaded, the least recently used first. If all are in use, one of
+them takes no more requests, is unloaded when its requests have ended, and joins the queue if more wait for it. So no
+answer is interrupted, and no model waits longer than the models before it in the queue take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar, cast
+
+import msgspec
+from anyio import move_on_after
+
+from mlx_engine.engine import Engine
+from mlx_engine.errors import EngineError
+from mlx_engine.loop.scheduler import Scheduler
+from mlx_engine.machine.memory import available_memory, give_back_freed
+from mlx_engine.serve.errors import ApiError, api_error, cut
+from mlx_engine.serve.parameters import parse
+from mlx_engine.serve.prometheus import Metrics, text_of_models
+from mlx_engine.serve.service import Service
+from mlx_engine.serve.sse import comment
+from mlx_engine.serve.worker import Worker
+from mlx_engine.weights.outline import Need
+
+LOGGER = logging.getLogger("mlx_engine.serve")
+
+T = TypeVar("T")
+State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
+
+# Seconds that a model may wait until models in use have given it their memory. Then its clients are refused.
+MOST_SECONDS = 60.0
+# Seconds that a list of models waits for descriptions of files; those that take longer are in a later list.
+DESCRIBE_SECONDS = 2.0
+# Seconds after which a model that could not be loaded is tried again.
+RETRY_SECONDS = 10.0
+
+
+class Opened(Protocol):
+    """A model whose files have been checked, and whose weights are not loaded."""
+
+    @property
+    def need(self) -> Need:
+        """The memory that it needs at least."""
+
+    def load(self, room: int) -> tuple[Engine, Scheduler]:
+        """Load the model, and return it with its scheduler. `room` is the bytes for its keys and values at most."""
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """A model that requests can choose.
+
+    Attributes:
+        service: what its requests use; `service.worker` is another one after each load.
+        open: checks the model's files; called in a thread. None for a model that the server has for its whole life.
+        new_worker: returns the worker that loads the model with the given function.
+        describe: reads what /v1/models shows of a model that is not loaded, from its files; called in a thread.
+        exists: whether its files are still there.
+        state: what it is doing.
+        reason: why it could not be loaded, or why it has ended.
+        nbytes: the bytes that it takes while it is loaded.
+        n_using: requests that use it now.
+        used_at: when a request last began or ended.
+        is_held: whether new requests wait, because another model needs its memory.
+        waiting: requests that wait until it is loaded, or until it is no longer held.
+        n_loads: how often it has been loaded.
+        changed: set, and replaced, when its state changes.
+        about: what /v1/models shows of its files; None as long as they have not been read.
+    """
+
+    service: Service
+    open: Callable[[], Opened] | None = None
+    new_worker: Callable[[Callable[[], tuple[Engine, Scheduler]]], Worker] = Worker
+    describe: Callable[[], Mapping[str, object]] = dict
+    exists: Callable[[], bool] = lambda: True
+    state: State = "on disk"
+    reason: str | None = None
+    nbytes: int = 0
+    n_using: int = 0
+    used_at: float = 0.0
+    failed_at: float = 0.0
+    is_held: bool = False
+    waiting: list[Use] = field(default_factory=list)
+    n_loads: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    about: Mapping[str, object] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in requests."""
+        return self.service.model
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request can use it now."""
+        return self.state == "loaded" and not self.is_held
+
+    def become(self, state: State, reason: str | None = None) -> None:
+        """Change the state, and wake those who wait for a change."""
+        self.state, self.reason = state, reason
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def read_about(self) -> None:
+        """Read `about` from the files of the model; called in a thread."""
+        try:
+            self.about = self.describe()
+        except Exception as error:
+            self.about = {"state": "failed", "reason": api_error(error, "").message}
+
+
+class Use:
+    """The use of a model by a request, which may wait for the model.
+
+    Attributes:
+        granted: a future that is done when the model can be used, or raises the error that prevents it.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def within(self, seconds: float | None = None) -> bool:
+        """Wait at most `seconds` for the model; return whether it can be used.
+
+        Raises:
+            ApiError: the model cannot be loaded, or not soon.
+        """
+        await asyncio.wait({self.granted}, timeout=seconds)
+        if self.granted.done():
+            self.granted.result()
+        return self.granted.done()
+
+    async def comments(self, seconds: float) -> AsyncIterator[bytes]:
+        """Yield comments of a stream, one every so many seconds, until the model can be used.
+
+        Raises:
+            ApiError: as `within`.
+        """
+        yield comment(f"{self.model.state} {self.model.name}")
+        while not await self.within(seconds):
+            yield comment(f"{self.model.state} {self.model.name}")
+
+
+class Asked(msgspec.Struct):
+    """What the body of any request says about the model."""
+
+    model: str | None = None
+    stream: Any = None
+
+
+class Models:
+    """The models of a server.
+
+    Attributes:
+        default: the model for requests that name none.
+        metrics: counts the errors of requests.
+        on_started: called when the default model has been loaded at the start, or could not be.
+        memory: the bytes that all loaded models may take together.
+        idle_seconds: seconds without a request after which a model is unloaded; None for never.
+        is_closing: whether new requests are refused because the server stops.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        *,
+        memory: int | None = None,
+        idle_seconds: float | None = None,
+        more: Callable[[Collection[str]], Iterable[ServedModel]] | None = None,
+        is_loaded_at_start: bool = True,
+        most_seconds: float = MOST_SECONDS,
+        notice: Callable[[str], None] = LOGGER.info,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the models, none of which is loaded yet.
+
+        Args:
+            models: the models; the first is the default.
+            memory: bytes for all loaded models; None takes what is free now.
+            idle_seconds: seconds without a request after which a model is unloaded; None for never.
+            more: returns models that have appeared, such as new files of a folder, except those of the given names;
+                called for lists and unknown names. None if no others can appear.
+            is_loaded_at_start: whether the default model is loaded before a request asks for it.
+            most_seconds: how long a model may wait for the memory of models in use.
+            notice: called with a line for the user when a model is unloaded, or cannot be loaded.
+            clock: read for the times of uses, in seconds.
+        """
+        self._models = {model.name: model for model in models}
+        self.default = models[0]
+        self.memory = available_memory() if memory is None else memory
+        self.idle_seconds, self.is_closing = idle_seconds, False
+        self.on_started: Callable[[], None] = lambda: None
+        self._more, self._is_loaded_at_start, self._most_seconds, self._clock = (
+            more,
+            is_loaded_at_start,
+            most_seconds,
+            clock,
+        )
+        self.metrics = self.default.service.metrics if self.is_single else Metrics()
+        self._notice = notice
+        self._queue, self._has_started = list[ServedModel](), not is_loaded_at_start
+        self._loader: asyncio.Task[None] | None = None
+        self._describer: asyncio.Future[None] | None = None
+        self._released = asyncio.Event()
+
+    @classmethod
+    def alone(cls, service: Service) -> Models:
+        """Return the one model of a server that has it for its whole life."""
+        return cls([ServedModel(service)], memory=0)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        """Yield all models, the default first."""
+        return iter(list(self._models.values()))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the server has one model for its whole life."""
+        return self.default.open is None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one model, which may be unloaded."""
+        return len(self._models) == 1 and self._more is None
+
+    # ---- the server: its start, its end, and its state ----
+
+    def start(self) -> None:
+        """Begin to load the default model."""
+        if self.is_alone:
+            worker = self.default.service.worker
+            on_ready = worker.on_ready
+
+            def ready() -> None:
+                on_ready()
+                self.on_started()
+
+            worker.on_ready, worker.on_update = ready, self.default.service.metrics.add
+            worker.start()
+        elif self._is_loaded_at_start:
+            self._enqueue(self.default)
+        else:
+            self.on_started()
+
+    def close(self) -> None:
+        """Refuse new requests, and those that wait for a model. Running answers continue."""
+        self.is_closing = True
+        for model in self:
+            model.service.worker.close()
+            self._refuse(model, ApiError(503, "the server is shutting down", code="closing"))
+            model.become(model.state, model.reason)
+
+    async def stop(self) -> None:
+        """End all engine threads."""
+        self.close()
+        if self._loader is not None:
+            self._loader.cancel()
+        await asyncio.gather(*(model.service.worker.stop() for model in self if model.service.worker.is_started))
+
+    def tick(self) -> None:
+        """Unload models that have not been used for a while; called several times a second."""
+        if self.idle_seconds is None or self._queue or self.is_closing:
+            return
+        since = self._clock() - self.idle_seconds
+        if any(model.used_at <= since for model in self._unused()):
+            self._load_in_background()
+
+    @property
+    def n_open(self) -> int:
+        """Number of requested answers whose replies have not been read to their end."""
+        return sum(model.service.worker.n_open for model in self)
+
+    def end_calls(self, error: ApiError) -> None:
+        """End all calls with an error."""
+        for model in self:
+            model.service.worker.end_calls(error)
+
+    @property
+    def fault(self) -> BaseException | None:
+        """The error that ends the server: that of its only engine thread."""
+        return self.default.service.worker.fault if self.is_alone else None
+
+    @property
+    def health(self) -> str:
+        """The state of the server: "ok", or the state of an engine thread that is not well."""
+        if self.is_alone:
+            return self.default.service.worker.state
+        if self.is_closing:
+            return "closing"
+        states = {model.service.worker.state for model in self if model.state == "loaded"}
+        return "stalled" if "stalled" in states else "ok"
+
+    @property
+    def readiness(self) -> str:
+        """Whether a request would be answered: "ok", or why it would not."""
+        if self.is_alone or self.is_closing:
+            return self.health
+        if not self._has_started:
+            return "loading"
+        is_failed = all(model.state == "failed" for model in self)
+        return "failed" if is_failed else self.health
+
+    def check_open(self) -> None:
+        """Raise ApiError if the server does not take requests now."""
+        if self.is_alone:
+            self.default.service.worker.check_open()
+        elif self.is_closing:
+            message = "the server is shutting down; try again later"
+            raise ApiError(503, message, code="closing", headers={"Retry-After": "1"})
+
+    # ---- requests ----
+
+    def asked(self, body: bytes) -> Asked:
+        """Return what a body says about the model.
+
+        Raises:
+            ApiError: the body is no JSON object, or the model is no text.
+        """
+        try:
+            return msgspec.json.decode(body, type=Asked)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return parse(body, Asked)
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return the model of a name; the default model if it is None.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        if name is None or self.is_alone:  # a server with one model checks its name itself
+            return self.default
+        found = self._named(name)
+        if found is None:
+            self._look()
+            found = self._named(name)
+        if found is None and self.default.service.any_model:
+            return self.default
+        if found is None:
+            names = ", ".join(repr(each) for model in self for each in model.service.models)
+            raise ApiError(
+                404, f"no model {cut(name)!r}; this server has {names}", param="model", code="model_not_found"
+            )
+        return found
+
+    def _named(self, name: str) -> ServedModel | None:
+        return self._models.get(name) or next((model for model in self if name in model.service.models), None)
+
+    def _look(self) -> None:
+        """Add models that have appeared, and forget those whose files are gone."""
+        for model in self._more(set(self._models)) if self._more is not None else ():
+            self._models.setdefault(model.name, model)
+        for model in self:
+            if model.state in ("on disk", "failed") and model is not self.default and not model.exists():
+                del self._models[model.name]
+
+    @contextmanager
+    def used(self, model: ServedModel) -> Iterator[Use]:
+        """Use a model in the block: it is loaded if it is not, and stays loaded. Await `within` before it is used.
+
+        Raises:
+            ApiError: the model cannot be loaded, or too many requests wait for it.
+        """
+        use = Use(model)
+        if self.is_alone or model.is_ready:
+            self._grant(use)
+        else:
+            self._check_waiting(model)
+            model.waiting.append(use)
+            self._enqueue(model)
+        try:
+            yield use
+        finally:
+            if use in model.waiting:
+                model.waiting.remove(use)
+            elif not use.granted.exception():
+                model.n_using -= 1
+                model.used_at = self._clock()
+            self._released.set()
+
+    def _grant(self, use: Use) -> None:
+        use.model.n_using += 1
+        use.model.used_at = self._clock()
+        use.granted.set_result(None)
+
+    def _grant_all(self, model: ServedModel) -> None:
+        waiting, model.waiting = model.waiting, []
+        for use in waiting:
+            self._grant(use)
+
+    def _refuse(self, model: ServedModel, error: ApiError) -> None:
+        waiting, model.waiting = model.waiting, []
+        for use in waiting:
+            use.granted.set_exception(error)
+            use.granted.exception()  # its client may have left: asyncio would log that nobody has read the error
+
+    def _check_waiting(self, model: ServedModel) -> None:
+        """Raise ApiError if a request for a model that is not loaded cannot wait."""
+        self.check_open()
+        seconds = model.failed_at + RETRY_SECONDS - self._clock()
+        if model.state == "failed" and seconds > 0:
+            raise self._failure(model, seconds)
+        most = model.service.worker.queue
+        if len(model.waiting) >= max(1, most):
+            message = f"model {model.name!r} is not loaded, and {most} requests wait for it already; see Retry-After"
+            raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "5"})
+
+    def _failure(self, model: ServedModel, seconds: float) -> ApiError:
+        message = f"model {model.name!r} cannot be loaded: {model.reason}"
+        headers = {"Retry-After": str(max(1, round(seconds)))}
+        return ApiError(503, message, param="model", code="model_not_loaded", headers=headers)
+
+    # ---- loading and unloading ----
+
+    def _enqueue(self, model: ServedModel) -> None:
+        if model not in self._queue:
+            self._queue.append(model)
+            if model.state in ("on disk", "failed"):
+                model.become("loading")
+        self._load_in_background()
+
+    def _load_in_background(self) -> None:
+        if self._loader is None or self._loader.done():
+            self._loader = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        """Unload what has been idle for long, and load the models of the queue, one after the other."""
+        await self._unload_idle()
+        while self._queue and not self.is_closing:
+            model = self._queue[0]
+            try:
+                await self._load(model)
+            except ApiError as error:
+                self._refuse(model, error)
+            except Exception as error:
+                self._fail(model, error)
+            finally:
+                self._queue.remove(model)
+                if model.state == "loading":
+                    model.become("on disk")
+            if model is self.default and not self._has_started:
+                self._has_started = True
+                self.on_started()
+
+    async def _load(self, model: ServedModel) -> None:
+        """Load a model if it is not loaded, and let the requests that wait for it begin.
+
+        Raises:
+            ApiError: models in use do not give their memory back in time.
+            Exception: the model cannot be loaded.
+        """
+        assert model.open is not None  # noqa: S101 - a model for the whole life of the server is never in the queue
+        if model.state != "loaded":
+            model.become("loading")
+            opened = await _in_daemon(model.open)
+            if self.is_closing or not await self._make_room(model, opened.need):
+                return
+            others = sum(other.nbytes for other in self)
+            room = max(0, self.memory - others - opened.need.total + opened.need.kv)
+            model.nbytes = opened.need.total
+            worker = model.service.worker = model.new_worker(partial(opened.load, room))
+            worker.on_update = model.service.metrics.add
+            worker.on_fault = partial(self._end, model, worker)
+            worker.start()
+            await worker.begun.wait()
+            if worker.fault is not None:
+                self._fail(model, worker.fault)
+                return
+            model.nbytes += worker.kv_nbytes - opened.need.kv
+            model.n_loads += 1
+            model.about = None
+            model.used_at = self._clock()
+            model.become("loaded")
+        self._grant_all(model)
+
+    async def _make_room(self, model: ServedModel, need: Need) -> bool:
+        """Unload models until another one fits; return whether it is still wanted.
+
+        Raises:
+            ApiError: all models are in use for too long.
+        """
+        held: ServedModel | None = None
+        deadline = self._clock() + self._most_seconds
+        try:
+            while not self._fits(need):
+                unused = self._unused()
+                if unused:
+                    await self._unload(min(unused, key=lambda other: other.used_at))
+                    continue
+                held = held if held is not None and held.nbytes else self._hold()
+                self._released.clear()
+                with move_on_after(1.0):
+                    await self._released.wait()
+                if not model.waiting and model.n_loads:
+                    return False
+                if self._clock() >= deadline:
+                    raise self._is_busy(model, held)
+        finally:
+            if held is not None:
+                held.is_held = False
+                if held.state == "loaded":
+                    self._grant_all(held)
+        return True
+
+    def _is_busy(self, model: ServedModel, held: ServedModel) -> ApiError:
+        message = (
+            f"model {model.name!r} is not loaded: the memory is too small for it beside {held.name!r}, which is "
+            f"answering for more than {self._most_seconds:g} seconds; try again later"
+        )
+        return ApiError(503, message, param="model", code="model_not_loaded", headers={"Retry-After": "30"})
+
+    def _fits(self, need: Need) -> bool:
+        """Return whether a model fits beside those that are loaded. A model alone is checked when it is loaded."""
+        others = sum(model.nbytes for model in self)
+        return not others or (others + need.total <= self.memory and need.least <= available_memory())
+
+    def _unused(self) -> list[ServedModel]:
+        return [model for model in self if model.state == "loaded" and not model.n_using]
+
+    def _hold(self) -> ServedModel:
+        """Return the least recently used of the loaded models, whose new requests wait from now on."""
+        held = min((model for model in self if model.nbytes), key=lambda model: model.used_at)
+        held.is_held = True
+        return held
+
+    async def _unload_idle(self) -> None:
+        for model in sorted(self._unused(), key=lambda model: model.used_at):
+            if self.idle_seconds is not None and model.used_at <= self._clock() - self.idle_seconds:
+                await self._unload(model)
+
+    async def _unload(self, model: ServedModel) -> None:
+        """End the engine thread of a model that is not in use, and free its memory."""
+        model.become("unloading")
+        await self._freed(model)
+        model.become("on disk")
+        self._notice(f"Model {model.name} has been unloaded")
+
+    async def _freed(self, model: ServedModel) -> None:
+        worker = model.service.worker
+        worker.on_fault = lambda fault: None
+        await worker.stop()
+        engine, worker.engine = worker.engine, None
+        model.service.worker = model.new_worker(_not_loaded)
+        del worker
+        await asyncio.to_thread(_close, [engine])
+        model.nbytes = 0
+
+    def _fail(self, model: ServedModel, error: BaseException) -> None:
+        """Record why a model could not be loaded, and tell the requests that wait for it."""
+        known = api_error(error, "") if isinstance(error, Exception) else ApiError(500, repr(error))
+        if not isinstance(error, EngineError):
+            LOGGER.error(f"model {model.name!r} cannot be loaded", exc_info=error)
+        self._notice(f"warning: model {model.name} cannot be loaded: {error}")
+        model.nbytes, model.failed_at = 0, self._clock()
+        model.service.worker = model.new_worker(_not_loaded)
+        model.become("failed", known.message)
+        self._refuse(model, self._failure(model, RETRY_SECONDS))
+
+    def _end(self, model: ServedModel, worker: Worker, fault: BaseException) -> None:
+        """Record that the engine thread of a loaded model has died; the next request loads the model again."""
+        if model.state != "loaded" or model.service.worker is not worker:
+            return  # the task that loads or unloads it knows
+        LOGGER.error(f"the engine thread of model {model.name!r} has died", exc_info=fault)
+        engine, worker.engine = worker.engine, None
+        model.nbytes, model.is_held, model.failed_at = 0, False, self._clock()
+        model.service.worker = model.new_worker(_not_loaded)
+        model.become("failed", f"its engine thread has died ({type(fault).__name__}); see the server's log")
+        self._refuse(model, self._failure(model, RETRY_SECONDS))
+        asyncio.get_running_loop().run_in_executor(None, _close, [engine])
+
+    # ---- what is shown ----
+
+    async def cards(self) -> list[dict[str, object]]:
+        """Return the entries of /v1/models: each name of each model."""
+        await asyncio.to_thread(self._look)
+        await self._described()
+        return [self._card(model, name) for model in self for name in model.service.models]
+
+    async def card(self, name: str) -> dict[str, object]:
+        """Return the entry of a name.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        model = self.find(name)
+        model.service.check_model(name)
+        await self._described()
+        return self._card(model, name)
+
+    async def _described(self) -> None:
+        """Read the files of all models whose descriptions are not known; wait for them for a limited time."""
+        if self._describer is None or self._describer.done():
+            unknown = [model for model in self if model.about is None or "reason" in model.about]
+            self._describer = asyncio.ensure_future(asyncio.to_thread(_read_abouts, unknown))
+        await asyncio.wait({self._describer}, timeout=DESCRIBE_SECONDS)
+
+    def _card(self, model: ServedModel, name: str) -> dict[str, object]:
+        about, state = model.about or {}, {"state": self.state_of(model)}
+        if model.reason is not None:
+            state["reason"] = model.reason
+        elif "reason" in about and model.state == "on disk":
+            state = {}
+        return {**about, **state, **model.service.model_card(name)}
+
+    def state_of(self, model: ServedModel) -> str:
+        """Return the state of a model for people."""
+        if not self.is_alone:
+            return model.state
+        return {"ok": "loaded", "stalled": "loaded"}.get(model.service.worker.state, model.service.worker.state)
+
+    def metrics_text(self) -> str:
+        """Return all metrics. With several models, those of a model have its name as a label."""
+        if self.is_single:
+            service = self.default.service
+            return service.metrics.text(service.worker.load)
+        found = {model.name: (model.service.metrics, model.service.worker.load) for model in self}
+        return text_of_models(
+            self.metrics, found, {model.name: (model.n_loads, model.state == "loaded") for model in self}
+        )
+
+    async def snapshots(self, model: ServedModel) -> AsyncIterator[Any]:
+        """Yield the snapshots of a model's engine, whenever it is loaded, until the server stops."""
+        while not self.is_closing:
+            changed = model.changed
+            if self.is_alone or model.state == "loaded":
+                async for snapshot in model.service.worker.snapshots():
+                    yield snapshot
+            if self.is_alone:
+                return
+            await changed.wait()
+
+
+async def _in_daemon(work: Callable[[], T]) -> T:
+    """Return the result of `work` in a thread that does not keep the process from ending: it may be a download."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def end(found: T | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", found))
+
+    def run() -> None:
+        found, fault = None, None
+        try:
+            found = work()
+        except Exception as error:
+            fault = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(end, found, fault)
+
+    threading.Thread(target=run, name="open-model", daemon=True).start()
+    return await done
+
+
+def _read_abouts(models: Sequence[ServedModel]) -> None:
+    for model in models:
+        model.read_about()
+
+
+def _not_loaded() -> tuple[Engine, Scheduler]:
+    raise AssertionError("the worker of a model that is not loaded is never started")
+
+
+def _close(engines: list[Engine | None]) -> None:
+    """Close the engine that a list has, and return its memory to the system; called in a thread.
+
+    The list is emptied, so that no frame refers to the engine while garbage is collected. `collect_garbage_again`
+    freezes what has been loaded, and frozen objects are never collected.
+    """
+    engine = engines.pop()
+    if engine is not None:
+        engine.close()
+    del engine
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if was_frozen:
+        gc.freeze()
+    give_back_freed()

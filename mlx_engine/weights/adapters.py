@@ -1,0 +1,330 @@
+"""Adapters (LoRA): low-rank products that are added to the linear layers of a model, chosen per sequence.
+
+An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W it has A (r, K) and B (N, r), and the
+layer computes `W x + B (A x)`, with the factor of the adapter in B. All adapters of a model are held side by side: the
+rows of every A are one matrix, the columns of every B another. A row of a pass multiplies the products of A with a
+mask, which is 1 in the columns of its own adapter and 0 in the others. So one pass runs sequences of several adapters,
+and the bits of a sequence do not depend on the others: zeros add nothing to its sums.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.parameters import Linear, LowRank
+from mlx_engine.checkpoint.hf_folder import read_json
+from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
+from mlx_engine.errors import ModelError, OptionError, SourceError, listed, shown
+from mlx_engine.kernels.cpu.build.layout import LANES, STRETCH
+from mlx_engine.quant.types import F32
+from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.plan import Tensor
+from mlx_engine.weights.stored import TensorLayout
+
+# The name that selects the model without an adapter.
+BASE = "base"
+
+CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors", "adapters.safetensors"
+PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
+MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
+# The first component of a module's name that is a layer's number, and the component before it.
+IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
+# Values of PEFT's `init_lora_weights` that change the weights of the model before training.
+CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Settings of PEFT that add more to a layer than a pair of matrices, or add it to other things than linear layers.
+REFUSED = (
+    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "trainable_token_indices",
+    "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
+    "monteclora_config", "velora_config",
+)  # fmt: skip
+
+# Parts of the names of matrices in a mixture of experts, which one kernel multiplies.
+OF_EXPERTS = ("_exps.", "_shexp.", "ffn_gate_inp")
+
+Floats = NDArray[np.float32]
+Pairs = dict[str, tuple[Floats, Floats]]
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """The matrices of an adapter.
+
+    Attributes:
+        name: selects the adapter in a request.
+        path: its folder.
+        pairs: A (r, K) and B (N, r) by the GGUF name of the linear layer; the factor is in B.
+    """
+
+    name: str
+    path: Path
+    pairs: Pairs
+
+    @property
+    def rank(self) -> int:
+        """The largest r."""
+        return max(len(a) for a, _ in self.pairs.values())
+
+
+class Adapters:
+    """The adapters of a model, side by side.
+
+    Attributes:
+        names: the names, in the order of the arguments; the first is the default.
+        masks: (adapters + 1, M) float32: the mask of each adapter, after that of the model alone, which is zero.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self._adapters = tuple(adapters)
+        self.names = tuple(adapter.name for adapter in adapters)
+        self._columns: list[int] = []
+        width = 0
+        for adapter in adapters:
+            width = _first_column(width, adapter.rank)
+            self._columns.append(width)
+            width += -(-adapter.rank // LANES) * LANES
+        self.masks = np.zeros((len(adapters) + 1, width), dtype=np.float32)
+        for mask, adapter, first in zip(self.masks[1:], adapters, self._columns, strict=True):
+            mask[first : first + adapter.rank] = 1
+
+    @property
+    def width(self) -> int:
+        """M, the number of columns of a mask."""
+        return int(self.masks.shape[1])
+
+    def index(self, name: str | None) -> int:
+        """Return the row of a name in `masks`; None is the first adapter.
+
+        Raises:
+            OptionError: no adapter has this name.
+        """
+        if name is None or name == BASE:
+            return 0 if name == BASE else 1
+        return 1 + self.names.index(name) if name in self.names else refuse(name, self.names)
+
+    def rows(self, batch: Batch) -> Floats:
+        """Return the mask of each token of a pass, (T, M)."""
+        chosen = np.repeat(np.array(batch.adapters, dtype=np.int64), np.array(batch.lengths, dtype=np.int64))
+        return np.asarray(self.masks[chosen])
+
+    def low_rank(self, name: str, backend: Backend) -> LowRank | None:
+        """Return the matrices of all adapters for a linear layer; None if no adapter changes it."""
+        found = [adapter.pairs.get(name) for adapter in self._adapters]
+        first = next((pair for pair in found if pair is not None), None)
+        if first is None:
+            return None
+        a = np.zeros((self.width, first[0].shape[1]), dtype=np.float32)
+        b = np.zeros((len(first[1]), self.width), dtype=np.float32)
+        for pair, column in zip(found, self._columns, strict=True):
+            if pair is not None:
+                a[column : column + len(pair[0])] = pair[0]
+                b[:, column : column + len(pair[0])] = pair[1]
+        down, up = f"{name}.lora_a", f"{name}.lora_b"
+        return LowRank(
+            Linear(down, backend.prepare(Weight.pack(down, a, F32))),
+            Linear(up, backend.prepare(Weight.pack(up, b, F32))),
+        )
+
+
+def refuse(name: object, names: Sequence[str]) -> Any:
+    """Raise OptionError for an adapter that is not loaded."""
+    expected = listed([*names, BASE])
+    message = f"adapter must be {expected}, not {shown(name)}" if names else (
+        f"adapter is {shown(name)}, and the model has been loaded without adapters; pass adapters=[PATH] to load"
+    )  # fmt: skip
+    raise OptionError(message, option="adapter", expected=expected, found=name)
+
+
+def _first_column(width: int, rank: int) -> int:
+    """Return the first column at or after `width` for an adapter.
+
+    Sums over columns are added in pieces of STRETCH columns. An adapter that crosses no end of a piece unless it begins
+    one has the same bits in every place.
+    """
+    inside = width % STRETCH
+    return width if inside + rank <= STRETCH else width - inside + STRETCH
+
+
+def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
+    """Return folders by the names of their adapters; a name is given as NAME=PATH, or is that of the folder.
+
+    Raises:
+        OptionError: a name is empty or stands twice, or is that of the model alone.
+    """
+    if isinstance(given, str | Path):
+        message = f"adapters must be several folders, such as [{str(given)!r}], not {shown(given)}"
+        raise OptionError(message, option="adapters", expected="a list of folders", found=given)
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_named(of) for of in given]
+    found: dict[str, Path] = {}
+    for name, path in pairs:
+        if not name or name == BASE or name in found:
+            why = f"stands twice; write NAME={path}" if name in found else f"is no name; write NAME={path}"
+            raise OptionError(f"adapter {shown(name)} {why}", option="adapters", expected="different names", found=name)
+        found[name] = Path(path).expanduser()
+    return found
+
+
+def _named(of: str | Path) -> tuple[str, str | Path]:
+    name, equals, path = str(of).partition("=")
+    if equals and not Path(of).exists():
+        return name, path
+    return Path(of).expanduser().resolve().name, of
+
+
+def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> Adapters | None:
+    """Read adapters for a model with these tensors; None if there are none.
+
+    Raises:
+        SourceError, FormatError: a file cannot be read.
+        ModelError: an adapter is of another model, or of a kind that is not implemented.
+    """
+    modules = _modules(tensors)
+    made = [Adapter(name, path, _pairs(path, modules)) for name, path in folders.items()]
+    return Adapters(made) if made else None
+
+
+def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Return the matrices of linear layers by the name of their module in transformers, from its layer on."""
+    found: dict[str, list[Tensor]] = {}
+    for tensor in tensors.values():
+        module = IN_LAYER.search(tensor.stored("hf").name)
+        is_matrix = len(tensor.shape) == 2 and not any(part in tensor.name for part in OF_EXPERTS)
+        if is_matrix and module is not None and module[1].endswith(".weight"):
+            found.setdefault(module[1].removesuffix(".weight"), []).append(tensor)
+    return found
+
+
+def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
+    """Return the matrices of a folder by the GGUF names of the linear layers."""
+    config, where = _config(path), str(path)
+    stored, scale_of = _peft(path, config) if "peft_type" in config else _mlx(path, config)
+    pairs: Pairs = {}
+    for module, (a, b) in stored.items():
+        at = IN_LAYER.search(module)
+        of = modules.get(at[1]) if at is not None and "vision" not in module and "audio" not in module else None
+        if of is None:
+            known = sorted({name.rsplit(".", 1)[1] for name in modules})
+            raise ModelError(
+                f"{where}: the adapter changes {module}, for which adapters are not implemented; they change "
+                f"{', '.join(known)}; merge it into the model"
+            )
+        for tensor in of:
+            pairs[tensor.name.removesuffix(".weight")] = _pair(where, module, tensor, a, b, scale_of(module, len(a)))
+    if not pairs:
+        raise ModelError(f"{where}: the adapter has no matrices")
+    return pairs
+
+
+def _pair(where: str, module: str, tensor: Tensor, a: Floats, b: Floats, scale: float) -> tuple[Floats, Floats]:
+    """Return A and B with rows and columns in the model's order, and the factor in B."""
+    n, k = tensor.shape
+    layout = tensor.stored("hf")
+    of = n if layout.rows is None else layout.rows[1]
+    if layout.expert is not None or layout.is_shifted or layout.outer is not None:
+        raise ModelError(f"{where}: the adapter changes {module}, for which adapters are not implemented")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != k or b.shape[0] != of or a.shape[0] != b.shape[1]:
+        raise ModelError(
+            f"{where}: {module} has A {a.shape} and B {b.shape}, and the model's layer is ({of}, {k}): expected "
+            f"A (r, {k}) and B ({of}, r); the adapter is of another model"
+        )
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ModelError(f"{where}: {module} has values that are NaN or infinite; the file is damaged")
+    rows = replace(layout, transposed=False, columns=None)
+    columns = TensorLayout(layout.name, columns=layout.columns)
+    scaled = (b.astype(np.float64) * scale).astype(np.float32)
+    return _taken(columns, a, (len(a), k)), _taken(rows, scaled, (n, len(a)))
+
+
+def _taken(layout: TensorLayout, values: Floats, shape: tuple[int, int]) -> Floats:
+    return layout.take(Weight.pack(layout.name, np.ascontiguousarray(values), F32), shape).dequantize()
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not (path / CONFIG).is_file():
+        message = f"{path}: expected a folder of a LoRA adapter, which PEFT or mlx-lm has written, with {CONFIG}"
+        raise SourceError(f"{message}; it does not exist" if not path.exists() else f"{message}, found none")
+    return read_json(path / CONFIG)
+
+
+def _file(path: Path, name: str) -> SafetensorsFile:
+    if not (path / name).is_file():
+        pickled = ", and adapter_model.bin is not read: save it again with safe_serialization=True"
+        has_pickle = (path / "adapter_model.bin").is_file()
+        raise SourceError(f"{path}: expected {name}, found none{pickled if has_pickle else ''}")
+    return open_safetensors(path / name)
+
+
+ScaleOf = Callable[[str, int], float]
+
+
+def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
+    """Return the matrices of a folder of PEFT by module, and the factor of a module.
+
+    Source: peft, `tuners/lora/config.py` and `tuners/lora/layer.py`.
+    """
+    kind, begins = config.get("peft_type"), config.get("init_lora_weights")
+    wrong = [f"{key} {shown(config[key])}" for key in REFUSED if config.get(key)]
+    wrong += [f"peft_type {kind!r}"] if kind != "LORA" else []
+    wrong += [f"bias {config['bias']!r}"] if config.get("bias", "none") != "none" else []
+    wrong += [f"init_lora_weights {begins!r}"] if str(begins).lower().startswith(CHANGES_MODEL) else []
+    _check(path, wrong)
+    alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
+
+    def scale_of(module: str, rank: int) -> float:
+        r = _of_pattern(ranks, module, config.get("r", rank))
+        alpha = _of_pattern(alphas, module, config.get("lora_alpha", r))
+        return float(alpha) / (math.sqrt(r) if config.get("use_rslora") else r)
+
+    return _read(path, _file(path, PEFT_FILE), PEFT_NAME), scale_of
+
+
+def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches the end of a module's name, as PEFT does."""
+    return next((value for key, value in patterns.items() if re.match(rf"(?:.*\.)?(?:{key})$", module)), default)
+
+
+def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
+    """Return the matrices of a folder of mlx-lm by module, and the factor. mlx-lm stores both matrices transposed.
+
+    Source: mlx-lm, `tuner/lora.py` and `tuner/utils.py`.
+    """
+    kind, of = config.get("fine_tune_type", "lora"), config.get("lora_parameters") or {}
+    _check(path, [] if kind == "lora" else [f"fine_tune_type {kind!r}"])
+    scale = of.get("scale", config.get("lora_scale"))
+    if not isinstance(scale, int | float):
+        raise ModelError(f"{path / CONFIG}: lora_parameters.scale must be a number, not {shown(scale)}")
+    stored = _read(path, _file(path, MLX_FILE), MLX_NAME)
+    return {
+        module: (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)) for module, (a, b) in stored.items()
+    }, lambda module, rank: float(scale)
+
+
+def _check(path: Path, wrong: Sequence[str]) -> None:
+    if wrong:
+        message = f"{path / CONFIG}: {', '.join(wrong)} is not implemented: an adapter has pairs of LoRA matrices alone"
+        raise ModelError(f"{message}; merge it into the model")
+
+
+def _read(path: Path, file: SafetensorsFile, pattern: re.Pattern[str]) -> Pairs:
+    """Return the matrices A and B of a file by module."""
+    halves: dict[str, dict[str, Floats]] = {}
+    for name in file.tensors:
+        found = pattern.match(name)
+        if found is None:
+            raise ModelError(f"{file.path}: {name} is no matrix of LoRA; merge the adapter into the model")
+        halves.setdefault(found[1], {})[found[2].lower()] = file.weight(name).dequantize()
+    lacking = next((module for module, of in halves.items() if len(of) != 2), None)
+    if lacking is not None:
+        raise ModelError(f"{file.path}: {lacking} has only one of its two matrices; the file is incomplete")
+    return {module: (of["a"], of["b"]) for module, of in halves.items()}
