@@ -16,6 +16,7 @@ GROUPS = {
         "delta_gate",
         "ssm_alpha",
         "ssm_beta",
+        "ssm_in",
         "ssm_out",
     ),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.

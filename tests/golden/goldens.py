@@ -24,6 +24,7 @@ DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
 # Architectures that share their code with others: by default a sample of their cells runs, and `-m slow` runs all.
 SAMPLED = (
+    "falconh1", "mamba2",
     "glm4moe", "minimaxm2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "hunyuan", "llamabias", "nanochat", "seed_oss", "starcoder2",

@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "falcon_h1": ARCH.FALCON_H1, "mamba2": ARCH.MAMBA2,
     "glm4_moe": ARCH.GLM4_MOE, "minimax_m2": ARCH.MINIMAXM2, "olmoe": ARCH.OLMOE,
     "arcee": ARCH.ARCEE,
     "cohere2": ARCH.COHERE2, "ernie4_5": ARCH.ERNIE4_5, "exaone4": ARCH.EXAONE4, "gemma2": ARCH.GEMMA2,
@@ -44,6 +45,13 @@ KEYS_OF_EXPERTS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
+SPACE = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_ssm": "ssm.inner_size",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_n_groups": "ssm.group_count",
+}
 KEYS_OF_KIND = {
     "glm4_moe": {
         "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
@@ -51,6 +59,7 @@ KEYS_OF_KIND = {
         "norm_topk_prob": "expert_weights_norm", "n_group": "expert_group_count",
         "topk_group": "expert_group_used_count",
     },
+    "falcon_h1": SPACE,
     "minimax_m2": {"intermediate_size": "expert_feed_forward_length"},
     "cohere2": {"logit_scale": "logit_scale"},
     "gemma2": {
@@ -74,7 +83,7 @@ def write(folder: Path, path: Path) -> None:
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add.get(type(value), writer.add_array)(f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}", value)
     for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("dt_bias", "dt_proj.bias")
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known, name
         writer.add_tensor(known, np.ascontiguousarray(converted(c, name, values), dtype=np.float32))
@@ -89,6 +98,8 @@ def write(folder: Path, path: Path) -> None:
 def settings(c: dict[str, Any]) -> dict[str, Any]:
     """Return GGUF keys, without the prefix, as llama.cpp's converters write them."""
     kind, rope = c["model_type"], c["rope_parameters"]
+    if kind == "mamba2":
+        return of_mamba2(c)
     rope = rope.get("full_attention", rope)
     head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     eps = "layer_norm_epsilon" if kind in LAYER_NORMS else "layer_norm_rms_epsilon"
@@ -126,6 +137,17 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def of_mamba2(c: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a model without attention and FFN."""
+    return {
+        "block_count": c["num_hidden_layers"], "context_length": 1 << 20, "embedding_length": c["hidden_size"],
+        "feed_forward_length": 0, "attention.head_count": 0, "vocab_size": c["vocab_size"],
+        "attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"], "ssm.conv_kernel": c["conv_kernel"],
+        "ssm.inner_size": c["num_heads"] * c["head_dim"], "ssm.state_size": c["state_size"],
+        "ssm.time_step_rank": c["num_heads"], "ssm.group_count": c["n_groups"],
+    }  # fmt: skip
+
+
 def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a rule of rotary embedding."""
     made: dict[str, Any] = {}
@@ -148,6 +170,14 @@ def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
 def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     """Return a tensor as llama.cpp stores it."""
     kind, parts = c["model_type"], name.split(".")
+    if kind == "falcon_h1":
+        values = multiplied(c, parts, values)
+    if parts[-1] in ("A_log", "D"):
+        return (-np.exp(values) if parts[-1] == "A_log" else values)[:, None]
+    if "conv1d" in parts and values.ndim == 3:
+        return values[:, 0]
+    if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
+        return values.reshape(c["mamba_n_groups" if "mamba_n_groups" in c else "n_groups"], -1)
     if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
         return values + np.float32(1)
     if kind in PERMUTED and parts[-2] in ("q_proj", "k_proj"):
@@ -158,6 +188,22 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
             .reshape(values.shape)
         )
     return values[0] if name.endswith("shared_expert_gate.weight") else values
+
+
+def multiplied(c: dict[str, Any], parts: list[str], values: np.ndarray) -> np.ndarray:
+    """Return a tensor of Falcon-H1 times the multipliers of muP."""
+    into, (gate, down) = c["attention_in_multiplier"], c["mlp_multipliers"]
+    factors = {
+        "down_proj": down, "gate_proj": gate, "k_proj": c["key_multiplier"] * into, "q_proj": into, "v_proj": into,
+        "o_proj": c["attention_out_multiplier"], "out_proj": c["ssm_out_multiplier"],
+        "embed_tokens": c["embedding_multiplier"], "lm_head": c["lm_head_multiplier"],
+    }  # fmt: skip
+    if parts[-2] != "in_proj":
+        return values * np.float32(factors.get(parts[-2], 1))
+    inner, width = c["mamba_d_ssm"], c["mamba_n_groups"] * c["mamba_d_state"]
+    sizes = (inner, inner, width, width, c["mamba_n_heads"])
+    of_rows = np.repeat(np.array(c["ssm_multipliers"], np.float32), sizes) * c["ssm_in_multiplier"]
+    return values * of_rows[:, None]
 
 
 def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -24,6 +24,7 @@ from transformers.models.arcee import modeling_arcee
 from transformers.models.cohere2 import modeling_cohere2
 from transformers.models.ernie4_5 import modeling_ernie4_5
 from transformers.models.exaone4 import modeling_exaone4
+from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.glm4 import modeling_glm4
 from transformers.models.glm4_moe import modeling_glm4_moe
@@ -31,6 +32,7 @@ from transformers.models.granite import modeling_granite
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
 from transformers.models.llama import modeling_llama
+from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.nanochat import modeling_nanochat
@@ -46,6 +48,7 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
+    modeling_falcon_h1, modeling_mamba2,
     modeling_minimax_m2,
     modeling_glm4_moe,
     modeling_olmoe,
@@ -85,7 +88,32 @@ AROUND = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "num_local_experts": 0,
     "num_experts_per_tok": 0,
 }  # fmt: skip
+# A setting of SIZES that a class does not have.
+ABSENT = object()
+SPACE = {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_expand": 1,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
 MODELS: dict[str, dict[str, Any]] = {
+    "mamba2": {
+        "model_type": "mamba2", "num_heads": 4, "head_dim": 16, "expand": 2, "state_size": 16, "n_groups": 2,
+        "chunk_size": 16,
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), ABSENT),
+        "max_position_embeddings": ABSENT,
+    },
+    "falconh1": {
+        "model_type": "falcon_h1", **NO_HEAD_DIM, **SPACE, "rope_parameters": PLAIN, "tie_word_embeddings": False,
+        # Powers of 2, so that Q8_0 rounds weights with and without them alike.
+        "mamba_norm_before_gate": False, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.25,
+        "mlp_multipliers": [0.5, 0.25], "key_multiplier": 0.25, "attention_in_multiplier": 2.0,
+        "attention_out_multiplier": 0.5, "ssm_in_multiplier": 2.0, "ssm_multipliers": [0.5, 0.25, 2.0, 0.5, 4.0],
+        "ssm_out_multiplier": 0.5,
+    },
     "minimaxm2": {
         "model_type": "minimax_m2", "tie_word_embeddings": False, "num_local_experts": 6, "num_experts_per_tok": 2,
         "intermediate_size": 32, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
@@ -209,16 +237,21 @@ CONTEXT, HEAD_DIM = 131_072, 64
 
 def build(name: str, seed: int) -> PreTrainedModel:
     """Set random weights for which every part matters, rounded to bfloat16, so that the file has exactly these."""
-    made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **MODELS[name]}))
+    settings = {key: value for key, value in {**SIZES, **MODELS[name]}.items() if value is not ABSENT}
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
     made.config.eos_token_id = None  # some classes replace None by the ids of their published models
     random = np.random.default_rng(seed)
     for stem, parameter in made.named_parameters():
-        if parameter.ndim == 1:
+        if stem.endswith("A_log"):
+            values = random.uniform(-4.0, 0.5, parameter.shape)
+        elif stem.endswith("dt_bias"):
+            values = random.normal(0, 0.5, parameter.shape)
+        elif parameter.ndim == 1:
             values = random.uniform(0.5, 2.0, parameter.shape)
             if stem.endswith("q_norm.weight") and name in SMALL_QUERIES:
                 values *= 0.25
         else:
-            small = 0.5 if {"o_proj", "down_proj", "output_linear"} & set(stem.split(".")) else 1.2
+            small = 0.5 if {"o_proj", "out_proj", "down_proj", "output_linear"} & set(stem.split(".")) else 1.2
             values = random.normal(0, 0.5 if "embed" in stem else small * parameter.shape[-1] ** -0.5, parameter.shape)
         parameter.data = torch.from_numpy(values).to(torch.bfloat16).to(torch.float64)
     for stem, buffer in made.named_buffers():
