@@ -217,7 +217,7 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     kind, parts = c["model_type"], name.split(".")
     if kind == "falcon_h1":
         values = multiplied(c, parts, values)
-    if parts[-1] in ("A_log", "D"):
+    if parts[-1] in ("A_log", "D") and c["model_type"] in ("falcon_h1", "mamba2"):
         return (-np.exp(values) if parts[-1] == "A_log" else values)[:, None]
     if "conv1d" in parts and values.ndim == 3:
         return values[:, 0]
