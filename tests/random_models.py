@@ -29,12 +29,21 @@ _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in 
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
     "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
+    "falcon-h1", "mamba2",
     "glm4moe", "minimax-m2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
     "starcoder2",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
+_SPACE = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 256,
+}
+_MIXERS = {key: of for key, of in _DECODER.items() if not key.startswith(("feed", "rope", "attention.head"))} | _SPACE
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2": ("gguf", {
         **_DECODER, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
@@ -64,6 +73,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
         "expert_shared_feed_forward_length": 256,
     }),
+    "falcon-h1": ("gguf", {**_DECODER, **_HEADS, **_SPACE}),
+    "mamba2": ("gguf", _MIXERS),
     "glm4moe": ("gguf", {
         **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
         "expert_feed_forward_length": 256, "leading_dense_block_count": 1, "expert_weights_scale": 1.5,
@@ -211,7 +222,7 @@ def random_model_with_mtp(type_name: str, backend: Backend) -> Model:
 def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
     """Return the same values in every model: they are drawn from the tensor's name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    if len(shape) == 1:
+    if math.prod(shape[1:]) == 1 or "ssm_norm" in name:
         is_factor = ("norm" in name and name.endswith("weight")) or "scale" in name
         mean = 1.0 if is_factor else -0.5 if name.endswith("ssm_a") else 0.0
         return Weight.pack(name, (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])

@@ -35,6 +35,7 @@ from .build.layout import (
     ENTRY_NORM_ADD,
     ENTRY_PROJECT,
     ENTRY_PUT,
+    ENTRY_SPACE,
     EXPERTS,
     FROM_ALL,
     GATE,
@@ -70,6 +71,7 @@ from .build.layout import (
     SEQ_NEW,
     SEQ_WANTED,
     SIN,
+    SPACE,
     STATE_STORE,
     STATE_STORE_2,
     STEP_BLOCK,
@@ -185,6 +187,12 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
             _at(values, n_tokens, step, D_AT), step[D_ROW], kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
         )  # fmt: skip
         invoke(entries[ENTRY_DELTA], rule)
+    elif step[OP] == SPACE:
+        space = (
+            address, step[STEP_BLOCK], n_rows, a, b, step[B_ROW], _at(values, n_tokens, step, C_AT), step[C_ROW],
+            kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
+        )  # fmt: skip
+        invoke(entries[ENTRY_SPACE], space)
     elif step[OP] == MULTIPLY:
         _multiply(a, step[A_ROW], b, step[B_ROW], n_rows, step[ROW_WIDTH], out)
     elif step[OP] == SCALE:

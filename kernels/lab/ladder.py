@@ -11,15 +11,20 @@ import mlx.core as mx
 import numpy as np
 
 from ..launch import ExecutorName, Launch, planned
-from ..metal.cases import numbers
+from ..metal.arguments import word
+from ..metal.attention import WIDEST_HEAD, attention
+from ..metal.cases import numbers, paged
 from ..metal.formats import Q8_0Matrix
+from ..metal.layout import AffineMatrix
 from ..metal.matvec import matvec
 from ..metal.norm_gate_up import norm_gate_up
 from ..metal.norm_project import norm_project
 from ..metal.norm_qkv import norm_qkv
 from ..metal.project_add import project_add
+from ..metal.prompt_product import prompt_product
+from ..metal.prompt_product_tensors import prompt_product_tensors
 from ..metal.rows import MOST_VECTORS, TUNINGS, Tuning
-from ..metal.samples import matrix
+from ..metal.samples import affine, matrix, stored
 from ..metal.simd_per_row import simd_per_row
 from ..metal.thread_per_output import thread_per_output
 from ..metal.tiles import tiles
@@ -77,6 +82,79 @@ def climb(
             yield common | _measured(_tuned(call, tunings), executor)
         if executor != "emulator":
             yield common | _stock(x, whole)
+
+
+# Tokens of a prompt, and of the counts in the emulator, where more take minutes.
+PROMPT, COUNTED = 512, 64
+ATTENTION = "mx.fast.scaled_dot_product_attention"
+# Types of weights of a prompt's products: Q8_0 and Q4_K as the engine has them in MLX's arrays, MLX's own, and Q6_K.
+GROUPED = {"Q8_0 in MLX's arrays": (8, 32), "affine, 4 bits, groups of 64": (4, 64)}
+DTYPES = (mx.float16, mx.bfloat16)
+
+
+def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
+    """Yield one result per product of a layer, type of weights, type of activations and kernel.
+
+    Each has the operations per second. A kernel that the GPU refuses has the reason in place of seconds: older versions
+    of macOS have no `matmul2d`. The head is left out, because a prompt needs one row of it.
+    """
+    emulated = executor == "emulator"
+    vectors = COUNTED if emulated else PROMPT
+    types = [*GROUPED, "Q6_K"]
+    for product in (one for one in every if one.title != "head"):
+        n, k = sum(product.rows), product.columns
+        for type_, dtype in (
+            (a, b) for a in types[: 1 if emulated else None] for b in DTYPES[: 1 if emulated else None]
+        ):
+            if type_ == "Q6_K" and k % 256:
+                continue
+            rng = np.random.default_rng(0)
+            x = numbers(rng, (vectors, k)).astype(dtype)
+            weight = affine(rng, n, k, GROUPED[type_], dtype) if type_ in GROUPED else stored(rng, n, k, type_)
+            common = {"product": product.title, "rows": product.rows, "columns": k, "vectors": vectors}
+            common |= {"type": type_, "activations": word(dtype)}
+            rows = [_tried(partial(call, x, weight), executor) for call in (prompt_product, prompt_product_tensors)]
+            if not emulated and isinstance(weight, AffineMatrix):
+                rows.append(_stock_prompt(x, weight))
+            for row in rows:
+                yield common | row | ({"tflops": 2e-12 * n * k * vectors / row["seconds"]} if "seconds" in row else {})
+
+
+def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: ExecutorName) -> Iterator[Row]:
+    """Yield the attention of a prompt by MLX, in each type, and by our kernel, which has float32; nothing emulated."""
+    if executor == "emulator":
+        return
+    rng, T = np.random.default_rng(0), PROMPT
+    shape = {"heads": (n_heads, n_kv_heads), "head_dim": head_dim, "vectors": T}
+    for dtype in (*DTYPES, mx.float32):
+        q, k, v = (numbers(rng, (1, n, T, head_dim)).astype(dtype) for n in (n_heads, n_kv_heads, n_kv_heads))
+        mx.eval(q, k, v)
+        call = partial(mx.fast.scaled_dot_product_attention, q, k, v, scale=head_dim**-0.5, mask="causal")
+        yield shape | {"kernel": ATTENTION, "activations": word(dtype), "seconds": seconds_per_call([call] * 8)}
+    if head_dim % 8 == 0 and head_dim <= WIDEST_HEAD:
+        given = paged(rng, (n_heads, n_kv_heads, head_dim), T, [T], [list(range(T))])
+        call = partial(attention, *given, page=T, window=0, scale=head_dim**-0.5)
+        yield shape | {"kernel": "attention", "activations": "float32", "seconds": seconds_per_call([call] * 8)}
+
+
+def _tried(call: Call, executor: ExecutorName) -> Row:
+    launch = _planned(call)
+    try:
+        return _measured([launch], executor)
+    except (RuntimeError, ValueError) as error:
+        if executor == "emulator":
+            raise
+        return {"kernel": launch.kernel.name, "nbytes": nbytes(launch), "refused": str(error).strip().splitlines()[0]}
+
+
+def _stock_prompt(x: mx.array, weight: AffineMatrix) -> Row:
+    def product_of(x: mx.array, wq: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+        return mx.quantized_matmul(x, wq, scales, biases, group_size=weight.group, bits=weight.bits)
+
+    inputs = cold_inputs([x, weight.wq, weight.scales, weight.biases])
+    needed = weight.nbytes + x.nbytes + x.dtype.size * len(x) * weight.shape[0]
+    seconds = seconds_per_call([partial(product_of, *one) for one in inputs])
+    return {"kernel": STOCK, "nbytes": needed, "seconds": seconds, "gbs": needed / seconds / 1e9}
 
 
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:

@@ -28,6 +28,7 @@ from mlx_engine.backends.parameters import (
     Gating,
     HeadNorms,
     Linear,
+    Mamba2,
     Native,
     Norm,
     RMSNorm,
@@ -412,6 +413,16 @@ class Backend(Primitives):
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
         return self.multiply(self.merge(self.norm(y, net.norm)), self.silu(gate))
+
+    @block
+    def mamba2(self, batch: Batch, layer: int, gate: Array, x: Array, step: Array, net: Mamba2) -> Array:
+        """Return the gated, normed state space (T, H*P) of the convolved x, and write the layer's state."""
+        mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
+        y = self.merge(self.state_space(mixed, step, net.space, batch.state(layer, 1)))
+        y = self.multiply(y, self.silu(gate))
+        if net.norm is None:
+            return y
+        return self.note(net.norm.name, self.group_norm(y, net.norm.weight, net.norm.eps, net.norm_groups))
 
     @block
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:

@@ -155,10 +155,11 @@ class Rope:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A causal convolution over a sequence, each channel for itself; weight (W, C), oldest token first."""
+    """A causal convolution over a sequence, each channel for itself; weight (W, C), oldest token first; bias (C,)."""
 
     name: str
     weight: Native
+    bias: Native | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,3 +210,52 @@ class DeltaNet:
     rule: DeltaRule
     norm: RMSNorm
     state: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class StateSpace:
+    """The state space of Mamba2 (SSD): a matrix (N, P) per head that each token decays, adds to and reads.
+
+    Source: "Transformers are SSMs", arXiv 2405.21060.
+
+    Attributes:
+        rate: (H,) logarithms of the decay per unit of time, which are negative.
+        dt_bias: (H,) added to the time step before softplus.
+        skip: (H,) factors of the input that is added to the output.
+        n_heads: H.
+        head_dim: P.
+        n_groups: G, a divisor of H; H / G heads next to each other read the same B and C.
+        state_dim: N.
+    """
+
+    name: str
+    rate: Native
+    dt_bias: Native
+    skip: Native
+    n_heads: int
+    head_dim: int
+    n_groups: int
+    state_dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba2:
+    """A Mamba2 mixer.
+
+    Attributes:
+        projection: to the gate (H*P), to the convolution's channels (C), and to the time step (H), in this order.
+        conv: the convolution of the input (H*P), B (G*N) and C (G*N).
+        space: the state space.
+        norm: the RMS norm (H*P,) of the gated output; None for no norm.
+        norm_groups: the number of groups of columns that are normed each for itself.
+        state: the shapes of the convolution's last inputs, (W - 1, C), and of the matrices, (H, N, P).
+        scales: factors of the gate and of the time step after their projection.
+    """
+
+    projection: Linear
+    conv: Convolution
+    space: StateSpace
+    norm: RMSNorm | None
+    norm_groups: int
+    state: tuple[tuple[int, ...], tuple[int, ...]]
+    scales: tuple[float, float] = (1.0, 1.0)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from mlx_engine.backends.batch import KVView, StateView
 from mlx_engine.backends.experts import ExpertLinear, Routing
-from mlx_engine.backends.parameters import Array, Convolution, DeltaRule, Linear, Rope, Scores, Token
+from mlx_engine.backends.parameters import Array, Convolution, DeltaRule, Linear, Rope, Scores, StateSpace, Token
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.quant.weight import Weight
 
@@ -67,6 +67,11 @@ class Primitives(ABC):
 
     @primitive
     @abstractmethod
+    def group_norm(self, x: Array, weight: Array, eps: float, n_groups: int) -> Array:
+        """Return (T, N), where each of `n_groups` groups of columns is RMS-normed for itself; the weight is (N,)."""
+
+    @primitive
+    @abstractmethod
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
         """Apply rotary embedding to (T, H, E): rotate elements j and j + E/2 of row t for position `positions[t]`.
 
@@ -88,6 +93,8 @@ class Primitives(ABC):
     def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
         """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
 
+        The bias is added, if there is one.
+
         The state has the W - 1 inputs before the first row, (W - 1, C), and is written for the rows of each run.
         """
 
@@ -100,6 +107,16 @@ class Primitives(ABC):
         length 1 (`x / sqrt(sum(x**2) + 1e-6)`), each value head with its state M (E, P) computes
         `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and the result
         `q @ M / sqrt(E)`. The state (H, E, P) is written for the rows of each run.
+        """
+
+    @primitive
+    @abstractmethod
+    def state_space(self, x: Array, step: Array, space: StateSpace, state: StateView) -> Array:
+        """Return the state space (T, H, P) of Mamba2, token by token within each sequence.
+
+        A row of x has inputs (H, P), B (G, N) and C (G, N); step is (T, H). With `dt = softplus(step + dt_bias)`, each
+        head with its state M (N, P) computes `M = exp(rate * dt) * M + outer(B, dt * x)`, and the result
+        `C @ M + skip * x`. The state (H, N, P) is written for the rows of each run.
         """
 
     @primitive

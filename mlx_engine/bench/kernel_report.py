@@ -7,8 +7,12 @@ send the file.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from itertools import product as pairs
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +37,9 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
 # The backends to time: MLX alone, and this project's kernels, by executor.
+# The types of activations with which prompts are multiplied by kernels of their own.
+ROUNDED = ("f16", "bf16")
+WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
 BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("mlx", "metal")}
 
 
@@ -74,15 +81,53 @@ def model_sizes(model: str) -> dict[str, int]:
     return {name: getattr(shape, name) for name in SIZES}
 
 
+def add_prompts(found: Row, model: str) -> None:
+    """Add the products and the attention of a prompt, in float16 and bfloat16: each of our kernels, and MLX's."""
+    from mlx_engine.kernels.lab.ladder import climb_attention, climb_prompts, products
+    from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
+
+    sizes, executor = model_sizes(model), found["executor"]
+    heads = {name: sizes[name] for name in ("n_heads", "n_kv_heads", "head_dim")}
+    found["accelerators"] = has_accelerators()
+    found["prompts"] = list(climb_prompts(products(**sizes), executor))
+    found["attention"] = list(climb_attention(**heads, executor=executor))
+
+
 def add_models(
     found: Row,
     model: str,
     *,
     budget: float | None = None,
 ) -> None:
-    """Add the model's tokens per second with MLX's operations, and with this project's kernels."""
-    names = BACKENDS[found["executor"]]
+    """Add the model's tokens per second with MLX's operations, and with this project's kernels.
+
+    They are measured with each type of activations; where the GPU has accelerators, with both kernels of prompts.
+    """
+    names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
+    if executor != "metal":
+        return
+    ways = ("on", "off") if found["accelerators"] else ("off",)
+    for activations, tensors in pairs(ROUNDED, ways):
+        how: dict[str, Any] = {"activations": activations, "shared": {"tensors": tensors}}
+        with _tensors(tensors):
+            of = names if tensors == "off" else ("metal",)
+            found["tokens"] += rows(model, of, TESTS, repetitions=REPETITIONS, budget=budget, **how)
+
+
+@contextmanager
+def _tensors(chosen: str) -> Iterator[None]:
+    """Choose the kernel of prompts for the engines that are loaded here."""
+    from mlx_engine.backends.metal.rounded import VARIABLE
+
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = chosen
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def default_file() -> Path:
@@ -119,8 +164,9 @@ def page(found: Row) -> str:
     """Return the report as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     parts = ["# Kernels on " + found["chip"], "", f"{system(found)}; {versions}; {found['time']}", "", summary(found)]
-    if "tokens" in found:
-        parts += ["", f"## Tokens per second: {found['model']}", "", markdown(found["tokens"])]
+    for (activations, tensors), ours in _by_type(found.get("tokens", ())):
+        way = f", activations {activations}, prompts by {WAYS[tensors]}" if tensors else ""
+        parts += ["", f"## Tokens per second: {found['model']}{way}", "", markdown(ours)]
     return "\n".join([*parts, "", "## Every number", ""])
 
 
@@ -134,10 +180,12 @@ def summary(found: Row) -> str:
     """Return the ladder as a table: bandwidth on a GPU, operation counts in the emulator."""
     table = _counts(found["ladder"]) if found["executor"] == "emulator" else _rates(found)
     if found["executor"] == "emulator":
-        return table + "\n\nCounted in the emulator: these are not GPU timings."
+        prompts = f"\n\nA prompt:\n\n{_counts(found['prompts'])}" if "prompts" in found else ""
+        return f"{table}{prompts}\n\nCounted in the emulator: these are not GPU timings."
     paper = "" if found["nominal_gbs"] is None else f"; {found['nominal_gbs']:g} GB/s nominal"
     return (
         f"{table}\n\nA plain read reaches {found['read_gbs']:.1f} GB/s here{paper}. Weights are cold in every launch."
+        + (f"\n\n{_prompts(found)}" if "prompts" in found else "")
     )
 
 
@@ -147,6 +195,27 @@ def _rates(found: Row) -> str:
         own = [f"{row['seconds'] * 1e6:.1f}", f"{row['gbs']:.1f}", f"{row['gbs'] / found['read_gbs']:.0%}"]
         cells.append([*_names(row), *(str(row.get(name, "-")) for name in ("R", "NSG", "KS")), *own])
     return aligned(cells)
+
+
+def _prompts(found: Row) -> str:
+    """Return the products and the attention of a prompt as tables."""
+    cells = [["product", "N x K", "kernel", "weights", "activations", "us", "TFLOP/s"]]
+    for row in found["prompts"]:
+        own = ["refused", "-"] if "refused" in row else [f"{row['seconds'] * 1e6:.1f}", f"{row['tflops']:.2f}"]
+        cells.append([*_names(row), row["type"], row["activations"], *own])
+    heads = [["attention", "activations", "us"]]
+    heads += [[row["kernel"], row["activations"], f"{row['seconds'] * 1e6:.1f}"] for row in found["attention"]]
+    has = "has" if found["accelerators"] else "has no"
+    return (
+        f"A prompt of {found['prompts'][0]['vectors']} tokens; by MLX's rule this GPU {has} accelerators for "
+        f"`matmul2d`:\n\n{aligned(cells)}\n\n{aligned(heads)}"
+    )
+
+
+def _by_type(tokens: Sequence[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
+    """Yield the rows of each type of activations and kernel of prompts, which float32 has not."""
+    for key, ours in groupby(tokens, lambda row: (str(row.get("activations")), str(row.get("tensors", "")))):
+        yield key, list(ours)
 
 
 def _counts(ladder: Sequence[Row]) -> str:

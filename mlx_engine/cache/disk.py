@@ -46,7 +46,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.cache.pool import KVLayer, KVPool
+from mlx_engine.cache.pool import KVLayer, KVPool, state_of
 from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.errors import FormatError
 from mlx_engine.kernels.files import draft, remove_dead
@@ -153,8 +153,8 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
         if isinstance(layer, KVLayer):
             shape = layer.n_arrays, layer.n_kv_heads, pool.page, row_length(layer.head_dim, layer.type)
             parts[str(pool.stores.group_of[i])].append(Piece(i, 0, shape, np.dtype(DTYPES[layer.type])))
-        else:
-            states += [Piece(i, j, shape, np.dtype(np.float32)) for j, shape in enumerate(layer.shapes)]
+        if (state := state_of(layer)) is not None:
+            states += [Piece(i, j, shape, np.dtype(np.float32)) for j, shape in enumerate(state.shapes)]
     return {**parts, **({STATE: states} if states else {})}
 
 

@@ -36,6 +36,7 @@ class KVLayer:
     """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window, None for all tokens, and the type.
 
     With one array, keys are values, too: a latent, of which values are the first elements.
+    A layer with a mixer beside its attention has a state, too.
     """
 
     n_kv_heads: int
@@ -43,6 +44,7 @@ class KVLayer:
     window: int | None = None
     type: str = "f32"
     n_arrays: int = 2
+    state: StateLayer | None = None
 
     @property
     def token_nbytes(self) -> int:
@@ -50,7 +52,7 @@ class KVLayer:
         return self.n_arrays * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
 
 
-# The cache of a layer for one sequence: keys and values, or a state.
+# The cache of a layer for one sequence: keys and values, or a state, which is empty for a layer without a mixer.
 CacheLayer: TypeAlias = KVLayer | StateLayer
 
 
@@ -119,8 +121,9 @@ class KVPool:
             if isinstance(layer, KVLayer) and (kept or layer not in shared):
                 shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page, layer.n_arrays)
             stores.append(shared[layer] if isinstance(layer, KVLayer) else None)
-        with_state = [layer if isinstance(layer, StateLayer) else None for layer in layers]
-        self.states = StatePool(backend, with_state, n_sequences, kept=kept, n_proposed=n_proposed)
+        self.states = StatePool(
+            backend, [state_of(layer) for layer in layers], n_sequences, kept=kept, n_proposed=n_proposed
+        )
         self.stores = Stores(stores, group_of, page, kept, self.states.stores)
         self.n_pages = tuple(pages)
         self.page_nbytes = tuple(
@@ -203,6 +206,12 @@ class KVPool:
         for i, of in enumerate(self.stores.group_of):
             if of == group:
                 layers[i] = self.backend.kv_copy(layers[i], source, target, n)
+
+
+def state_of(layer: CacheLayer) -> StateLayer | None:
+    """Return the state of a layer; None if it has none."""
+    state = layer if isinstance(layer, StateLayer) else layer.state
+    return state if state is not None and state.shapes else None
 
 
 def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:

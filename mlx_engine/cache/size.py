@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheLayer, KVLayer, kv_layers, pages_for
-from mlx_engine.cache.states import StateLayer, n_slots
+from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheLayer, KVLayer, kv_layers, pages_for, state_of
+from mlx_engine.cache.states import n_slots
 
 # Upper limit of the search in `tokens_that_fit`, because with windows in all layers the cache stops growing.
 MOST_TOKENS = 1 << 24
@@ -30,7 +30,7 @@ def pool_nbytes(
 
 def state_nbytes(layers: Sequence[CacheLayer]) -> int:
     """Return the bytes of a sequence's state, in all layers that have one."""
-    return sum(layer.nbytes for layer in layers if isinstance(layer, StateLayer))
+    return sum(state.nbytes for state in map(state_of, layers) if state is not None)
 
 
 def tokens_that_fit(

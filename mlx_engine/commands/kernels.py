@@ -222,6 +222,8 @@ def bench(
             kernel_report.write_report(
                 path, found
             )  # written early, so that results are kept if a later measurement fails
+            kernel_report.add_prompts(found, model)
+            kernel_report.write_report(path, found)
             kernel_report.add_models(found, model, budget=budget)
     if json:
         print_json(found)

@@ -152,9 +152,9 @@ class Settings:
         """Return a finite number >= 0; 0 if the key is absent."""
         return 0.0 if self._get(key, 0) in (0, 0.0) else self.number(key)
 
-    def numbers(self, key: str, n: int) -> list[float]:
+    def numbers(self, key: str, n: int, default: Any = REQUIRED) -> list[float]:
         """Return a list of n finite numbers > 0."""
-        values = self._get(key, REQUIRED)
+        values = self._get(key, default)
         if not isinstance(values, list) or len(values) != n:
             raise self.error(key, f"a list of {n} numbers", values)
         each = Settings({str(i): value for i, value in enumerate(values)}, where=f"{self._where}: {key}")

@@ -35,7 +35,10 @@ from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.stored import TensorLayout
 
 # Matrices that are no factors of products: llama.cpp requires floats.
-FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".bias")
+FLOATS = (
+    "position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ssm_norm.weight", ".ssm_a", ".ssm_d",
+    ".ffn_gate_inp.weight", ".bias",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVGroup, KVSpan, Stores
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool
-from mlx_engine.cache.pool import kv_layers
+from mlx_engine.cache.pool import kv_layers, state_of
 from mlx_engine.cache.states import BYTES_PER_FLOAT
 from mlx_engine.distributed.group import Group
 from mlx_engine.quant.key_values import row_nbytes
@@ -175,10 +175,10 @@ class StagePools:
                 layers_of.setdefault(number, []).append(i)
                 if number not in kv:
                     kv[number] = self._backend.kv_empty(layer.n_kv_heads, layer.head_dim, n_slots, layer.n_arrays)
-            else:
-                for (number, n_slots), shape in zip(of_states, layer.shapes, strict=True):
-                    if number not in states:
-                        states[number] = self._backend.state_empty(shape, n_slots)
+            state = state_of(layer)
+            for (number, n_slots), shape in zip(of_states, () if state is None else state.shapes, strict=True):
+                if number not in states:
+                    states[number] = self._backend.state_empty(shape, n_slots)
         stores = Stores(
             [kv[of_kv[0]] if of_kv else None for _, of_kv, _ in own],
             [groups.index(group) if group >= 0 else -1 for group, _, _ in own],

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.sampling import packs
-from mlx_engine.cache import CacheLayer, KVLayer, StateLayer
-from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.cache import CacheLayer, KVLayer
+from mlx_engine.cache.pool import LONGEST_PASS, state_of
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.errors import OptionError
 from mlx_engine.models.layer import Attention, GatedAndMixture, LatentAttention, Layer, RowNorms, SharedAttention
@@ -104,8 +104,8 @@ class Part:
             window = self.attended.window or math.inf
             seen, at_once = min(seen, window), min(at_once, window - 1 + of.n_tokens)
             kv = self.attended.token_nbytes * at_once * of.n_sequences
-        if isinstance(self.kept, StateLayer):
-            kv = 2.0 * self.kept.nbytes * of.n_sequences  # read, and written
+        if self.kept is not None and (state := state_of(self.kept)) is not None:
+            kv += 2.0 * state.nbytes * of.n_sequences  # read, and written
         nbytes = self.read + self.experts * share_read(self.expert_share, n_tokens) + kv
         return Work(nbytes, 2.0 * (self.multiplied * computed + self.scored * seen * n_tokens))
 

@@ -35,16 +35,7 @@ from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, 
 from mlx_engine.distributed.messages import Message, StagePools
 from mlx_engine.errors import NotShardableError
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import (
-    Attention,
-    Columns,
-    LatentAttention,
-    Layer,
-    Mixer,
-    RowNorms,
-    SharedAttention,
-    ShortConv,
-)
+from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, ShortConv
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
@@ -457,7 +448,7 @@ class RankSlices:
         return [self._layer(i, layer) for i, layer in enumerate(layers)]
 
     def _layer(self, i: int, layer: Layer) -> Layer:
-        return replace(layer, mix=self._mixer(i, layer.mix))
+        return layer if layer.mix is None else replace(layer, mix=self._mixer(i, layer.mix))
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
         """Return the rows of a projection that this rank uses: those that it has of `like`, with the same heads."""
@@ -468,8 +459,6 @@ class RankSlices:
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
         """Return a mixer with this rank's heads or channels, and a state of their size."""
-        if isinstance(mixer, SharedAttention | LatentAttention):
-            return mixer
         if isinstance(mixer, Attention):
             norms = mixer.norms
             if isinstance(norms, RowNorms):
@@ -480,6 +469,8 @@ class RankSlices:
         if isinstance(mixer, ShortConv):
             ((taps, _),) = mixer.state
             return replace(mixer, state=((taps, self.shape(f"blk.{i}.shortconv.conv.weight")[0]),))
+        if not isinstance(mixer, DeltaNet):
+            return mixer
         n_values, channels = self.shape(f"blk.{i}.ssm_a")[0], self.shape(f"blk.{i}.ssm_conv1d.weight")[0]
         rule, ((taps, _), (_, *head)) = mixer.rule, mixer.state
         n_keys = n_values * rule.n_key_heads // rule.n_value_heads

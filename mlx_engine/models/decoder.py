@@ -40,11 +40,16 @@ def decoder_layers(
         n = first.hidden_size
         x, inputs = be.columns(inputs, 0, n), be.columns(inputs, n, n + last.columns[1])
     if want == "none":  # the layers after the last one that writes keys and values have no effect
-        layers = layers[: 1 + max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))]
+        layers = layers[: 1 + max((i for i, w in enumerate(layers) if writes(w)), default=-1)]
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
         x = decoder_layer(be, w, i, x, batch, want=here, views=views, inputs=inputs, masks=masks)
     return x
+
+
+def writes(layer: Layer) -> bool:
+    """Return whether a layer writes keys and values or a state."""
+    return layer.mix is not None and not isinstance(layer.mix, SharedAttention)
 
 
 class Decoder(Model):
@@ -200,8 +205,11 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
         OptionError: the type has blocks that the heads do not fill.
     """
     kept: list[CacheLayer] = []
-    for mixer in (w.mix for w in layers):
-        if isinstance(mixer, Attention | LatentAttention):
+    for layer in layers:
+        mixer, state = layer.mix, None if layer.beside is None else StateLayer(layer.beside.mix.state)
+        if mixer is None:
+            kept.append(StateLayer(()))
+        elif isinstance(mixer, Attention | LatentAttention):
             if not fits(mixer.head_dim, type_):
                 message = (
                     f"keys and values of {type_} are blocks of 32 numbers of a head, and heads of {mixer.head_dim} do "
@@ -213,7 +221,7 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
                 if isinstance(mixer, LatentAttention)
                 else (mixer.n_kv_heads, mixer.head_dim, mixer.window)
             )
-            kept.append(KVLayer(*of, type_, 1 if isinstance(mixer, LatentAttention) else 2))
+            kept.append(KVLayer(*of, type_, 1 if isinstance(mixer, LatentAttention) else 2, state))
         elif not isinstance(mixer, SharedAttention):
             kept.append(StateLayer(mixer.state))
     return kept

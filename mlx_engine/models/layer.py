@@ -1,9 +1,10 @@
 """One decoder layer: its parameters, and its definition in the operations of a backend.
 
 `decoder_layer` is the definition, for all architectures and backends. A layer combines one token mixer (`Attention`,
-`LatentAttention`, `SharedAttention`, `ShortConv` or `DeltaNet`) and one feed-forward network (`Gated`, `Plain`,
-`Mixture` or `GatedAndMixture`). Each kind is a class with its parameters and a function that runs it. A new kind is a
-class, a function and a line in `mix` or `feed_forward`.
+`LatentAttention`, `SharedAttention`, `ShortConv`, `DeltaNet` or `Mamba2`) and one feed-forward network (`Gated`,
+`Plain`, `Mixture` or `GatedAndMixture`); it may lack one of the two, or have a second mixer beside the first. Each kind
+is a class with its parameters and a function that runs it. A new kind is a class, a function and a line in `mix` or
+`feed_forward`.
 
 If this process has only a part of a matrix (`Linear.is_partial`), the products of all ranks are added.
 """
@@ -25,6 +26,7 @@ from mlx_engine.backends.parameters import (
     DeltaNet,
     HeadNorms,
     Linear,
+    Mamba2,
     Norm,
     RMSNorm,
     Rope,
@@ -220,7 +222,7 @@ class ShortConv:
     state: tuple[tuple[int, ...]]
 
 
-Mixer: TypeAlias = Attention | LatentAttention | SharedAttention | ShortConv | DeltaNet
+Mixer: TypeAlias = Attention | LatentAttention | SharedAttention | ShortConv | DeltaNet | Mamba2
 Views: TypeAlias = dict[int, KVView]
 
 
@@ -237,6 +239,9 @@ def mix(be: Backend, w: Layer, i: int, x: Array, batch: Batch, want: Wanted, vie
             return wanted(be, short_conv(be, of, i, x, w.norm, batch), batch, want)
         case DeltaNet() as of:
             return wanted(be, delta_net(be, of, i, x, w.norm, batch), batch, want)
+        case Mamba2() as of:
+            return wanted(be, mamba2(be, of, i, x, w.norm, batch), batch, want)
+    return None
 
 
 def attention(
@@ -359,6 +364,21 @@ def delta_net(be: Backend, w: DeltaNet, i: int, x: Array, norm: Norm | None, bat
     return be.delta_net(batch, i, h, gate, beta, step, w)
 
 
+def mamba2(be: Backend, w: Mamba2, i: int, x: Array, norm: Norm | None, batch: Batch) -> Array:
+    """Return a Mamba2 mixer (T, H*P) of every token, and write the state."""
+    (projected,) = be.norm_project(x, norm, [w.projection])
+    inner, channels = w.space.n_heads * w.space.head_dim, w.state[0][1]
+    gate = scaled(be, be.columns(projected, 0, inner), w.scales[0])
+    mixed = be.columns(projected, inner, inner + channels)
+    step = be.columns(projected, inner + channels, inner + channels + w.space.n_heads)
+    return be.mamba2(batch, i, gate, mixed, scaled(be, step, w.scales[1]), w)
+
+
+def scaled(be: Backend, x: Array, factor: float) -> Array:
+    """Return x times a factor."""
+    return x if factor == 1 else be.scale(x, factor)
+
+
 def wanted(be: Backend, y: Array, batch: Batch, want: Wanted) -> Array | None:
     """Return the rows of the wanted tokens; None if there are none."""
     if want == "none":
@@ -371,7 +391,11 @@ def wanted(be: Backend, y: Array, batch: Batch, want: Wanted) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class Gated:
-    """`down(activation(gate(h)) * up(h))`, where h is the normed x; the output may be normed too."""
+    """`down(activation(gate(h)) * up(h))`, where h is the normed x; the output may be normed too.
+
+    Attributes:
+        scales: factors of the gate, before its activation, which must be SiLU, and of the input of `down`.
+    """
 
     norm: Norm | None
     gate: Linear
@@ -379,6 +403,7 @@ class Gated:
     down: Linear
     post: Norm | None = None
     activation: Activation = "silu"
+    scales: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
     def read(cls, t: LayerTensors, activation: Activation = "silu") -> Gated:
@@ -437,6 +462,10 @@ def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
 
 def gated(be: Backend, w: Gated, x: Array) -> Array:
     """Return the inner activations (T, F) of a gated network."""
+    if w.scales != (1.0, 1.0):
+        gate, up = be.norm_project(x, w.norm, [w.gate, w.up])
+        gate = scaled(be, gate, w.scales[0])
+        return scaled(be, be.multiply(be.sigmoid_gate(gate, gate), up), w.scales[1])
     return be.norm_gate_up(x, w.norm, w.gate, w.up, w.activation)
 
 
@@ -470,26 +499,43 @@ class PerLayer:
     norm: RMSNorm
 
 
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """A second mixer of the same normed hidden states, with its own projection.
+
+    Attributes:
+        mix: the mixer, which has a state.
+        out: its projection.
+        scales: factors of the outputs of the first and of this mixer before their projections.
+    """
+
+    mix: Mamba2
+    out: Linear
+    scales: tuple[float, float] = (1.0, 1.0)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """The parameters of a layer.
 
     Attributes:
         norm: the norm of the mixer's input.
-        mix: the mixer of tokens.
+        mix: the mixer of tokens; None for a layer that has an FFN alone.
         out: the projection of the mixer's output.
+        beside: a second mixer.
         post: the norm after the projection.
-        ffn: the feed-forward network.
+        ffn: the feed-forward network; None for a layer that has a mixer alone.
         input: the input of this layer alone, added after the FFN.
         scale: factor of the hidden states after the layer.
         is_parallel: whether the FFN reads the hidden states before attention, not those after it.
     """
 
     norm: Norm | None = None
-    mix: Mixer
-    out: Linear
+    mix: Mixer | None = None
+    out: Linear | None = None
+    beside: Beside | None = None
     post: Norm | None = None
-    ffn: FeedForward
+    ffn: FeedForward | None = None
     input: PerLayer | None = None
     scale: float = 1.0
     is_parallel: bool = False
@@ -539,21 +585,34 @@ def decoder_layer(
         inputs: (T, L*I), the layers' own inputs; read only if layers have `input`.
         masks: (T, M), the adapter of each row, see `weights/adapters.py`; None without adapters.
     """
-    y = mix(adapted(be, masks), w, i, x, batch, want, views)
-    if y is None:
+    inner = adapted(be, masks)
+    y = mix(inner, w, i, x, batch, want, views)
+    z = None if w.beside is None else wanted(be, mamba2(inner, w.beside.mix, i, x, w.norm, batch), batch, want)
+    if want == "none":
         return x
     if want == "some":
         x, masks = be.take(x, batch.rows), None if masks is None else be.take(masks, batch.rows)
     be = adapted(be, masks)
-    be.note(f"blk.{i}.attn_out", y)
-    before, x = x, be.note(f"blk.{i}.attn_residual", project_add(be, y, w.out, w.post, x))
-    x = feed_forward(be, w.ffn, before if w.is_parallel else x, x)
+    before, x = x, x if y is None or w.out is None else add_mixed(be, w, w.out, i, y, z, x)
+    if w.ffn is not None:
+        x = feed_forward(be, w.ffn, before if w.is_parallel else x, x)
     if w.input is not None:
         own = be.columns(inputs, *w.input.columns)
         x = add_input(be, w.input, x, be.take(own, batch.rows) if want == "some" else own)
     if w.scale != 1:
         x = be.scale(x, w.scale)
     return be.note(f"blk.{i}.layer_out", x)
+
+
+def add_mixed(be: Backend, w: Layer, out: Linear, i: int, y: Array, z: Array | None, x: Array) -> Array:
+    """Return x plus the projected output y of the layer's mixer, and z of the mixer beside it."""
+    if w.beside is not None and z is not None:
+        y, z = scaled(be, y, w.beside.scales[0]), scaled(be, z, w.beside.scales[1])
+    be.note(f"blk.{i}.attn_out", y)
+    x = project_add(be, y, out, w.post, x)
+    if w.beside is not None and z is not None:
+        x = project_add(be, z, w.beside.out, None, x)
+    return be.note(f"blk.{i}.attn_residual", x)
 
 
 def add_input(be: Backend, w: PerLayer, x: Array, own: Array) -> Array:

@@ -159,9 +159,14 @@ class Parameters:
         of_kind = self.layer_norm if is_layer_norm or f"{name}.bias" in self else self.rms_norm
         return of_kind(name, eps, times)
 
-    def array(self, name: str, *, transposed: bool = False) -> Array:
-        """Return `name` as the backend's float32 array, for operations that are no product with a matrix."""
+    def array(self, name: str, *, transposed: bool = False, times: NDArray[np.float32] | None = None) -> Array:
+        """Return `name` as the backend's float32 array, for operations that are no product with a matrix.
+
+        With `times`, the rows of a matrix are multiplied with these numbers.
+        """
         values = self._own(name).dequantize()
+        if times is not None:
+            values = values * times[:, None]
         self._done(name)
         return self._backend.array(np.ascontiguousarray(values.T if transposed else values))
 

@@ -25,6 +25,7 @@ class TensorLayout:
         transposed: whether the matrix is stored transposed, as in Conv1D layers.
         plus: added to every stored value to get the model's value.
         times: factor by which every value, minus `plus`, is multiplied in the file.
+        row_times: runs of rows with factors of their own, (rows, factor) each, in addition to `times`.
         heads: number of heads, if the file has the rows of each head in another order: the rows of its two halves
             interleaved, or as `rotated` says.
         rotated: number of rotated rows of each head, if they come first and the others are not rotated. In the model
@@ -53,11 +54,18 @@ class TensorLayout:
     step: int = 1
     interleaved: bool = False
     flipped: bool = False
+    row_times: tuple[tuple[int, float], ...] = ()
 
     @property
     def is_shifted(self) -> bool:
         """Whether stored values differ from the model's values."""
-        return self.plus != 0 or self.times != 1 or self.is_log
+        return self.plus != 0 or self.times != 1 or self.is_log or any(factor != 1 for _, factor in self.row_times)
+
+    @property
+    def factors(self) -> NDArray[np.float32]:
+        """The factors of rows, (rows, 1), or (1, 1) if all rows have one."""
+        of_rows = [np.full((n, 1), factor) for n, factor in self.row_times] or [np.ones((1, 1))]
+        return (np.concatenate(of_rows) * self.times).astype(np.float32)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the stored tensor, given the shape of the model's tensor."""
@@ -114,7 +122,8 @@ class TensorLayout:
         taken = Weight(weight.name, shape, weight.type, data)
         if not self.is_shifted:
             return taken
-        values = taken.dequantize() / np.float32(self.times) + np.float32(self.plus)
+        values = taken.dequantize()
+        values = (values.reshape(shape[0], -1) / self.factors + np.float32(self.plus)).reshape(values.shape)
         if self.is_log:
             values = -np.exp(values)
         return Weight.pack(weight.name, values, F32)
@@ -135,9 +144,10 @@ class TensorLayout:
             raise ValueError(f"{self.name}: expected parts of one type, found {[part.type.name for part in parts]}")
         type_, width = parts[0].type, parts[0].shape[1:]
         if self.is_shifted:
-            type_, plus, times = F32, np.float32(self.plus), np.float32(self.times)
+            type_, plus = F32, np.float32(self.plus)
             values = [np.log(-part.dequantize()) if self.is_log else part.dequantize() for part in parts]
-            parts = [Weight.pack(p.name, (v - plus) * times, F32) for p, v in zip(parts, values, strict=True)]
+            shifted = [((v.reshape(len(v), -1) - plus) * self.factors).reshape(v.shape) for v in values]
+            parts = [Weight.pack(p.name, v, F32) for p, v in zip(parts, shifted, strict=True)]
         data = np.concatenate([part.data for part in parts])
         order = [row for rows in orders or (self.order,) for row in rows or ()]
         if order:

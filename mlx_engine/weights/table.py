@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -18,7 +18,7 @@ from mlx_engine.weights.stored import TensorLayout
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
-    "I": "per_layer_size", "X": "n_experts",
+    "I": "per_layer_size", "X": "n_experts", "M": "mamba_rows", "N": "norm_groups", "O": "norm_width",
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
@@ -160,7 +160,7 @@ def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
 
 
 def decoder_plan(
-    checkpoint: Checkpoint, config_type: type[ConfigBase], table: Table, *, tied: bool = False,
+    checkpoint: Checkpoint, config_type: type[C], table: Table | Callable[[C], Table], *, tied: bool = False,
     settings: Settings | None = None,
 ) -> Plan:  # fmt: skip
     """Return the config and the expected tensors of a checkpoint, by a tensor table.
@@ -168,7 +168,7 @@ def decoder_plan(
     Args:
         checkpoint: the checkpoint.
         config_type: the class of its config.
-        table: its tensors.
+        table: its tensors, or a function of the config, whose sizes their forms depend on.
         tied: whether the head is tied if config.json does not say so.
         settings: those of the text model, if they are not all settings of the checkpoint.
 
@@ -177,8 +177,10 @@ def decoder_plan(
     """
     s = settings or Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=tied)
+    config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
+    table = table(config) if callable(table) else table
     embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
-    config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, embeddings)
+    config = padded(config, checkpoint, embeddings)
     config = said_by_tensors(config, checkpoint, table)
     # A tied head needs no matrix, but some files have one.
     unused = (table[HEAD].hf,) if head == "absent" else (CLASSIFIER,) if checkpoint.naming == "gguf" else ()

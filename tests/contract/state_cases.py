@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, Stores
-from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, RMSNorm
+from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Mamba2, RMSNorm, StateSpace
 from tests.contract.case import OpCase, Run, norm_weight, normal
 
 # Two passes: first row, rows, source and target. A sequence in two runs and one of a single token; then both go on.
@@ -95,6 +95,55 @@ def delta_net(keys: int, dim: int, values: int, width: int, *, are_neighbors: bo
     return run
 
 
+def biased(be: Backend, rng: np.random.Generator) -> Any:
+    conv = Convolution("c", be.array(normal(rng, 4, 16)), be.array(normal(rng, 16)))
+    return passes(be, rng, ((3, 16),), lambda batch, n, rng: be.convolve(
+        be.array(normal(rng, n, 16)), conv, batch.state(0, 0)))  # fmt: skip
+
+
+def space_of(be: Backend, rng: np.random.Generator, heads: int, width: int, groups: int, dim: int) -> StateSpace:
+    rate, bias = be.array(-np.exp(normal(rng, heads))), be.array(normal(rng, heads))
+    return StateSpace("s", rate, bias, be.array(normal(rng, heads)), heads, width, groups, dim)
+
+
+def state_space(heads: int, width: int, groups: int, dim: int, scale: float = 1.0) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        space = space_of(be, rng, heads, width, groups, dim)
+
+        def once(batch: Batch, n: int, rng: np.random.Generator) -> Any:
+            x = be.array(normal(rng, n, heads * width + 2 * groups * dim))
+            return be.state_space(x, be.array(normal(rng, n, heads, scale=scale)), space, batch.state(0, 0))
+
+        return passes(be, rng, ((heads, dim, width),), once)
+
+    return run
+
+
+def mamba2(heads: int, width: int, groups: int, dim: int, norm_groups: int) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        inner, channels = heads * width, heads * width + 2 * groups * dim
+        norm = RMSNorm("n", norm_weight(be, rng, inner), 1e-6) if norm_groups else None
+        shapes, space = ((3, channels), (heads, dim, width)), space_of(be, rng, heads, width, groups, dim)
+        conv = Convolution("c", be.array(normal(rng, 4, channels)), be.array(normal(rng, channels)))
+        net = Mamba2(None, conv, space, norm, norm_groups or 1, shapes)  # type: ignore[arg-type]
+
+        def once(batch: Batch, n: int, rng: np.random.Generator) -> Any:
+            of = normal(rng, n, inner + channels + heads)
+            parts = (be.array(part) for part in np.split(of, (inner, inner + channels), axis=1))
+            return be.mamba2(batch, 0, *parts, net)
+
+        return passes(be, rng, shapes, once)
+
+    return run
+
+
+def group_norm(n: int, width: int, groups: int) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        return be.group_norm(be.array(normal(rng, n, width)), norm_weight(be, rng, width), 1e-5, groups)
+
+    return run
+
+
 def sigmoid(be: Backend, rng: np.random.Generator) -> Any:
     return be.sigmoid(be.array(np.array([[-100.0, -20.0, -1.0, 0.0, 1e-3, 2.0, 90.0]], dtype=np.float32)))
 
@@ -125,6 +174,13 @@ CASES = [
     OpCase("delta_net", "typical", delta_net(2, 32, 4, 80), rtol=1e-5, atol=3e-5, why=WHY),
     OpCase("delta_net", "neighbors", delta_net(2, 32, 6, 32, are_neighbors=True), rtol=1e-5, atol=3e-5, why=WHY),
     OpCase("delta_net", "odd-heads", delta_net(1, 6, 2, 5), rtol=1e-5, atol=3e-5, why=WHY),
+    OpCase("convolve", "bias", biased),
+    OpCase("state_space", "typical", state_space(4, 16, 2, 8), rtol=1e-5, atol=2e-5, why=WHY),
+    OpCase("state_space", "extremes", state_space(2, 3, 1, 4, scale=60.0), rtol=1e-5, atol=2e-5, why=WHY),
+    OpCase("mamba2", "typical", mamba2(4, 80, 2, 16, 2), rtol=1e-5, atol=3e-5, why=WHY),
+    OpCase("mamba2", "no-norm", mamba2(3, 64, 1, 8, 0), rtol=1e-5, atol=3e-5, why=WHY),
+    OpCase("mamba2", "odd-heads", mamba2(2, 5, 1, 6, 1), rtol=1e-5, atol=3e-5, why=WHY),
+    OpCase("group_norm", "typical", group_norm(3, 48, 4)),
     OpCase("sigmoid", "extremes", sigmoid, each=1e-6),
     OpCase("sigmoid_gate", "typical", sigmoid_gate(3, 48)),
     OpCase("sigmoid_gate", "odd-width", sigmoid_gate(1, 7)),

@@ -22,6 +22,7 @@ ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
     "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
     "ernie4_5_moe": ARCH.ERNIE4_5_MOE, "granitemoe": ARCH.GRANITE_MOE, "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
     "lfm2_moe": ARCH.LFM2MOE, "qwen3_next": ARCH.QWEN3NEXT,
+    "falcon_h1": ARCH.FALCON_H1, "mamba2": ARCH.MAMBA2,
     "glm4_moe": ARCH.GLM4_MOE, "minimax_m2": ARCH.MINIMAXM2, "olmoe": ARCH.OLMOE,
     "arcee": ARCH.ARCEE,
     "cohere2": ARCH.COHERE2, "ernie4_5": ARCH.ERNIE4_5, "exaone4": ARCH.EXAONE4, "gemma2": ARCH.GEMMA2,
@@ -61,6 +62,13 @@ _LATENT = {
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
 }  # fmt: skip
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+SPACE = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_ssm": "ssm.inner_size",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_n_groups": "ssm.group_count",
+}
 KEYS_OF_KIND = {
     "deepseek_v2": _LATENT, "deepseek_v3": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
     "glm4_moe_lite": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
@@ -82,6 +90,7 @@ KEYS_OF_KIND = {
         "norm_topk_prob": "expert_weights_norm", "n_group": "expert_group_count",
         "topk_group": "expert_group_used_count",
     },
+    "falcon_h1": SPACE,
     "minimax_m2": {"intermediate_size": "expert_feed_forward_length"},
     "cohere2": {"logit_scale": "logit_scale"},
     "gemma2": {
@@ -120,6 +129,8 @@ def write(folder: Path, path: Path) -> None:
 def settings(c: dict[str, Any]) -> dict[str, Any]:
     """Return GGUF keys, without the prefix, as llama.cpp's converters write them."""
     kind, rope = c["model_type"], c["rope_parameters"]
+    if kind == "mamba2":
+        return of_mamba2(c)
     rope = rope.get("full_attention", rope)
     head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     eps = "layer_norm_epsilon" if kind in LAYER_NORMS else "layer_norm_rms_epsilon"
@@ -169,6 +180,17 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def of_mamba2(c: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a model without attention and FFN."""
+    return {
+        "block_count": c["num_hidden_layers"], "context_length": 1 << 20, "embedding_length": c["hidden_size"],
+        "feed_forward_length": 0, "attention.head_count": 0, "vocab_size": c["vocab_size"],
+        "attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"], "ssm.conv_kernel": c["conv_kernel"],
+        "ssm.inner_size": c["num_heads"] * c["head_dim"], "ssm.state_size": c["state_size"],
+        "ssm.time_step_rank": c["num_heads"], "ssm.group_count": c["n_groups"],
+    }  # fmt: skip
+
+
 def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a rule of rotary embedding."""
     made: dict[str, Any] = {}
@@ -193,6 +215,14 @@ def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
 def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     """Return a tensor as llama.cpp stores it."""
     kind, parts = c["model_type"], name.split(".")
+    if kind == "falcon_h1":
+        values = multiplied(c, parts, values)
+    if parts[-1] in ("A_log", "D") and c["model_type"] in ("falcon_h1", "mamba2"):
+        return (-np.exp(values) if parts[-1] == "A_log" else values)[:, None]
+    if "conv1d" in parts and values.ndim == 3:
+        return values[:, 0]
+    if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
+        return values.reshape(c["mamba_n_groups" if "mamba_n_groups" in c else "n_groups"], -1)
     if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
         return values + np.float32(1)
     if kind == "qwen3_next" and name.endswith("norm.weight") and "linear_attn" not in name:
@@ -237,6 +267,22 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
         else:
             made[name] = values
     return made
+
+
+def multiplied(c: dict[str, Any], parts: list[str], values: np.ndarray) -> np.ndarray:
+    """Return a tensor of Falcon-H1 times the multipliers of muP."""
+    into, (gate, down) = c["attention_in_multiplier"], c["mlp_multipliers"]
+    factors = {
+        "down_proj": down, "gate_proj": gate, "k_proj": c["key_multiplier"] * into, "q_proj": into, "v_proj": into,
+        "o_proj": c["attention_out_multiplier"], "out_proj": c["ssm_out_multiplier"],
+        "embed_tokens": c["embedding_multiplier"], "lm_head": c["lm_head_multiplier"],
+    }  # fmt: skip
+    if parts[-2] != "in_proj":
+        return values * np.float32(factors.get(parts[-2], 1))
+    inner, width = c["mamba_d_ssm"], c["mamba_n_groups"] * c["mamba_d_state"]
+    sizes = (inner, inner, width, width, c["mamba_n_heads"])
+    of_rows = np.repeat(np.array(c["ssm_multipliers"], np.float32), sizes) * c["ssm_in_multiplier"]
+    return values * of_rows[:, None]
 
 
 def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

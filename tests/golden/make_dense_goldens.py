@@ -27,6 +27,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.ernie4_5 import modeling_ernie4_5
 from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
 from transformers.models.exaone4 import modeling_exaone4
+from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.glm4 import modeling_glm4
 from transformers.models.glm4_moe import modeling_glm4_moe
@@ -38,6 +39,7 @@ from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.llama import modeling_llama
+from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.nanochat import modeling_nanochat
@@ -56,6 +58,7 @@ from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 MODULES = (
     modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
     modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
+    modeling_falcon_h1, modeling_mamba2,
     modeling_minimax_m2,
     modeling_glm4_moe,
     modeling_olmoe,
@@ -101,7 +104,32 @@ LATENT = {
     "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4, "tie_word_embeddings": False,
     "experts_implementation": "eager",
 }  # fmt: skip
+# A setting of SIZES that a class does not have.
+ABSENT = object()
+SPACE = {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_expand": 1,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
 MODELS: dict[str, dict[str, Any]] = {
+    "mamba2": {
+        "model_type": "mamba2", "num_heads": 4, "head_dim": 16, "expand": 2, "state_size": 16, "n_groups": 2,
+        "chunk_size": 16,
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), ABSENT),
+        "max_position_embeddings": ABSENT,
+    },
+    "falconh1": {
+        "model_type": "falcon_h1", **NO_HEAD_DIM, **SPACE, "rope_parameters": PLAIN, "tie_word_embeddings": False,
+        # Powers of 2, so that Q8_0 rounds weights with and without them alike.
+        "mamba_norm_before_gate": False, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.25,
+        "mlp_multipliers": [0.5, 0.25], "key_multiplier": 0.25, "attention_in_multiplier": 2.0,
+        "attention_out_multiplier": 0.5, "ssm_in_multiplier": 2.0, "ssm_multipliers": [0.5, 0.25, 2.0, 0.5, 4.0],
+        "ssm_out_multiplier": 0.5,
+    },
     "deepseek2lite": {
         "model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "qk_nope_head_dim": 32, "v_head_dim": 32,
         "n_shared_experts": 2, "routed_scaling_factor": 1.5,
@@ -268,18 +296,23 @@ CHOICE = ("e_score_correction_bias", "expert_bias")
 
 def build(name: str, seed: int) -> PreTrainedModel:
     """Set random weights for which every part matters, rounded to bfloat16, so that the file has exactly these."""
-    made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **MODELS[name]}))
+    settings = {key: value for key, value in {**SIZES, **MODELS[name]}.items() if value is not ABSENT}
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
     made.config.eos_token_id = None  # some classes replace None by the ids of their published models
     random = np.random.default_rng(seed)
     for stem, parameter in made.named_parameters():
         if stem.endswith(CHOICE):
             values = random.uniform(-0.3, 0.3, parameter.shape)
+        elif stem.endswith("A_log"):
+            values = random.uniform(-4.0, 0.5, parameter.shape)
+        elif stem.endswith("dt_bias"):
+            values = random.normal(0, 0.5, parameter.shape)
         elif parameter.ndim == 1:
             values = random.uniform(0.5, 2.0, parameter.shape)
             if stem.endswith("q_norm.weight") and name in SMALL_QUERIES:
                 values *= 0.25
         else:
-            small = 0.5 if {"o_proj", "down_proj", "output_linear"} & set(stem.split(".")) else 1.2
+            small = 0.5 if {"o_proj", "out_proj", "down_proj", "output_linear"} & set(stem.split(".")) else 1.2
             values = random.normal(0, 0.5 if "embed" in stem else small * parameter.shape[-1] ** -0.5, parameter.shape)
         parameter.data = torch.from_numpy(values).to(torch.bfloat16).to(torch.float64)
     for stem, buffer in made.named_buffers():

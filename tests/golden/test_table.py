@@ -50,7 +50,7 @@ BOUNDS = {EMULATED: (2e-5, 4e-5)}
 # 1.2e-4, 3.0e-5, 7.7e-5, 2.8e-5, 9.5e-5 and 3.1e-5 between backends. How much depends on the processor, too.
 ONE_OF = {
     "qwen3_5": 1e-4, "qwen3_5moe": 1.5e-4, "gptoss": 4e-5, "qwen2moe": 1e-4, "mixtral": 4e-5, "qwen3_next": 1.2e-4,
-    "deepseek3": 4e-5,
+    "deepseek3": 4e-5, "mamba2": 1e-4,
 }  # fmt: skip
 
 
@@ -136,6 +136,8 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config with rows of 256 weights in all matrices."""
     if "n_embd" in config:
         return config | {"n_embd": WIDTH, "n_head": 4}
+    if config["model_type"] == "mamba2":
+        return config | {"hidden_size": WIDTH, "head_dim": WIDTH // config["num_heads"]}
     heads = config["num_attention_heads"]
     times = WIDTH // heads // config.get("head_dim", config["hidden_size"] // heads)
     sizes = {
@@ -150,6 +152,9 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         sizes["linear_value_head_dim"] = WIDTH // config["linear_num_value_heads"]
     if "v_head_dim" in config:
         sizes["v_head_dim"] = WIDTH // heads
+    if "mamba_d_head" in config:
+        sizes["mamba_d_head"] = WIDTH // config["mamba_n_heads"]
+        sizes |= {"mamba_d_ssm": WIDTH} if "mamba_d_ssm" in config else {}
     made = config | sizes | ({"head_dim": WIDTH // heads} if "head_dim" in config else {})
     if "per_layer_config" in config:
         layers = config["per_layer_config"]

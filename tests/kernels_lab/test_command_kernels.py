@@ -1,6 +1,7 @@
 """`kernels` as a user meets it."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 
 from kernels.lab import catalog, ladder
 from kernels.lab.catalog import Entry
+from kernels.lab.ladder import Product
+from kernels.launch import use
 from mlx_engine.bench import kernel_report, samples
 from mlx_engine.commands import app
 from tests.kernels_lab.toys import SMALL
@@ -133,6 +136,10 @@ def test_the_report_is_one_file_with_everything(small, tmp_path, monkeypatch):
     assert "commit" in found
     assert "mlx" in found["versions"]
     assert str(tmp_path) not in text
+    prompts = [(row["product"], row["kernel"]) for row in found["prompts"]]
+    assert prompts == [(one.title, way) for one in SMALL[:4] for way in ("prompt_product", "prompt_product_tensors")]
+    assert all(row["counts"]["barriers"] for row in found["prompts"])
+    assert (found["attention"], found["accelerators"]) == ([], False)
     path = tmp_path / "report.json"
     run("bench", "--report", path, "-m", "builtin", "-e", "emulator", "--vectors", 2)
     assert json.loads(path.read_text())["ladder"] == found["ladder"]
@@ -154,3 +161,44 @@ def test_a_page_of_rates():
     text = kernel_report.summary(found)
     assert "20.0 | 200.0 |       80% |" in text
     assert "A plain read reaches 250.0 GB/s here; 273 GB/s nominal." in text
+    prompt = row | {"type": "Q6_K", "activations": "bfloat16", "vectors": 512, "kernel": "prompt_product"}
+    found["accelerators"] = False
+    found["prompts"] = [
+        prompt | {"seconds": 1e-4, "tflops": 2.5},
+        prompt | {"kernel": "prompt_product_tensors", "refused": "no such header"},
+    ]
+    found["attention"] = [{"kernel": "attention", "activations": "float32", "seconds": 3e-4}]
+    text = kernel_report.summary(found)
+    assert "A prompt of 512 tokens; by MLX's rule this GPU has no accelerators for `matmul2d`:" in text
+    assert re.search(r"prompt_product \| *Q6_K \| *bfloat16 \| *100.0 \| *2.50 \|", text)
+    assert re.search(r"prompt_product_tensors .*refused \| *- \|", text)
+    assert re.search(r"attention \| *float32 \| *300.0 \|", text)
+
+
+def test_a_prompt_is_measured_by_every_kernel_and_by_mlx(monkeypatch):
+    """On the CPU, with made-up times: what is called, and what a refusal becomes."""
+    monkeypatch.setattr(ladder, "cold_inputs", lambda inputs: [inputs])
+    monkeypatch.setattr(ladder, "seconds_per_launch", timed)
+    monkeypatch.setattr(ladder, "seconds_per_call", lambda calls: (mx.eval(calls[0]()), 1e-3)[1])
+    monkeypatch.setattr(ladder, "PROMPT", 40)
+    found = list(ladder.climb_prompts([Product("o", (9,), 256), Product("head", (9,), 256)], "metal"))
+    assert [(row["kernel"], row["activations"]) for row in found if row["type"] == "Q6_K"] == [
+        (kernel, dtype) for dtype in ("float16", "bfloat16") for kernel in ("prompt_product", "prompt_product_tensors")
+    ]
+    of_mlx = [row for row in found if row["kernel"] == ladder.STOCK]
+    assert [row["tflops"] for row in of_mlx] == [pytest.approx(2e-12 * 9 * 256 * 40 / 1e-3)] * 4
+    assert {row["kernel"]: row.get("refused") for row in found} == {
+        "prompt_product": None, "prompt_product_tensors": "no such header", ladder.STOCK: None,
+    }  # fmt: skip
+    heads = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}
+    with use("emulator"):
+        attention = [(row["kernel"], row["activations"]) for row in ladder.climb_attention(**heads, executor="metal")]
+    assert attention == [(ladder.ATTENTION, dtype) for dtype in ("float16", "bfloat16", "float32")] + [
+        ("attention", "float32")
+    ]
+
+
+def timed(launch, sets, executor):
+    if launch.kernel.name == "prompt_product_tensors":
+        raise RuntimeError("no such header\nline 2")
+    return 1e-3

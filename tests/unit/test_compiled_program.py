@@ -407,7 +407,6 @@ NOT_OF_THE_BATCH: dict[str, Callable[..., Any]] = {
     "a layer twice": lambda be, w, x, batch, **more: attended(
         be, w, 0, attended(be, w, 0, x, batch, **{**more, "want": "every"})[0], batch, **more
     ),
-    "a layer that is not there": partial(attended, i=1),
 }
 
 

@@ -33,7 +33,11 @@ def held(slices: Slices, name: str, size: int) -> list[int]:
     return [i for of in found if of is not None for first, last in of[1] for i in range(first, last)]
 
 
-@pytest.mark.parametrize("architecture", SETTINGS)
+# Latent attention and Mamba2 are not cut.
+WHOLE = ("deepseek2", "falcon-h1", "mamba2")
+
+
+@pytest.mark.parametrize("architecture", [name for name in SETTINGS if name not in WHOLE])
 def test_every_row_and_column_is_on_one_rank(architecture: str):
     plan = planned(architecture)
     slices = Slices.of(plan)
@@ -42,6 +46,12 @@ def test_every_row_and_column_is_on_one_rank(architecture: str):
     assert {"token_embd.weight", "blk.1.attn_output.weight", "blk.1.attn_q.weight"} <= set(cut)
     for name in cut:
         assert sorted(held(slices, name, 2)) == list(range(plan.tensors[name].shape[slices.cuts[name].axis])), name
+
+
+@pytest.mark.parametrize("architecture", WHOLE)
+def test_models_that_are_not_cut_are_refused(architecture: str):
+    with pytest.raises(NotShardableError, match="--shard pipeline"):
+        Slices.of(planned(architecture)).check(2)
 
 
 def test_a_rank_has_the_query_heads_that_read_its_kv_heads():

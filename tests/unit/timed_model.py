@@ -74,7 +74,7 @@ class Backend:
     def host(self, x):
         return x
 
-    def kv_empty(self, n_kv_heads, head_dim, n_slots):
+    def kv_empty(self, n_kv_heads, head_dim, n_slots, n_arrays=2):
         return None
 
     def kv_copy(self, store, source, target, n):

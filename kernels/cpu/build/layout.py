@@ -128,12 +128,14 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 # from STEPS on the steps, STEP_WIDTH words each.
 (
     ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, ENTRY_HEADS, ENTRY_PUT, TASK_PUT_SPAN,
-    ENTRY_NORM_ADD, ENTRY_EXPERTS, ENTRY_GATE, TASK_GATE, ENTRY_CONVOLVE, ENTRY_DELTA, STEPS,
-) = range(14)  # fmt: skip
+    ENTRY_NORM_ADD, ENTRY_EXPERTS, ENTRY_GATE, TASK_GATE, ENTRY_CONVOLVE, ENTRY_DELTA, ENTRY_SPACE, STEPS,
+) = range(15)  # fmt: skip
 # Operations of a step (OP).
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
 # Steps between two calls of the kernels: the sum and the columns of all ranks.
 ALL_SUM, ALL_COLUMNS = 12, 13
+# The state space of Mamba2.
+SPACE = 14
 # Words of a step. All values are in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes only the wanted rows; FROM_ALL means that its input still has all rows. ROW_WIDTH
@@ -158,9 +160,9 @@ GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
 # ---- states ----
 
-# Words of a convolution: the task, the address of its weights (taps, C), the numbers of taps and channels, and whether
-# SiLU is applied to its output.
-CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_WIDTH = range(6)
+# Words of a convolution: the task, the address of its weights (taps, C), the numbers of taps and channels, whether
+# SiLU is applied to its output, and the address of its bias (C,), or 0.
+CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_BIAS, CONV_WIDTH = range(7)
 # Words of a delta rule: the task, the addresses of rates and biases of the time step, the number of key heads and their
 # width, the same of value heads, by what a value head is divided to get its key head (modulo their number), and the
 # norm of the output.
@@ -168,6 +170,13 @@ CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_WIDTH = range(
     DELTA_TASK, DELTA_RATE, DELTA_BIAS, DELTA_KEYS, DELTA_KEY_DIM, DELTA_VALUES, DELTA_VALUE_DIM, DELTA_SHARED,
     DELTA_NORM, DELTA_EPS, DELTA_WIDTH,
 ) = range(11)  # fmt: skip
+# Words of a state space: its task and that of the norm of its output, the addresses of rates, biases of the time step
+# and skips, the number of heads and their width, of groups and their width, and the norm: the address of its weight, or
+# 0, a float64, and its number of groups.
+(
+    SPACE_TASK, SPACE_NORM_TASK, SPACE_RATE, SPACE_BIAS, SPACE_SKIP, SPACE_HEADS, SPACE_HEAD_DIM, SPACE_GROUPS,
+    SPACE_STATE_DIM, SPACE_NORM, SPACE_EPS, SPACE_NORM_GROUPS, SPACE_WIDTH,
+) = range(13)  # fmt: skip
 # Words of a run: its first row and number of rows, and the slots of the states before and after them.
 RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 

@@ -45,7 +45,7 @@ FIXED, FIXED_END = "fixed", ".fixed"
 MODULES = {
     **BASE,
     "experts": ("products.experts",),
-    "states": ("states.convolution", "states.delta_rule"),
+    "states": ("states.convolution", "states.delta_rule", "states.state_space"),
     FIXED: ("products.fixed", "products.fixed_gemv"),
     "roofline": ("roofline",),
 }
@@ -58,6 +58,9 @@ _HOMES = {
     "gate_span": "states",
     "delta_net": "states",
     "delta_head": "states",
+    "state_space": "states",
+    "space_head": "states",
+    "space_norm": "states",
     "multiply_fixed": FIXED,
     "prepare_fixed": FIXED,
     "multiply_fixed_stored": FIXED,
@@ -90,6 +93,7 @@ ENTRIES = {
     "short_conv": "iiiiiiiiiiiii",
     "gate_rows": "iiiiiiiiii",
     "delta_net": "iiiiiiiiiiiii",
+    "state_space": "iiiiiiiiiiii",
     "read_words": "iii",
     "read_words_in_order": "iii",
     "run_rounds": "ii",
@@ -282,6 +286,7 @@ class Library:
     short_conv: Callable[..., None]
     gate_rows: Callable[..., None]
     delta_net: Callable[..., None]
+    state_space: Callable[..., None]
     read_words: Callable[..., None]
     read_words_in_order: Callable[..., None]
     run_rounds: Callable[..., None]

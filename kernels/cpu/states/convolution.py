@@ -12,6 +12,7 @@ from ..build.exponentials import exp
 from ..build.jit import entry, jit, task
 from ..build.jobs import run
 from ..build.layout import (
+    CONV_BIAS,
     CONV_CHANNELS,
     CONV_SILU,
     CONV_TAPS,
@@ -52,6 +53,7 @@ def _channels(job: Any, block: Any, a: Any, c: int) -> None:
     x, before, after = floats(job[X]), floats(job[BEFORE]), floats(job[AFTER])
     weight, out, states = floats(block[CONV_WEIGHT]), floats(job[OUT]), floats(job[STORE])
     size = (taps - 1) * n_channels
+    bias = load(floats(block[CONV_BIAS]), c) if block[CONV_BIAS] != 0 else zeros()
     source, target, first, n = a[RUN_SOURCE] * size, a[RUN_TARGET] * size, a[RUN_FIRST], a[RUN_ROWS]
     for t in range(n):
         sum_ = zeros()
@@ -62,6 +64,8 @@ def _channels(job: Any, block: Any, a: Any, c: int) -> None:
             else:
                 value = _input(job, x, before, first + s, c)
             sum_ = fma(load(weight, w * n_channels + c), value, sum_)
+        if block[CONV_BIAS] != 0:
+            sum_ = add(sum_, bias)
         if block[CONV_SILU] != 0:
             sum_ = silu(sum_)
         if job[AFTER] != 0:

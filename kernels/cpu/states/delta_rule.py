@@ -49,15 +49,15 @@ TINY = 1e-6
 
 
 @jit
-def _exp(x: Any) -> Any:
+def exp_one(x: Any) -> Any:
     """`e**x` of one float32."""
     return largest_lane(exp(splat(np.float32(x))))
 
 
 @jit
-def _softplus(x: Any) -> Any:
+def softplus(x: Any) -> Any:
     """`log(1 + e**x)`, as `max(x, 0) + log1p(e**-|x|)`; the logarithm is the series of 2 atanh(u / (2 + u))."""
-    u = np.float64(_exp(-abs(x)))
+    u = np.float64(exp_one(-abs(x)))
     s = u / (2.0 + u)
     square, power, sum_ = s * s, s, s
     for i in range(3, 25, 2):
@@ -135,9 +135,9 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
     _scaled(x, t * row + n_keys * n + of_head, n, 1.0, qk, at + n)
     step = get(floats(job[STEP]), t * job[STEP_ROW] + head) + get(floats(block[DELTA_BIAS]), head)
     rate = np.float64(get(floats(block[DELTA_RATE]), head))
-    put(qk, at + 2 * n, _exp(rate * _softplus(step)))
+    put(qk, at + 2 * n, exp_one(rate * softplus(step)))
     beta = get(floats(job[BETA]), t * job[BETA_ROW] + head)
-    put(qk, at + 2 * n + 1, np.float32(1.0) / (np.float32(1.0) + _exp(-beta)))
+    put(qk, at + 2 * n + 1, np.float32(1.0) / (np.float32(1.0) + exp_one(-beta)))
 
 
 @jit

@@ -29,6 +29,7 @@ from mlx_engine.backends.cpu.descriptors import (
     norm_fits,
     rule_fits,
     sinks_address,
+    space_fits,
     strided_rows,
     write_matrix,
     write_norm,
@@ -45,6 +46,7 @@ from mlx_engine.backends.parameters import (
     Gating,
     HeadNorms,
     Linear,
+    Mamba2,
     Native,
     Norm,
     RMSNorm,
@@ -460,6 +462,19 @@ class CompiledBackend(SimdBackend):
         )  # fmt: skip
         return out
 
+    def mamba2(self, batch: Batch, layer: int, gate: Native, x: Native, step: Native, net: Mamba2) -> Native:
+        if not convolution_fits(net.conv) or not space_fits(net):
+            return super().mamba2(batch, layer, gate, x, step, net)
+        mixed = self._convolved(batch, layer, x, net.conv, self.convolution_descriptor(net.conv, True))
+        store, runs = cast(np.ndarray, batch.stores.states[layer][1]), contiguous(batch.runs)
+        gate, step, out = strided_rows(gate), strided_rows(step), aligned(*gate.shape)
+        self.run_entry(
+            self.library.state_space, self.space_descriptor(net), len(mixed), address(mixed), address(gate),
+            gate.strides[0] // 4, address(step), step.strides[0] // 4, address(store), address(runs), len(runs),
+            address(out),
+        )  # fmt: skip
+        return out
+
     def _convolved(
         self, batch: Batch, layer: int, x: Native, conv: Convolution, block: int, before: Native | None = None,
         after: Native | None = None,
@@ -481,7 +496,9 @@ class CompiledBackend(SimdBackend):
         found = self._mixer_descriptors.get((conv, activated))
         if found is None:
             taps, channels = conv.weight.shape
-            values = (self.library.address("convolve_span"), address(conv.weight), taps, channels, int(activated))
+            bias = 0 if conv.bias is None else address(conv.bias)
+            task = self.library.address("convolve_span")
+            values = (task, address(conv.weight), taps, channels, int(activated), bias)
             found = self._mixer_descriptors[conv, activated] = np.array(values, dtype=np.int64)
         return address(found)
 
@@ -496,6 +513,21 @@ class CompiledBackend(SimdBackend):
                 rule.key_dim, rule.n_value_heads, rule.value_dim, shared,
             )  # fmt: skip
             write_norm(found[layout.DELTA_NORM :], net.norm)
+        return address(found)
+
+    def space_descriptor(self, net: Mamba2) -> int:
+        """Return the address of a state space's kernel parameters, which are made once and kept."""
+        space, found = net.space, self._mixer_descriptors.get((net,))
+        if found is None:
+            found = self._mixer_descriptors[net,] = np.zeros(layout.SPACE_WIDTH, dtype=np.int64)
+            found[: layout.SPACE_NORM] = (
+                self.library.address("space_head"), self.library.address("space_norm"), address(space.rate),
+                address(space.dt_bias), address(space.skip), space.n_heads, space.head_dim, space.n_groups,
+                space.state_dim,
+            )  # fmt: skip
+            if net.norm is not None:
+                write_norm(found[layout.SPACE_NORM :], net.norm)
+            found[layout.SPACE_NORM_GROUPS] = net.norm_groups
         return address(found)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlx_engine.backends.experts import Experts, Routing
-from mlx_engine.backends.parameters import Convolution, DeltaRule, Gating, LayerNorm, Linear, Norm, Scores
+from mlx_engine.backends.parameters import Convolution, DeltaRule, Gating, LayerNorm, Linear, Mamba2, Norm, Scores
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
 
@@ -247,6 +247,13 @@ def convolution_fits(conv: Convolution) -> bool:
 def rule_fits(rule: DeltaRule) -> bool:
     """Return whether the kernels support the head dims of a delta rule."""
     return rule.key_dim % layout.LANES == 0 and rule.value_dim % layout.LANES == 0 and rule.key_dim <= layout.STRETCH
+
+
+def space_fits(net: Mamba2) -> bool:
+    """Return whether the kernels support the head dim of a state space, and the groups of its norm."""
+    space = net.space
+    width = space.n_heads * space.head_dim // net.norm_groups
+    return space.head_dim % layout.LANES == 0 and width % layout.LANES == 0
 
 
 def heads_fit(group: int, width: int, kv_type: str) -> bool:

@@ -25,6 +25,7 @@ from mlx_engine.backends.cpu.descriptors import (
     norm_descriptor,
     rule_fits,
     sinks_address,
+    space_fits,
 )
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.parameters import (
@@ -34,6 +35,7 @@ from mlx_engine.backends.parameters import (
     DeltaNet,
     Gating,
     Linear,
+    Mamba2,
     Norm,
     RMSNorm,
     Rope,
@@ -144,8 +146,9 @@ class Lowering:
     backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # Layer -> (number of KV heads, head dim), or None for a state.
-    kv: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    # Layer -> (number of KV heads, head dim), and the layers that have a state.
+    kv: dict[int, tuple[int, int]] = field(default_factory=dict)
+    states: set[int] = field(default_factory=set)
     ropes: dict[int, Rope] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
     experts: list[ExpertBlock] = field(default_factory=list)
@@ -446,11 +449,28 @@ class Lowering:
         self.kept.append(net)
         return out
 
+    def mamba2(self, batch: object, layer: int, gate: Place, x: Place, step: Place, net: Mamba2) -> Place:
+        self._begin_state(batch, layer, net.conv)
+        if not space_fits(net):
+            raise CannotCompileError("heads of a state space that the kernel does not support")
+        mixed = self._convolve(layer, x, net.conv, self.backend.convolution_descriptor(net.conv, True), ())
+        inputs = (mixed, self._place(gate), self._place(step))
+        if any(place.is_wanted for place in inputs):
+            raise CannotCompileError("a state space of the wanted tokens only")
+        out = self._new(inputs[1].width, is_wanted=False)
+        emitted = self._emit(
+            layout.SPACE, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=self.backend.space_descriptor(net)
+        )
+        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT), inputs, strict=True):
+            self._read(emitted, first, place)
+        self.kept.append(net)
+        return out
+
     def _begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
         """Record that a layer has a state; raise CannotCompileError if the kernels do not support its convolution."""
-        if batch is not self.batch or layer in self.kv or not convolution_fits(conv):
+        if batch is not self.batch or layer in self.states or not convolution_fits(conv):
             raise CannotCompileError("a batch other than the pass's own, two states in one layer, or odd channels")
-        self.kv[layer] = None
+        self.states.add(layer)
 
     def _convolve(self, layer: int, x: Place, conv: Convolution, block: int, gates: tuple[Place, ...]) -> Place:
         places = [self._place(value) for value in (x, *gates)]
@@ -482,7 +502,8 @@ class Lowered:
             pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
-        kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
+        kv: the number of KV heads and the head dim, by layer; None for a layer without keys and values. Layers after
+            the last one with keys and values or a state are left out.
         ropes: rotary embeddings, by the index of the step that uses them.
         kept: objects that must stay alive, because `steps` only has their addresses.
     """
@@ -519,8 +540,6 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     except (TypeError, AttributeError) as error:
         raise CannotCompileError(f"a definition that needs arrays: {error}") from error
     n_floats = allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_encoded` reads
-    if sorted(lowering.kv) != list(range(len(lowering.kv))):
-        raise CannotCompileError("layers without keys and values")
     return Lowered(
         steps=_encoded(lowering.steps),
         x=x.buffer,
@@ -529,7 +548,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         inputs=layout.whole_vectors(lowering.inputs),
         experts=lowering.experts,
         parts=lowering.parts,
-        kv=[lowering.kv[layer] for layer in range(len(lowering.kv))],
+        kv=[lowering.kv.get(layer) for layer in range(1 + max((*lowering.kv, *lowering.states), default=-1))],
         ropes=lowering.ropes,
         kept=lowering.kept,
     )

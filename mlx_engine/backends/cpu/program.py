@@ -37,6 +37,7 @@ _CALLED = {
     layout.TASK_GATE: ("gate_span", layout.GATE),
     layout.ENTRY_CONVOLVE: ("short_conv", layout.CONVOLVE),
     layout.ENTRY_DELTA: ("delta_net", layout.DELTA),
+    layout.ENTRY_SPACE: ("state_space", layout.SPACE),
 }
 
 
@@ -86,15 +87,17 @@ class CompiledProgram(Program):
         layers = cast(list[np.ndarray | None], stores.layers)
         type_ = self._backend.kv_type
         rows = [None if kv is None else (kv[0], key_values.row_length(kv[1], type_)) for kv in self._kv]
+        rows += [None] * (len(layers) - len(rows))
         found = [None if store is None else store.shape[1::2] for store in layers]
         if found != rows:
             raise ValueError(f"KV stores of {type_} must have (KV heads, elements) {rows} by layer, not {found}")
-        for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=True)):
-            if store is None:
-                of_layer = cast(tuple[np.ndarray, ...], stores.states[layer])
+        for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=False)):
+            if states := stores.states[layer] if stores.states else ():
+                of_layer = cast(tuple[np.ndarray, ...], states)
                 descriptor[layout.STATE_STORE : layout.STATE_STORE + len(of_layer)] = [
                     address(state) for state in of_layer
                 ]
+            if store is None:
                 continue
             descriptor[layout.KV_STORE], descriptor[layout.KV_SLOTS] = address(store), store.shape[2]
             descriptor[layout.KV_WINDOW] = batch.group(layer).window or 0

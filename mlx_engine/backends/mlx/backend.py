@@ -27,7 +27,7 @@ from mlx_engine.backends.mlx import sampling as mlx_sampling
 from mlx_engine.backends.mlx.device import DeviceStream
 from mlx_engine.backends.mlx.weights import BlockMatrix, affine_matrix, group_matrix, reinterpret
 from mlx_engine.backends.numpy.scalar import TINY
-from mlx_engine.backends.numpy.simd import hidden_keys, rope_table, split
+from mlx_engine.backends.numpy.simd import hidden_keys, rope_table, split, split_space
 from mlx_engine.backends.parameters import (
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
@@ -38,6 +38,7 @@ from mlx_engine.backends.parameters import (
     Norm,
     Rope,
     Scores,
+    StateSpace,
 )
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
@@ -47,6 +48,8 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
+# Tokens of a state space whose outputs are matrix products.
+CHUNK = 64
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
 
@@ -173,6 +176,9 @@ class MlxBackend(Backend):
 
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
         return mx.fast.rms_norm(x, weight, eps)
+
+    def group_norm(self, x: Native, weight: Native, eps: float, n_groups: int) -> Native:
+        return mx.fast.rms_norm(x.reshape(len(x), n_groups, -1), None, eps).reshape(x.shape) * weight
 
     def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
         return mx.fast.layer_norm(x, weight, bias, eps)
@@ -376,6 +382,7 @@ class MlxBackend(Backend):
             y = rows[:n] * conv.weight[0]
             for w in range(1, len(conv.weight)):
                 y = y + rows[w : w + n] * conv.weight[w]
+            y = y if conv.bias is None else y + conv.bias
             outs.append(y)
             # A view would keep the inputs of the whole pass in memory.
             state.store[target] = mx.contiguous(rows[n:])
@@ -398,6 +405,23 @@ class MlxBackend(Backend):
                 outs.append((matrix * q[t][:, :, None]).sum(axis=1))
             state.store[target] = matrix
         return mx.stack(outs).astype(x.dtype)
+
+    def state_space(self, x: Native, step: Native, space: StateSpace, state: StateView) -> Native:
+        """Multiply matrices of CHUNK tokens at a time, as section 6 of the paper does."""
+        inputs, b, c = split_space(x.astype(mx.float32), space)
+        time = mx.logaddexp(step.astype(mx.float32) + space.dt_bias, mx.array(0.0))
+        repeated, outs = space.n_heads // space.n_groups, []
+        b, c = (mx.repeat(of, repeated, axis=1).swapaxes(0, 1) for of in (b, c))  # (H, T, N)
+        added, rates = (inputs * time[:, :, None]).swapaxes(0, 1), (space.rate * time).T
+        for first, n, source, target in state.runs.tolist():
+            matrix = state.store[source]
+            for at in range(first, first + n, CHUNK):
+                rows = slice(at, min(at + CHUNK, first + n))
+                y, matrix = _space_chunk(matrix, added[:, rows], b[:, rows], c[:, rows], rates[:, rows])
+                outs.append(y)
+            state.store[target] = matrix
+        y = (outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)).swapaxes(0, 1)
+        return (y + inputs * space.skip[:, None]).astype(x.dtype)
 
     def sigmoid(self, x: Native) -> Native:
         return mx.sigmoid(x)
@@ -465,6 +489,25 @@ def _widened(x: Native) -> Native:
     if isinstance(x, tuple | list):
         return [_widened(part) for part in x]
     return x.astype(mx.float32) if isinstance(x, mx.array) and mx.issubdtype(x.dtype, mx.floating) else x
+
+
+def _space_chunk(matrix: Native, x: Native, b: Native, c: Native, rates: Native) -> tuple[Native, Native]:
+    """Return the outputs (H, L, P) of L tokens of a state space, and the matrix (H, N, P) after them.
+
+    Decays are exponentials of sums of logarithms, each sum over its own tokens: a difference of two long sums would
+    lose its digits.
+    """
+    n = rates.shape[1]
+    if n == 1:
+        matrix = mx.exp(rates)[:, :, None] * matrix + b.swapaxes(1, 2) * x
+        return c @ matrix, matrix
+    token = mx.arange(n)
+    # Entry (l, s) is the sum of the logarithms of tokens s + 1 to l.
+    sums = mx.cumsum(mx.where(token[:, None] > token[None, :], rates[:, :, None], 0.0), axis=1)
+    decays = mx.where(token[:, None] >= token[None, :], mx.exp(sums), 0.0)
+    before = mx.exp(mx.cumsum(rates, axis=1))[:, :, None]
+    y = (decays * (c @ b.swapaxes(1, 2))) @ x + before * (c @ matrix)
+    return y, before[:, -1:] * matrix + (b * decays[:, -1, :, None]).swapaxes(1, 2) @ x
 
 
 def _unit(x: Native) -> Native:

@@ -27,6 +27,7 @@ from mlx_engine.backends.parameters import (
     Native,
     Rope,
     Scores,
+    StateSpace,
 )
 from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw
 from mlx_engine.options import Sampling
@@ -60,6 +61,12 @@ class ScalarBackend(Backend):
 
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
         return on_rows(lambda row: _rms_norm(row, weight, eps), x)
+
+    def group_norm(self, x: Native, weight: Native, eps: float, n_groups: int) -> Native:
+        of = range(0, len(weight), len(weight) // n_groups)
+        width = len(weight) // n_groups
+        parts = [[_rms_norm(row[i : i + width], weight[i : i + width], eps) for i in of] for row in x]
+        return [[v for part in row for v in part] for row in parts]
 
     def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
         """The variance is the mean squared distance from the mean, which avoids cancellation."""
@@ -227,11 +234,13 @@ class ScalarBackend(Backend):
 
     def convolve(self, x: Native, conv: Convolution, state: StateView) -> Native:
         out, width = [], len(conv.weight)
+        bias = conv.bias or [0.0] * len(conv.weight[0])
         for first, n, source, target in state.runs.tolist():
             rows = [*state.store[source], *x[first : first + n]]
             for t in range(n):
                 taps = rows[t : t + width]
-                out.append([sum(w * v for w, v in zip(*column, strict=True)) for column in _columns(conv.weight, taps)])
+                columns = zip(_columns(conv.weight, taps), bias, strict=True)
+                out.append([sum(w * v for w, v in zip(*column, strict=True)) + b for column, b in columns])
             state.store[target] = rows[n:]
         return out
 
@@ -241,6 +250,17 @@ class ScalarBackend(Backend):
             matrices = state.store[source]
             for t in range(first, first + n):
                 made = [_head(x[t], beta[t][h], step[t][h], rule, h, matrices[h]) for h in range(rule.n_value_heads)]
+                matrices = [matrix for matrix, _ in made]
+                out.append([y for _, y in made])
+            state.store[target] = matrices
+        return out
+
+    def state_space(self, x: Native, step: Native, space: StateSpace, state: StateView) -> Native:
+        out = []
+        for first, n, source, target in state.runs.tolist():
+            matrices = state.store[source]
+            for t in range(first, first + n):
+                made = [_space(x[t], step[t][h], space, h, matrices[h]) for h in range(space.n_heads)]
                 matrices = [matrix for matrix, _ in made]
                 out.append([y for _, y in made])
             state.store[target] = matrices
@@ -375,14 +395,34 @@ def _head(
     at, value_at = rule.key_head(head) * dim, 2 * keys + head * width
     q, k = _unit(row[at : at + dim]), _unit(row[keys + at : keys + at + dim])
     v = row[value_at : value_at + width]
-    time = step + rule.dt_bias[head]
-    decay = math.exp(rule.rate[head] * (max(time, 0.0) + math.log1p(math.exp(-abs(time)))))
+    decay = math.exp(rule.rate[head] * _softplus(step + rule.dt_bias[head]))
     matrix = [[decay * m for m in line] for line in matrix]
     known = [sum(k[e] * matrix[e][p] for e in range(dim)) for p in range(width)]
     strength = sigmoid(beta)
     change = [strength * (v[p] - known[p]) for p in range(width)]
     matrix = [[m + k[e] * d for m, d in zip(line, change, strict=True)] for e, line in enumerate(matrix)]
     return matrix, [sum(q[e] * matrix[e][p] for e in range(dim)) / math.sqrt(dim) for p in range(width)]
+
+
+def _space(
+    row: list[float], step: float, space: StateSpace, head: int, matrix: list[list[float]]
+) -> tuple[list[list[float]], list[float]]:
+    """Return the next matrix (N, P) of a head of a state space, and its output (P,)."""
+    width, dim, inner = space.head_dim, space.state_dim, space.n_heads * space.head_dim
+    at = inner + head * space.n_groups // space.n_heads * dim
+    x, b = row[head * width : (head + 1) * width], row[at : at + dim]
+    at += space.n_groups * dim
+    c, time, skip = row[at : at + dim], _softplus(step + space.dt_bias[head]), space.skip[head]
+    decay = math.exp(space.rate[head] * time)
+    matrix = [
+        [decay * m + e * time * v for m, v in zip(line, x, strict=True)] for e, line in zip(b, matrix, strict=True)
+    ]
+    read = [dot(c, column) for column in zip(*matrix, strict=True)]
+    return matrix, [y + skip * v for y, v in zip(read, x, strict=True)]
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def _unit(x: list[float]) -> list[float]:

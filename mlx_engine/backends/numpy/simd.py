@@ -34,6 +34,7 @@ from mlx_engine.backends.parameters import (
     Native,
     Rope,
     Scores,
+    StateSpace,
 )
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.machine.forks import kept_over_forks
@@ -111,6 +112,10 @@ class SimdBackend(Backend):
         """The mean is float32; NumPy sums pairwise, which keeps the error small."""
         mean = np.mean(np.square(x), axis=-1, keepdims=True)
         return weight * (x / np.sqrt(mean + np.float32(eps)))
+
+    def group_norm(self, x: Native, weight: Native, eps: float, n_groups: int) -> Native:
+        normed = self.rms_norm(x.reshape(len(x), n_groups, -1), np.float32(1), eps)
+        return normed.reshape(x.shape) * weight
 
     def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
         """The variance is computed after the mean, in a second read of x, which avoids cancellation."""
@@ -305,6 +310,8 @@ class SimdBackend(Backend):
             np.multiply(rows[:n], conv.weight[0], out=out)
             for w in range(1, len(conv.weight)):
                 out += rows[w : w + n] * conv.weight[w]
+            if conv.bias is not None:
+                out += conv.bias
             state.store[target] = rows[n:]
         return y
 
@@ -323,6 +330,21 @@ class SimdBackend(Backend):
                 known = (matrix * key).sum(axis=1)
                 matrix += key * (strength[t, :, None] * (v[t] - known))[:, None, :]
                 y[t] = (matrix * q[t, heads][:, :, None]).sum(axis=1)
+        return y
+
+    def state_space(self, x: Native, step: Native, space: StateSpace, state: StateView) -> Native:
+        inputs, b, c = split_space(x, space)
+        heads = np.arange(space.n_heads) * space.n_groups // space.n_heads
+        time = np.logaddexp(np.float32(0), step + space.dt_bias)
+        decay, added = np.exp(space.rate * time), inputs * time[:, :, None]
+        y = inputs * space.skip[:, None]
+        for first, n, source, target in state.runs.tolist():
+            matrix = state.store[target]
+            matrix[:] = state.store[source]
+            for t in range(first, first + n):
+                matrix *= decay[t, :, None, None]
+                matrix += b[t, heads][:, :, None] * added[t][:, None, :]
+                y[t] += (matrix * c[t, heads][:, :, None]).sum(axis=1)
         return y
 
     def sigmoid(self, x: Native) -> Native:
@@ -371,6 +393,13 @@ def split(x: Native, rule: DeltaRule) -> tuple[Native, Native, Native]:
     n, keys = len(x), rule.n_key_heads * rule.key_dim
     q, k = (x[:, at : at + keys].reshape(n, rule.n_key_heads, rule.key_dim) for at in (0, keys))
     return q, k, x[:, 2 * keys :].reshape(n, rule.n_value_heads, rule.value_dim)
+
+
+def split_space(x: Native, space: StateSpace) -> tuple[Native, Native, Native]:
+    """Return inputs (T, H, P), B (T, G, N) and C (T, G, N) of rows of all three; for NumPy and MLX."""
+    n, inner, width = len(x), space.n_heads * space.head_dim, space.n_groups * space.state_dim
+    b, c = (x[:, at : at + width].reshape(n, space.n_groups, -1) for at in (inner, inner + width))
+    return x[:, :inner].reshape(n, space.n_heads, -1), b, c
 
 
 def _largest_allowed(row: Native, mask: np.ndarray) -> int:

@@ -1,0 +1,205 @@
+"""Falcon-H1: attention and a Mamba2 mixer side by side in every layer.
+
+Paper: "Falcon-H1", arXiv 2507.22448. Reference: Hugging Face transformers, models/falcon_h1. Both mixers read the same
+normed hidden states, and both outputs are added to the hidden states. The multipliers of muP are settings of
+config.json; GGUF files, and the folders of mlx-lm, have weights that are multiplied with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array, Mamba2, Scores, Token
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, Naming, constant, declared, said
+from mlx_engine.config.settings import Settings
+from mlx_engine.models import llama, mamba2, standard
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.layer import Attention, Beside, Gated, Layer, LayerTensors
+from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.stored import TensorLayout
+from mlx_engine.weights.table import Head, Row, Table, decoder_plan, tensors
+
+ARCHITECTURES = ("falcon-h1", "falcon_h1")
+GGUF_ARCHITECTURE = "falcon-h1"
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """The setting of n multipliers, one number or a list of numbers in config.json; GGUF files have none."""
+
+    hf: str
+    n: int = 1
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[float, ...]:
+        """Return the multipliers."""
+        if naming == "gguf":
+            return (1.0,) * self.n
+        if self.n == 1:
+            return (s.number(self.hf, 1.0),)
+        return tuple(s.numbers(self.hf, self.n, [1.0] * self.n))
+
+    def to_gguf(self, value: tuple[float, ...]) -> Mapping[str, object]:
+        """Return no key."""
+        return {}
+
+    def to_hf(self, value: tuple[float, ...], config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.hf: list(value) if self.n > 1 else value[0]}
+
+
+def gate_first(s: Settings, key: str, config: Any) -> None:
+    """Check that a norm of the output, if there is one, follows the gate."""
+    s.expect(key, *((False,) if config.has_norm else (False, True)))
+
+
+@dataclass(frozen=True)
+class Config(mamba2.Sizes, llama.Config):
+    """Llama's sizes, those of the mixers, and the multipliers.
+
+    Attributes:
+        of_embeddings: of the embeddings.
+        of_logits: of the logits.
+        attention_in: of the input of attention.
+        keys: of the keys.
+        attention_out: of the output of attention.
+        space_in: of the input of a mixer.
+        space: of its gate, input, B, C and time steps.
+        space_out: of its output.
+        ffn: of the gate, before its activation, and of the output of an FFN.
+    """
+
+    has_norm: bool = said(("mamba_rms_norm", False))
+    of_embeddings: tuple[float, ...] = declared(Multipliers("embedding_multiplier"))
+    of_logits: tuple[float, ...] = declared(Multipliers("lm_head_multiplier"))
+    attention_in: tuple[float, ...] = declared(Multipliers("attention_in_multiplier"))
+    keys: tuple[float, ...] = declared(Multipliers("key_multiplier"))
+    attention_out: tuple[float, ...] = declared(Multipliers("attention_out_multiplier"))
+    space_in: tuple[float, ...] = declared(Multipliers("ssm_in_multiplier"))
+    space: tuple[float, ...] = declared(Multipliers("ssm_multipliers", 5))
+    space_out: tuple[float, ...] = declared(Multipliers("ssm_out_multiplier"))
+    ffn: tuple[float, ...] = declared(Multipliers("mlp_multipliers", 2))
+    attention_bias: bool = constant(False)
+    mlp_bias: bool = constant(False)
+
+    expected = Expected(
+        gguf={"attention.causal": True},
+        hf={
+            "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "mamba_proj_bias": False,
+            "projectors_bias": False, "time_step_limit": mamba2.unlimited,
+            "mamba_norm_before_gate": gate_first,
+        },
+        harmless=(
+            *("mamba_chunk_size", "mamba_expand", "mamba_use_mlp", "mlp_expansion_factor", "num_logits_to_keep"),
+            *("attn_layer_indices", "time_step_max", "time_step_min", "time_step_floor"),
+        ),
+    )  # fmt: skip
+
+
+MULTIPLIERS = (
+    *("of_embeddings", "of_logits", "attention_in", "keys", "attention_out", "space_in", "space", "space_out", "ffn"),
+)
+# Whether a folder has a matrix for the head, by whether the head is tied.
+HEADS: dict[bool, Head] = {True: "absent", False: "required"}
+LAYER = "model.layers.*."
+NAMES = {
+    "output_norm.weight": "model.final_layernorm.weight",
+    "blk.*.ffn_norm.weight": f"{LAYER}pre_ff_layernorm.weight",
+    **{f"blk.*.ffn_{part}.weight": f"{LAYER}feed_forward.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
+TENSORS = {
+    name: replace(row, hf=NAMES.get(name, row.hf)) for name, row in llama.TENSORS.items() if not name.endswith("bias")
+}
+# llama.cpp's converter forgets the end of this name.
+TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], gguf="blk.*.ffn_norm")
+
+
+def table(cfg: Config, checkpoint: Checkpoint) -> Table:
+    """Return the tensor table; the values in GGUF files are multiplied."""
+    (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
+    times = {
+        "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
+        "blk.*.attn_v": into, "blk.*.attn_output": cfg.attention_out[0], "blk.*.ffn_gate": cfg.ffn[0],
+        "blk.*.ffn_down": cfg.ffn[1], "blk.*.ssm_out": cfg.space_out[0],
+    }  # fmt: skip
+    made: dict[str, Row] = {**TENSORS, **mamba2.rows(cfg, checkpoint, f"{LAYER}mamba.")}
+    for name, factor in times.items():
+        made[f"{name}.weight"] = replace(made[f"{name}.weight"], times=factor)
+    sizes = (cfg.inner, cfg.inner, *(2 * (cfg.n_groups * cfg.state_dim,)), cfg.n_value_heads)
+    factors = tuple((n, factor * cfg.space_in[0]) for n, factor in zip(sizes, cfg.space, strict=True))
+    of = made["blk.*.ssm_in.weight"]
+    made["blk.*.ssm_in.weight"] = replace(of, stored=TensorLayout("", row_times=factors), in_hf=TensorLayout(""))
+    norm = made["blk.*.ssm_norm.weight"]
+    made["blk.*.ssm_norm.weight"] = replace(norm, when="has_norm")
+    return made
+
+
+class Model(Decoder):
+    """A Falcon-H1 model.
+
+    Factors of the input, B and C of a mixer are in the weights of its convolution, and that of the logits is in the
+    last norm. Rotation is linear, so that the factors of queries and keys are in the scale of the scores.
+    """
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        rope = standard.rope_of(parameters, config)
+        (into,), (keys,), (out,) = config.attention_in, config.keys, config.attention_out
+        scores = Scores(into * into * keys * config.head_dim**-0.5)
+        layers = [
+            Layer(
+                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, scores), out=t.linear("attn_output"),
+                beside=Beside(_mixer(config, t), t.linear("ssm_out"), (into * out, config.space_out[0])),
+                ffn=replace(Gated.read(t), scales=(config.ffn[0], config.ffn[1])),
+            )
+            for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)
+        ]  # fmt: skip
+        output_norm = parameters.rms_norm("output_norm", config.norm_eps, config.of_logits[0])
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+    def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
+        """Return (T, D), the embeddings times their multiplier."""
+        x, factor = super().embed(ids, positions), self.config.of_embeddings[0]
+        return x if factor == 1 else self.backend.scale(x, factor)
+
+
+def _mixer(cfg: Config, t: LayerTensors) -> Mamba2:
+    gate, inner, b, c, step = (factor * cfg.space_in[0] for factor in cfg.space)
+    width = cfg.n_groups * cfg.state_dim
+    channels = np.repeat(np.array([inner, b, c], dtype=np.float32), (cfg.inner, width, width))
+    return mamba2.mixer(cfg, t, (gate, step), None if (channels == 1).all() else channels)
+
+
+def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
+    """Return the config of a folder of mlx-lm, whose weights are multiplied, except for those of keys and values.
+
+    Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
+    """
+    changed: dict[str, Any] = {name: (1.0,) * len(getattr(cfg, name)) for name in MULTIPLIERS}
+    logits = (cfg.of_logits[0] / cfg.of_embeddings[0],) if is_tied else (1.0,)
+    changed |= {"keys": cfg.keys, "attention_out": cfg.attention_in, "of_logits": logits}
+    return replace(cfg, **changed)
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    made = decoder_plan(checkpoint, Config, partial(table, checkpoint=checkpoint))
+    made = standard.with_rotation(checkpoint, made)
+    if checkpoint.naming == "gguf":
+        return made
+    is_tied = all(tensor.name != "output.weight" for tensor in made.tensors)
+    if mamba2.is_mlx(checkpoint):
+        config = as_mlx_has_them(made.config, is_tied=is_tied)
+        made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), HEADS[is_tied]))
+    # A GGUF file of a tied head has one table, for the embeddings and for the head.
+    return replace(made, in_tensors=() if is_tied else MULTIPLIERS)
