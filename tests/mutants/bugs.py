@@ -6,7 +6,12 @@ MUTANTS = [
     # ---- The definition of models: configs, tensors, layers, rotary embedding ----
     Mutant("what was rolled back stays", "KVSequence.roll_back", "self.pending -= n", "pass"),
     Mutant("windows forgotten in the size of a cache", "pool_nbytes", "layer.window", "None"),
-    Mutant("a scale without a key is lost", "TensorLayout.put", "(v - plus) * times", "v - plus"),
+    Mutant(
+        "a scale without a key is lost",
+        "TensorLayout.put",
+        "(v.reshape(len(v), -1) - plus) * self.factors",
+        "v.reshape(len(v), -1) - plus",
+    ),
     Mutant("the narrowest side counts", "Conversion.type_of", "max(shape) < least", "min(shape) < least"),
     Mutant("the last layer for all tokens", "decoder_layers", 'want if i == len(layers) - 1 else "every"', '"every"'),
     Mutant(
@@ -435,8 +440,8 @@ MUTANTS = [
     Mutant(
         "the last layer with keys and values is skipped in a chunk",
         "decoder_layers",
-        "1 + max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))",
-        "max(i for i, w in enumerate(layers) if not isinstance(w.mix, SharedAttention))",
+        "1 + max((i for i, w in enumerate(layers) if writes(w)), default=-1)",
+        "max((i for i, w in enumerate(layers) if writes(w)), default=-1)",
     ),
     # ---- Plans ----
     Mutant(

@@ -93,7 +93,7 @@ def test_what_a_gpu_says_is_a_refusal(monkeypatch, caplog, executor, error: Exce
     """On a GPU, errors show when a result is looked at; the attempt looks."""
     calls = []
 
-    def matvec(x, weight, *, tuning=None):
+    def matvec(x, weight, *, dtype=None, tuning=None):
         calls.append(x)
         raise error
 
@@ -113,7 +113,7 @@ def test_an_attempt_asks_for_nothing_that_a_graph_promises(monkeypatch):
     """What is tried are zeros: the graph so far is neither evaluated, nor blamed for its own errors."""
     seen = []
 
-    def matvec(x, weight, *, tuning=None):
+    def matvec(x, weight, *, dtype=None, tuning=None):
         seen.append(x)
         return mx.zeros((len(x), 5))
 
