@@ -99,9 +99,9 @@ def _types(listing: Listing) -> Iterator[Finding]:
 
 
 def _model(checkpoint: Checkpoint, progress: Progress) -> tuple[list[Finding], int | None]:
-    """Return the findings about settings and tensors, and the number of embedding rows if known."""
+    """Return the findings about settings and tensors, and the number of embedding rows, or None if it is unknown."""
     if not checkpoint.shapes:
-        detail = "none at all: a file of a vocabulary alone, which `tokenize` can use but no model"
+        detail = "none: the file has a vocabulary alone, which only `tokenize` can use"
         return [Finding(Level.FAIL, "tensors", detail)], None
     try:
         plan: Plan = model_file(checkpoint).plan(checkpoint)
