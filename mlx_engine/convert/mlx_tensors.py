@@ -164,8 +164,8 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 
 
 # The names and layouts of tensors in mlx-lm's folders. Most tensors have the same name and form as in transformers. The
-# exceptions: experts are stacked, Granite 4's fused # gate and up are split, GPT-2's matrices are not transposed, and
-# the text model of an image model has mlx-lm's prefix.
+# exceptions: experts are stacked, Granite 4's fused gate and up are split, GPT-2's matrices are not transposed, and the
+# text model of an image model has mlx-lm's prefix.
 
 
 # A part of one expert, and the module of a layer that has the experts.

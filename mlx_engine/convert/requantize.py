@@ -144,7 +144,7 @@ def requantize(
         TokenizerError: GGUF cannot represent the tokenizer of a folder.
     """
     # The new file replaces an existing file, which must not be a pipe or a device. If `target` is a symbolic link, the
-    # new # file replaces the link itself.
+    # new file replaces the link itself.
     plain = not os.path.lexists(target) or (target.is_file() and not target.is_symlink())
     if not plain:
         raise OptionError(f"{target} is neither a new nor an existing file", option="OUT", found=str(target))

@@ -28,14 +28,14 @@ from mlx_engine.errors import DistributedError
 
 # Seconds between beats, and seconds without a beat after which a rank counts as dead; all ranks then end within 10 s.
 INTERVAL, LIMIT = 0.5, 8.0
-# Seconds within which the next rank must join, counted from the latest join; and seconds between two attempts. A rank #
+# Seconds within which the next rank must join, counted from the latest join; and seconds between two attempts. A rank
 # takes 20 s and more for its imports if other processes use all cores.
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the others when the run has ended.
 PATIENCE = 5.0
 # Seconds that a rank with an error waits before it ends. Most errors occur on all ranks, and rank 0 reports them.
 COURTESY = 1.0
-# Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection #
+# Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
 # MLX would wait for 1 s.
 HEAD_START = 0.1
 # Bytes per second of the slowest link: it determines how long a large message may take.

@@ -43,8 +43,8 @@ from mlx_engine.weights.plan import Tensor
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
-# The largest allowed share of a rank, relative to an even share: two ranks may divide 35 blocks into 17 and 18, but #
-# not 3 blocks into 1 and 2.
+# The largest allowed share of a rank, relative to an even share: two ranks may divide 35 blocks into 17 and 18, but not
+# 3 blocks into 1 and 2.
 MOST_UNEVEN = 1.2
 
 

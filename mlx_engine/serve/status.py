@@ -31,14 +31,14 @@ class AnswerStatus(msgspec.Struct, frozen=True):
     Attributes:
         number: the number of its request.
         index: which answer to the request it is.
-        phase: "waiting" for a slot; "prefill" while the prompt is read; "decode"; "recompute" while tokens are read
-            again because their pages were taken.
+        phase: "waiting" for a slot; "prefill"; "decode"; "recompute" while tokens are computed again after a
+            preemption.
         n_prompt: tokens of the prompt.
         n_read: tokens of the prompt that are in the KV cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_written: tokens of the answer.
         max_tokens: the largest number of tokens of the answer.
-        n_pages: pages that the answer holds, alone or with others, over all groups of layers.
+        n_pages: pages that the answer holds, alone or shared, over all groups of layers.
         n_preemptions: how often the request lost pages to an older one.
     """
 
@@ -99,8 +99,8 @@ class PrefixNode(msgspec.Struct, frozen=True):
 class PrefixStatus(msgspec.Struct, frozen=True):
     """The prefix cache: the most recently used nodes, each after its parent, and counters.
 
-    The nodes and their numbers are None for a cache of whole pages, because they show which tokens prompts have in
-    common.
+    The nodes and their numbers are None for a cache of whole pages, because they would reveal which tokens prompts have
+    in common.
     """
 
     nodes: tuple[PrefixNode, ...] | None
@@ -116,7 +116,7 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
     """A step: its rows of decode and of prefill, its seconds, and the limit.
 
-    The limit is the seconds in which the memory bandwidth allows to read its bytes; None if the bandwidth is unknown.
+    The limit is the time in which its bytes can be read at the memory bandwidth; None if the bandwidth is unknown.
     """
 
     n_decode: int
