@@ -1,10 +1,10 @@
-"""Measure speculation: each text of a file is answered with and without proposed tokens, in turn.
+"""Measure speculative decoding: each text of a file is answered with and without proposed tokens, interleaved.
 
-A file has a JSON object per line: `prompt`, a text or messages; and, if wanted, `name`, `max_tokens`, `prediction`, and
-`right`, a share from 0 to 1. Each drafter that is loaded gets a row. With `right`, the tokens of the answer without
-proposals are proposed, each right with this probability: this gives the factor at a given acceptance, also of a model
-with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is counted. Answers are
-greedy, go on past end-of-text tokens, and must have the same ids with and without proposals.
+A file has a JSON object per line: `prompt`, a text or messages; and optionally `name`, `max_tokens`, `prediction`, and
+`right`, a probability. Each drafter that is loaded gets a row. With `right`, the tokens of the answer without proposals
+are proposed, and each is right with this probability. This measures the factor at a given acceptance rate, also of a
+model with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is counted. Answers
+are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RECORDED = "recorded"
 class Recorded:
     """The drafter of an answer that is known: each token that it proposes is right with a given probability.
 
-    Which ones are wrong depends on their place alone, so that every run has the same ones.
+    The positions of wrong tokens depend only on the position, so they are the same in every run.
     """
 
     def __init__(self, answer: Sequence[int], right: float) -> None:
@@ -47,7 +47,7 @@ class Recorded:
         self._ids, self._n = [i if rng.random() < right else i + 1 for i in answer], 0
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Read the ids that have followed."""
+        """Add new ids of the answer."""
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
@@ -82,7 +82,7 @@ class RecordedPasses:
         self._drafter, self._recorded = drafter, Recorded(answer, right)
 
     def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
-        """Return as many ids as the drafter."""
+        """Run the drafter, and return as many ids of the known answer as it proposes."""
         found = self._drafter.propose(wanted, budget)
         return {one: self._recorded.after(len(one.output.token_ids), len(ids)) for one, ids in found.items()}
 
@@ -168,7 +168,7 @@ def _row(text: Row, way: str, plain: Sequence[Row], proposing: Sequence[Row]) ->
 
 
 def _proposing(engine: Engine, text: Row, way: str, answer: Sequence[int], n_tokens: int) -> Speculation:
-    """Return what proposes the tokens of a drafter, or those of the known answer."""
+    """Return an object that proposes the tokens of a drafter, or the tokens of the known answer."""
     n, right, vocabulary = text.get("copies", 1), text.get("right", 1.0), int(engine.config.vocab_size)
     if way == RECORDED:
         return Speculation(Recordings(answer, right), vocabulary, usual=(LOOKUP,))
@@ -178,7 +178,7 @@ def _proposing(engine: Engine, text: Row, way: str, answer: Sequence[int], n_tok
 
 
 def _answered(engine: Engine, text: Row, way: str | None, answer: Sequence[int]) -> Row:
-    """Answer a text, as often at once as `copies` says; return ids, counts and the times after the first token."""
+    """Answer `copies` of a text at the same time; return ids, counts and the times after the first token."""
     n = text.get("copies", 1)
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
     requests: list[Request] = [engine.request(text["prompt"], options) for _ in range(n)]
