@@ -25,7 +25,7 @@ HELD_OUT_SEED = 1_000_003
 WARM_UP = 150
 LOG_EVERY = 50
 SAVE_SECONDS = 240
-# Of the stories in conversations of the last part, so many are short; before it 80 %.
+# The share of short stories in conversations in the last part of the training; before the last part it is 80 %.
 LATE_SHORT_SHARE = 0.45
 
 
@@ -61,7 +61,7 @@ def rate_at(progress: float, step: int, peak: float) -> float:
 def make_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of the layers, and AdamW for the embedding and the norms.
 
-    In the first four minutes AdamW alone came to a held-out perplexity of 5.05, with Muon to 4.28, at the same rate.
+    After four minutes the held-out perplexity was 5.05 with AdamW alone and 4.28 with Muon, at equal tokens per second.
     """
     layers = [p for name, p in model.named_parameters() if p.dim() == 2 and not name.startswith("embed")]
     norms = [p for p in model.parameters() if p.dim() == 1]

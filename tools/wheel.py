@@ -5,8 +5,8 @@
     python -m tools.wheel --only q8_0 --target x86-64-v3     some parts for some targets: other models run without
 
 All parts of the kernels are compiled for each target (`kernels/cpu/build/prebuilt.py`), which takes minutes, and linked
-to a shared library. Object files are kept in build/prebuilt, so that an interrupted build goes on. The linker for Linux
-is LLVM's, which `ziglang` brings, for macOS the system's.
+to a shared library. Object files are kept in build/prebuilt, so that an interrupted build can be continued. The linker
+for Linux is LLVM's, from the package `ziglang`; for macOS it is the system's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernels.cpu.build.prebuilt import MANIFEST, TARGETS, Target
 from tools.hatch_hooks import FOLDER, PLATFORM
 
 ROOT = Path(__file__).parents[1]
-# The libraries need nothing of the system but memset, and macOS 11 is the first on arm64.
+# The libraries need only memset from the system. macOS 11 is the first version on arm64.
 PLATFORMS = {"linux": "manylinux_2_17_{machine}.manylinux2014_{machine}", "darwin": "macosx_11_0_arm64"}
 BITS, GROUPS, SCALES = "234568", (32, 64, 128), ("f16", "bf16", "f32")
 

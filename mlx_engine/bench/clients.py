@@ -136,7 +136,7 @@ class _Clients:
         return len(left)
 
     def steps(self, sizes: Sizes) -> Steps:
-        """Return the work of all steps. Called outside of timing, because it takes longer than a step of a small model."""
+        """Return the work of all steps. Called outside of timing: it takes longer than a step of a small model."""
         found = Steps()
         for report, parts in self._steps:
             if report.n_decode + report.n_prefill:
