@@ -245,8 +245,7 @@ def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
 
 
 def punctual() -> None:
-    """Reduce the wake-up delay of this thread, as far as Linux allows it: priority over other threads, no timer
-    slack."""
+    """Reduce the wake-up delay of this thread, if Linux allows it: by priority, and without timer slack."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)
