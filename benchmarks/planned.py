@@ -87,7 +87,7 @@ class Setup(NamedTuple):
     n_layers: int
 
     def split(self, n: int) -> list[int]:
-        """Return the layers of n ranks of a pipeline; the last one, which has the head, has no more than the others."""
+        """Return the layers of n ranks of a pipeline. The last rank has the head, so it has no more layers than others."""
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
 
 

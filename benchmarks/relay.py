@@ -91,7 +91,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def urgent() -> None:
-    """Run all threads of this process before those of other programs, where the system lets this user."""
+    """Raise the priority of this process above other programs, if the system permits it."""
     tasks = Path("/proc/self/task")
     for task in tasks.iterdir() if tasks.is_dir() else ():
         with contextlib.suppress(PermissionError, ProcessLookupError):

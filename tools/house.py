@@ -18,7 +18,7 @@ PRODUCT = ("mlx_engine", "kernels")
 
 
 def main(*trees: str) -> None:
-    """Print the figures of the trees; without a tree, those of this one."""
+    """Print the figures of the given trees, or of this tree."""
     roots = [Path(tree).resolve() for tree in trees] or [Path(__file__).parents[1]]
     columns = [figures(root) for root in roots]
     for name in columns[0]:

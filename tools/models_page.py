@@ -2,7 +2,7 @@
 
     python -m tools.models_page
 
-The region between the two marks is replaced; everything else stays as it is.
+The command replaces only the region between the two marks.
 """
 
 from __future__ import annotations

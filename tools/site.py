@@ -62,7 +62,7 @@ def text(words: str) -> str:
 
 
 def moved(match: re.Match[str], folder: Path) -> str:
-    """Return a link as it is on the site: to a page of it, or into the repository."""
+    """Return the target of a link on the site: a page of the site, or a file of the repository."""
     target = (folder / match[1]).resolve()
     anchor = match[2] or ""
     if not target.is_relative_to(ROOT):

@@ -143,7 +143,7 @@ class Trainer:
         print(f"step {self.step} minute {self.elapsed / 60:.1f} loss {mean:.4f} tokens/s {speed:.0f}", flush=True)
 
     def batch(self, data: tuple[NDArray[np.uint16], ...], progress: float) -> NDArray[np.uint16]:
-        """Return a step's rows: short ones first, those of the whole context in the last part."""
+        """Return a step's rows: short rows first, and rows of the whole context in the last part."""
         chosen = data[progress >= 1 - self.args.long_share]
         count = max(1, self.args.batch // (chosen.shape[1] - 1))
         index = self.step * count % (len(chosen) - count)

@@ -41,7 +41,7 @@ def all_parts() -> list[str]:
 
 
 def objects(name: str, parts: Sequence[str], kept: Path) -> list[Path]:
-    """Return the object files of parts for a target; compile those that are not kept yet."""
+    """Return the object files of parts for a target; compile missing ones."""
     folder = kept / library.folder().name / name
     folder.mkdir(parents=True, exist_ok=True)
     files = {part: folder / f"{part}.o" for part in parts}
@@ -61,7 +61,7 @@ def objects(name: str, parts: Sequence[str], kept: Path) -> list[Path]:
 
 
 def link(target: Target, files: Sequence[Path], out: Path) -> None:
-    """Link object files to a shared library, whose only open symbols are those of the system's C library."""
+    """Link object files to a shared library. Its only undefined symbols are in the system's C library."""
     if sys.platform == "darwin":
         command = ["cc", "-dynamiclib", "-arch", "arm64", "-Wl,-undefined,dynamic_lookup", "-Wl,-x"]
     else:

@@ -1,6 +1,6 @@
 """Sampling of the next token: the definition that every backend implements.
 
-The order is that of Hugging Face transformers and vLLM: logits processors of the user (`loop/sampler.py`, before the
+Steps have the order of Hugging Face transformers and vLLM: logits processors of the user (`loop/sampler.py`, before the
 functions here), logit bias, repetition penalty, frequency penalty, presence penalty, mask, temperature, top-k, top-p,
 min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before any option scales it, and no bias or
 penalty makes a token possible that the mask of a constraint forbids. Top-k and top-p select among the tokens that the

@@ -250,7 +250,7 @@ def byte_level(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object
         raise refused(vocabulary, "pre_tokenizer", "one that GGUF has a name for", file["pre_tokenizer"])
     merges = [" ".join(pair) for pair in model["merges"]]
     if len({*merges}) < len(merges) or any(merge.count(" ") != 1 for merge in merges):
-        raise refused(vocabulary, "merges", "pairs without spaces, each listed once", "others")
+        raise refused(vocabulary, "merges", "pairs without spaces, each listed once", "other pairs")
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,

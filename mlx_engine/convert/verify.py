@@ -143,7 +143,7 @@ def _values(checkpoint: Checkpoint, names: Sequence[str], progress: Progress) ->
             detail = f"{name} has values that are not finite: {what}; download the file again"
             yield Finding(Level.FAIL, "values", detail)
     if not n_bad:
-        yield Finding(Level.PASS, "values", f"those of all {len(names):,} tensors are finite")
+        yield Finding(Level.PASS, "values", f"the values of all {len(names):,} tensors are finite")
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path, vocab_size: int | None) -> Iterator[Finding]:

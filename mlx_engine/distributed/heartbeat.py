@@ -302,7 +302,7 @@ class Heartbeat:
         """Send the other ranks a beat with these changes."""
         with self._sending:
             self._beat = self._beat._replace(report=self.report(), **changes)
-            for peer in list(self._peers.values()):  # others may join meanwhile
+            for peer in list(self._peers.values()):  # a copy, because other ranks may join meanwhile
                 with contextlib.suppress(OSError):  # the listening thread detects the loss
                     peer.sendall(json.dumps(self._beat).encode() + b"\n")
 

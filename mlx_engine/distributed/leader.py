@@ -188,7 +188,7 @@ class SharedModel(Model):
             raise _incomplete("a forward pass was interrupted")
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
+        """Return a KV pool for `n_tokens` tokens; `options` are arguments of `KVPool`."""
         return self._messages.pool(self.kv_layers, n_tokens, **options)
 
 

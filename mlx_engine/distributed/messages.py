@@ -94,7 +94,7 @@ class BatchMessages:
         self._n_pools = 0
 
     def pool(self, layers: Sequence[CacheLayer], n_tokens: int, **options: Any) -> KVPool:
-        """Return a pool for all layers of the model. Its memory is on the ranks; the options are those of `KVPool`."""
+        """Return a pool for all layers of the model. The ranks have its memory. `options` are arguments of `KVPool`."""
         number = self._n_pools
         self._n_pools += 1
         kv_type = next((layer.type for layer in kv_layers(layers)), "f32")

@@ -685,7 +685,7 @@ class Summary:
         model: the parts of the model.
         ranks: the part of each rank.
         link: every link of the ring.
-        asked: what the machines shall do.
+        asked: the workload of the machines.
         shard: "pipeline" or "tensor".
         per_token: the messages of a decoded token.
         chunk: tokens of the longest part of the prompt.
@@ -693,7 +693,7 @@ class Summary:
         rates: the expected rates.
         smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
             is enough.
-        measured: "bandwidth" and "compute", where they were measured on this machine.
+        measured: "bandwidth" and "compute", if they were measured on this machine.
     """
 
     about: dict[str, str]
@@ -720,11 +720,11 @@ class Summary:
             slices: the whole model; with tensor parallelism, followed by each rank's slice of it.
             hosts: the host of each rank.
             link: every link.
-            asked: what the machines shall do.
+            asked: the workload of the machines.
             shard: "pipeline" or "tensor".
             split: layers of each rank of a pipeline; None to choose them.
             chunk: the most tokens of a prompt in a pass.
-            measured: "bandwidth" and "compute", where they were measured on this machine.
+            measured: "bandwidth" and "compute", if they were measured on this machine.
             about: model, architecture and backend.
 
         Raises:
@@ -755,7 +755,7 @@ class Summary:
 
     @property
     def duplicated(self) -> int:
-        """Bytes of weights that the ranks hold beyond those of one process."""
+        """Bytes of weights that all ranks hold in addition to the weights of one process."""
         return max(0, sum(rank.weights for rank in self.ranks) - self.model.total)
 
     @property

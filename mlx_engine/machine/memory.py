@@ -146,7 +146,7 @@ def release(read: np.ndarray, prepared: object) -> None:
 
 
 def is_view(prepared: object, read: np.ndarray) -> bool:
-    """Return whether what a backend has prepared still reads the memory of the weight `read`."""
+    """Return whether `prepared`, a backend's weight, is a view of the memory of the stored weight `read`."""
     held = prepared if isinstance(prepared, np.ndarray) else getattr(prepared, "data", None)
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
 

@@ -73,7 +73,7 @@ NOOPS_OF_RERANK: Mapping[str, Schema] = {"user": ANY}
 
 
 def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:
-    """Return the parameters of a request without those that change nothing.
+    """Return the parameters of a request without parameters that have no effect.
 
     Raises:
         ApiError: a parameter that is not implemented has a value that would change something.

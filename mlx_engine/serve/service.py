@@ -84,12 +84,12 @@ class Service:
 
     @property
     def models(self) -> list[str]:
-        """The names of the model, its own first, and after them those of the model with each adapter."""
+        """The names of the model, its own name first, and then the names of the model with each adapter."""
         names = list(dict.fromkeys([self.model, *self.aliases]))
         return [*names, *(f"{name}:{adapter}" for name in names for adapter in self.adapters)]
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that the name of a model in a request asks for; None for a model without adapters."""
+        """Return the adapter that is selected by the model name in a request; None for a model without adapters."""
         if not self.adapters:
             return None
         chosen = (name or "").rpartition(":")[2]

@@ -37,7 +37,7 @@ class Load(NamedTuple):
         running: answers with a slot.
         waiting: answers without a slot.
         kv_usage: the share of the pages of keys and values that are held, 0 to 1.
-        pages: pages that answers hold; those of the prefix cache alone are not counted.
+        pages: pages that answers hold, without pages that only the prefix cache holds.
         disk: counters of prefixes on disk, if they are kept; the writing thread updates them.
     """
 
@@ -269,7 +269,7 @@ class Worker:
 
     @asynccontextmanager
     async def running(self, call: Call) -> AsyncIterator[Call]:
-        """Submit the requests of a call; on exit cancel those that have not ended.
+        """Submit the requests of a call; on exit cancel the requests that have not ended.
 
         Raises:
             ApiError: the queue is full, or the engine does not take requests now.

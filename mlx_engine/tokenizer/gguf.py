@@ -138,7 +138,7 @@ def _vocabulary(
             space_prefix = SpacePrefix.SECTION
     asked = read.flag("tokenizer.ggml.add_bos_token")
     if asked and bos_id is None:
-        raise read.error("tokenizer.ggml.bos_token_id", "the token that add_bos_token asks for", "nothing")
+        raise read.error("tokenizer.ggml.bos_token_id", "the id of a token, because add_bos_token is set", "nothing")
     text_ends = (eos_id,) if read.flag("tokenizer.ggml.add_eos_token") and eos_id is not None else ()
     control = {tokens[i]: i for i in np.flatnonzero(types == TokenType.CONTROL).tolist()}
     ends = {read.token_id(key, len(tokens)) for key in END_KEYS} | {eos_id} | named_end_ids(control)

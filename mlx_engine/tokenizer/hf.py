@@ -41,7 +41,7 @@ from mlx_engine.tokenizer.vocabulary import (
 _MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published vocabularies have up to a million tokens
 
 MAX_BYTES = 1 << 27
-"""The largest tokenizer.json; that of Gemma 3, with 262,144 tokens, has 33 MB."""
+"""The largest accepted tokenizer.json. The file of Gemma 3, with 262,144 tokens, has 33 MB."""
 
 # Limits far above what valid files need: Qwen 2's file of 4.6 MB takes 0.2 s and 150 MB to load, and encoding 1 MB of
 # text takes 0.3 to 1.5 s and 80 to 210 MB.

@@ -172,7 +172,7 @@ class Converted:
         return cls(asked, {quant: types.count(quant) for quant in dict.fromkeys(types)}, tuple(left), nbytes or {})
 
     def notes(self) -> tuple[str, ...]:
-        """Return one line for the user, or none if no conversion was asked for."""
+        """Return one line for the user, or none if no conversion was requested."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
         # With "keep", and overrides that name the layers' present types, there is no new type to print.

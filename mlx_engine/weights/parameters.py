@@ -1,4 +1,4 @@
-"""Load a model's weights: prepare the tensors of a checkpoint for a backend, quantised if asked for."""
+"""Load a model's weights: prepare the tensors of a checkpoint for a backend, and quantise them if requested."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class ExpertBlock:
         descriptor[layout.EX_SUM_EPS : layout.EX_SUM_EPS + 1].view(np.float64)[:] = routing.sum_eps
 
     def floats(self, n_tokens: int) -> int:
-        """Return the floats of scratch memory for a pass of `n_tokens` tokens, including those of products."""
+        """Return the floats of scratch memory for a pass of `n_tokens` tokens, including the scratch of products."""
         own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
         return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
 

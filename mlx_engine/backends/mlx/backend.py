@@ -1,8 +1,8 @@
 """`mlx`: stock MLX operations on MLX's default device, which is Metal, CUDA or, for correctness only, the CPU.
 
 Evaluation is lazy from the embedding to the choice of a token: operations build a graph, which MLX evaluates when a
-result is needed. A chosen token is a zero-dimensional array, and `embed` takes it as an id. So the next pass can be
-built and submitted before the host knows the id of this one.
+result is needed. A chosen token is a zero-dimensional array, and `embed` accepts it as an id. So the next pass can be
+built and submitted before the host has the id of the chosen token.
 
 With float16 or bfloat16 activations, arrays have the same types as in mlx-lm: hidden states, weights, scales, keys and
 values have the type of activations, and so do MLX's products. Norms, softmax and rotation compute in float32
