@@ -87,7 +87,7 @@ class Setup(NamedTuple):
     n_layers: int
 
     def split(self, n: int) -> list[int]:
-        """Return the layers of n ranks of a pipeline. The last rank has the head, so it has no more layers than others."""
+        """Return the layers of n ranks of a pipeline. The last rank, with the head, has at most as many."""
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
 
 

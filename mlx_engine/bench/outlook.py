@@ -33,7 +33,7 @@ class Outlook:
     Attributes:
         backend: the backend.
         weights_bytes: bytes of the weights as the backend holds them.
-        left_bytes: bytes of embedding tables that stay in the file, of which a pass reads a few rows.
+        left_bytes: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
         context: tokens of the prompt and the answer together.
         kv_bytes: bytes of keys and values for this many tokens.
         decode_bytes: bytes that a pass of one token reads when the context is full.

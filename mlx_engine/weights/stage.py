@@ -81,7 +81,7 @@ class OwnSlices(Protocol):
         """Return the shape of the part of a tensor that this rank holds."""
 
     def is_partial(self, linear: str) -> bool:
-        """Return whether the products of a linear layer are parts of a sum over all ranks."""
+        """Return whether the products of a linear layer are partial sums, which are added over all ranks."""
 
     def has(self, name: str) -> bool:
         """Return whether this rank has a tensor. Only one rank has the bias of a layer whose products are summed."""
