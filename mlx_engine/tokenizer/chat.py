@@ -295,7 +295,7 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
     """Return the rendered conversation as a marked text (see the module); `accept` is called with its plain text."""
     said = "".join(prepared.texts())
     # Messages are rendered with placeholders for the first and last characters of markers. So a marker in the rendered
-    # # text was written by the template.
+    # text was written by the template.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in said)
     fits = len(ends) <= len(STAND_INS)
     if not fits:

@@ -118,7 +118,7 @@ class Block:
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
         # Gate and up are multiplied in the same chunks, so they use fixed point only if both are quantised. Quantising
-        # # a group of tokens takes 29.5 bytes of scratch memory for each column.
+        # a group of tokens takes 29.5 bytes of scratch memory for each column.
         fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
         if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)

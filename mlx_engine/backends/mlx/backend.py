@@ -442,7 +442,7 @@ def stored_rows(x: Native, type_: str) -> Native:
     scale = mx.max(mx.abs(blocks), axis=-1, keepdims=True) / 127
     products = blocks * mx.where(scale == 0, 0, 1 / scale)
     # Halves are rounded away from zero. The largest float below 0.5 is added, because adding 0.5 would round 0.49999997
-    # # up.
+    # up.
     away = mx.where(products < 0, -0.49999997, 0.49999997)
     quants = mx.where(mx.isfinite(products), products + away, 0).astype(mx.int8)
     rows = mx.concatenate([scale.astype(mx.float16).view(mx.uint8), quants.view(mx.uint8)], axis=-1)
