@@ -265,7 +265,7 @@ class FreeMemory(NamedTuple):
     """The memory of a rank.
 
     Attributes:
-        computer: the name of its computer.
+        computer: a unique name of the rank's computer.
         free: bytes of free memory of this computer.
         kv: bytes of keys and values of its layers or heads, for one whole context.
     """

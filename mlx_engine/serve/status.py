@@ -55,7 +55,7 @@ class AnswerStatus(msgspec.Struct, frozen=True):
 
 
 class PageGroup(msgspec.Struct, frozen=True):
-    """The pages of the layers with one window: each page is counted once.
+    """The pages of the layers with the same attention window. Each page is counted once.
 
     Attributes:
         window: the window, None for layers that see every token.
@@ -80,10 +80,10 @@ class PrefixNode(msgspec.Struct, frozen=True):
         start: position of its first token.
         n_tokens: number of its tokens.
         text: the text of its first tokens, with an ellipsis if others follow, or None if texts are not shown.
-        n_pages: its pages, over all groups.
-        in_use: the pages that answers hold too.
-        references: the most references to one of its pages.
-        last_use: the cache's count of uses at its last use.
+        n_pages: number of its pages, over all groups of layers.
+        in_use: number of its pages that answers hold too.
+        references: the largest reference count of its pages.
+        last_use: the value of the cache's use counter when the node was last used.
     """
 
     parent: int
@@ -168,7 +168,7 @@ class Monitor:
             bandwidth: returns the memory bandwidth in bytes per second, or None as long as it is unknown.
             text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
             interval: the least number of seconds between two statuses that `after` returns.
-            clock: read for this interval only.
+            clock: the clock of `interval`.
         """
         self._bandwidth, self._text_of, self._interval, self._clock = bandwidth, text_of, interval, clock
         self._steps: deque[StepStatus] = deque(maxlen=N_STEPS)

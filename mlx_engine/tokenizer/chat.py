@@ -261,7 +261,7 @@ def chat_ids(
         accept: called with the rendered text before it is encoded. An exception ends the encoding.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
         TokenizerError: the vocabulary cannot encode the text.
     """
@@ -281,7 +281,7 @@ def _continued(markers: Markers, marked: str, history: History) -> list[int] | N
     """Return the ids of the longest prefix in the history and of the rest; None if the history has no prefix."""
     for text, ids in history.beginnings(marked):
         written = markers.written(text)
-        # Because of a role of this conversation, a token may be a marker now that was none when the text was added.
+        # Roles of this conversation may make a token a marker that was not a marker when the text was added.
         if markers.among(ids) in (written, _with_bos(markers.tokenizer, written)):
             return ids + markers.encode(marked[len(text) :])
     return None
@@ -320,7 +320,7 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
 
 
 def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a text with the first character of each pair replaced by the second, much faster than `translate`."""
+    """Return a text with the first character of each pair replaced by the second. It is faster than `translate`."""
     for old, new in pairs:
         text = text.replace(old, new)
     return text
@@ -337,7 +337,7 @@ def render(
     """Render each prompt with the chat template, up to the beginning of the model's answer.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
     """
     template = _template(tokenizer)
@@ -354,7 +354,7 @@ def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str
     """Render each prompt; None for a prompt that the template refuses or fails on.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it exceeds its limits.
     """
     inputs = [prompt.for_template(_template(tokenizer), tokenizer.where) for prompt in prompts]
