@@ -270,7 +270,7 @@ class Need:
 
     def _hint(self) -> str:
         saving = f"--quant q8_0 saves about {size(self.saved)}, " if self.saved > 0 else ""
-        return f"{saving}reduce -n, --context-len or --kv-memory, or use a smaller model; {OPTION} tries anyway"
+        return f"{saving}fewer tokens (-n, --context-len, --kv-memory) or a smaller model help; {OPTION} tries anyway"
 
 
 def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> Need:
