@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
@@ -55,6 +55,7 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.kernels.files import cache_folder
 from mlx_engine.kernels.files import draft as new_file
 from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning

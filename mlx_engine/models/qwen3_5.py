@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 from mlx_engine.backends.base import Backend
@@ -31,6 +30,7 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.models.decoder import Decoder, NextToken
 from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
