@@ -1268,7 +1268,7 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
         OptionError: `speculate` and `draft` exclude each other, or several processes share the model.
     """
     if draft is None and speculate == DRAFT:
-        message = "speculate is 'draft', but no draft model is given; add draft, a small model with the same vocabulary"
+        message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
         raise OptionError(message, option="draft", expected="a model", found=None)
     if draft is not None and speculate not in (DRAFT, AUTO_SPECULATION):
         message = f"draft is used if speculate is 'draft' or 'auto', not {shown(speculate)}; leave one of them out"

@@ -617,6 +617,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
 
         service = new_service(Worker(make), spec, address, loading.capacity, host)
         service.adapters = tuple(loading.how.get("adapters", ()))
+        service.check_names()
         service.turns = turns  # all models share the event loop
         new_worker = partial(worker_for, service, loading, cores)
         service.worker = new_worker(make)

@@ -132,7 +132,7 @@ def test_another_vocabulary_is_refused_by_its_first_token():
 
 
 def test_a_draft_model_is_given_where_it_is_used():
-    with pytest.raises(OptionError, match="no draft model is given; add draft"):
+    with pytest.raises(OptionError, match="draft must be a small model with the same vocabulary"):
         mlx_engine.load("builtin", speculate="draft")
     with pytest.raises(OptionError, match="draft is used if speculate is 'draft' or 'auto', not 'lookup'"):
         mlx_engine.load("builtin", speculate="lookup", draft="builtin")
