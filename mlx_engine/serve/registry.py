@@ -24,7 +24,7 @@ import msgspec
 from anyio import move_on_after
 
 from mlx_engine.engine import Engine
-from mlx_engine.errors import EngineError
+from mlx_engine.errors import EngineError, again
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.serve.errors import ApiError, api_error, cut
@@ -403,7 +403,7 @@ class Models:
     def _refuse(self, model: ServedModel, error: ApiError) -> None:
         waiting, model.waiting = model.waiting, []
         for use in waiting:
-            use.granted.set_exception(error)
+            use.granted.set_exception(again(error))
             use.granted.exception()  # its client may have left: asyncio would log that nobody has read the error
 
     def _check_waiting(self, model: ServedModel) -> None:
