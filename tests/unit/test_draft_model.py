@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -89,6 +90,20 @@ def test_sequences_without_memory_get_no_proposals(qwen3):
     assert list(made.propose({first: 2, second: 2}, 512)) == [first]
     made.release(first)
     assert list(made.propose({second: 2}, 512)) == [second]
+
+
+def test_a_draft_model_with_a_smaller_context_reads_nothing_beyond_it(qwen3, monkeypatch):
+    """It gives its pages back when the sequence becomes longer, and does not read the beginning of a longer one."""
+    made, answer = drafting(copy.copy(qwen3)), chosen(qwen3, 4)
+    made.model.config = replace(qwen3.config, context_length=len(PROMPT) + 2)
+    sequence = sequence_of(qwen3, answer=answer[:1])
+    assert made.propose({sequence: 4}, 512) == {sequence: answer[1:3]}  # as many as its context has
+    sequence.output.token_ids += answer[1:3]
+    monkeypatch.setattr(made.model, "forward", pytest.fail)
+    assert made.propose({sequence: 4}, 512) == {}
+    assert made.propose({sequence_of(qwen3, [*PROMPT, *PROMPT]): 4}, 40) == {}
+    made.prefix.clear()
+    assert (made.pool.used_pages(0), made._held) == (0, {})
 
 
 def test_ids_that_the_draft_model_lacks_end_its_proposals(qwen3):
