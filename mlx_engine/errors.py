@@ -210,6 +210,9 @@ def again(error: E) -> E:
     several threads or tasks would join their tracebacks.
     """
     made = type(error).__new__(type(error), *error.args)
+    # The constructor of a class of ours takes other arguments, and has set only attributes, which are copied.
+    builtin: Any = next(of for of in type(error).__mro__ if of.__module__ == "builtins")
+    builtin.__init__(made, *error.args)
     made.__dict__.update(error.__dict__)
     made.__cause__, made.__context__ = error.__cause__, error.__context__
     made.__suppress_context__ = error.__suppress_context__

@@ -230,6 +230,7 @@ def test_a_body_that_ends_early_is_no_request(server: Served):
         NotFiniteError(n_tokens=3, found="NaN", origin="first in output"),
         CacheFullError(length=3, wanted=2, capacity=4),
         OSError(2, "gone"),
+        UnicodeDecodeError("utf-8", b"a", 0, 1, "bad"),
     ],
     ids=lambda error: type(error).__name__,
 )
