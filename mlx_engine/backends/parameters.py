@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from mlx_engine.kernels.cached import cached_property
 
 # A backend's own type of array: nested Python lists, np.ndarray or mx.array. Implementations of operations use it in
 # place of `Array`, and so do parameters and KV views, which only backends read.
