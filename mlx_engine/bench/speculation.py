@@ -42,7 +42,7 @@ RECORDED = "recorded"
 class Recorded:
     """The drafter of an answer that is known: each token that it proposes is right with a given probability.
 
-    The positions of wrong tokens depend only on the position, so they are the same in every run.
+    Wrong tokens have the same positions in every run.
     """
 
     def __init__(self, answer: Sequence[int], right: float) -> None:
