@@ -1,11 +1,11 @@
-"""Measure speculation: each text of a file is answered with and without proposed tokens, in turn.
+"""Measure speculative decoding: each text of a file is answered with and without proposed tokens, interleaved.
 
-A file has a JSON object per line: `prompt`, a text or messages; and, if wanted, `name`, `max_tokens`, `prediction`, and
-`right`, a share from 0 to 1. A prompt is answered `copies` times at once; with `prompts` in place of `prompt`, a list
-of different ones is answered at once. Each drafter that is loaded gets a row. With `right`, the tokens of the answer
-without proposals are proposed, each right with this probability: this gives the factor at a given acceptance, also of a
-model with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is counted. Answers
-are greedy, go on past end-of-text tokens, and must have the same ids with and without proposals.
+A file has a JSON object per line: `prompt`, a text or messages; and optionally `name`, `max_tokens`, `prediction`, and
+`right`, a probability. A prompt is answered `copies` times at once; with `prompts` in place of `prompt`, a list of
+different prompts is answered at once. Each drafter that is loaded gets a row. With `right`, the tokens of the answer
+without proposals are proposed, and each is right with this probability. This measures the factor at a given acceptance
+rate, also of a model with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is
+counted. Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECORDED = "recorded"
 class Recorded:
     """The drafter of an answer that is known: each token that it proposes is right with a given probability.
 
-    Which ones are wrong depends on their place alone, so that every run has the same ones.
+    Wrong tokens have the same positions in every run.
     """
 
     def __init__(self, answer: Sequence[int], right: float) -> None:
@@ -50,7 +50,7 @@ class Recorded:
         self._ids, self._n = [i if rng.random() < right else i + 1 for i in answer], 0
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Read the ids that have followed."""
+        """Add new ids of the answer."""
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
@@ -86,7 +86,7 @@ class RecordedPasses:
         self._recorded = {request: Recorded(answer, right) for request, answer in answers.items()}
 
     def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
-        """Return as many ids as the drafter."""
+        """Run the drafter, and return as many ids of the known answer as it proposes."""
         found = self._drafter.propose(wanted, budget)
         return {
             one: self._recorded[one.request].after(len(one.output.token_ids), len(ids)) for one, ids in found.items()
@@ -179,7 +179,7 @@ def prompts_of(text: Row) -> list[Any]:
 
 
 def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Speculation:
-    """Return what proposes the tokens of a drafter, or those of the known answers."""
+    """Return an object that proposes the tokens of a drafter, or the tokens of the known answers."""
     right, vocabulary = text.get("right", 1.0), int(engine.config.vocab_size)
     if way == RECORDED:
         return Speculation(Recordings(answers, right), vocabulary, usual=(LOOKUP,))

@@ -28,7 +28,7 @@ class Service:
         worker: the engine thread.
         model: the name of the model in requests and replies.
         aliases: other names by which requests may name the model.
-        adapters: the names of adapters; a request that names MODEL:ADAPTER is answered with one.
+        adapters: the names of adapters; a request for MODEL:ADAPTER uses an adapter.
         any_model: whether requests may name any model.
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
@@ -36,13 +36,13 @@ class Service:
         keep_alive_seconds: the time without new text after which a stream gets a comment.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
-        explains_cache: whether a reply has the position at which a prompt differs from the prefix cache. This shows a
-            client how far its prompt agrees with another client's.
+        explains_cache: whether a reply has the position at which a prompt differs from the prefix cache. This reveals
+            the common prefix with prompts of other clients.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
         recorder: writes the journal; None for none.
         context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
-        sampling: options of sampling for requests that leave them out, in place of the API's defaults.
+        sampling: defaults of sampling options, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
         bodies: the bodies of requests that are being read.
         turns: the turns of requests that are parsed and encoded.
@@ -84,11 +84,11 @@ class Service:
 
     @property
     def models(self) -> list[str]:
-        """The names of the model, its own first, and after them those of the model with each adapter."""
+        """The names of the model, its own name first, and then the names of the model with each adapter."""
         return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that the name of a model in a request asks for; None for a model without adapters."""
+        """Return the adapter that is selected by the model name in a request; None for a model without adapters."""
         if not self.adapters:
             return None
         return BASE if name is None else self._named.get(name, ("", BASE))[1]
@@ -128,7 +128,7 @@ class Service:
 
         The engine refuses a prompt that leaves no room for a token.
         """
-        by_memory = self.worker.capacity // n + 1  # the keys and values of the last token are never needed
+        by_memory = self.worker.capacity // n + 1  # the last token needs no keys and values
         return max(1, min(self.context, by_memory) - len(ids))
 
     @property
@@ -157,7 +157,7 @@ class Service:
             raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_length(self, text: str) -> None:
-        """Check that a text is not too long for the context, by the largest bytes of a token, without encoding it.
+        """Check without encoding that a text is not too long: by its bytes, and by the most bytes that a token has.
 
         Raises:
             ContextLengthError: the text is too long.

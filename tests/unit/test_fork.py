@@ -111,8 +111,8 @@ def test_the_child_has_one_error_on_mlx_and_can_exit_and_load():
     assert [line for line in errors if not line.startswith("backend")] == ["load [0]", "exit [7]"]
     assert codes == "generate [7]"
     assert {line for line in errors if line.startswith("backend")} == {
-        "backend 'mlx' is not available: this process was forked from the one that made the engine, and has none of "
-        "MLX's threads; load the model in this process, or start the process by 'spawn' in place of 'fork'"
+        "backend 'mlx' is not available: this process was forked from the process that made the engine, and has "
+        "none of MLX's threads; load the model in this process, or start the process by 'spawn' in place of 'fork'"
     }
 
 
