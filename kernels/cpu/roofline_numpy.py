@@ -14,7 +14,7 @@ def read_in_order(words: NDArray[np.int64]) -> int:
     return int(np.bitwise_xor.reduce(words))
 
 
-# NumPy has no loop that reads several streams.
+# NumPy cannot read several streams in one loop.
 read = read_in_order
 
 
