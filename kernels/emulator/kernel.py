@@ -217,7 +217,7 @@ LANES = ("active", "all")
 # Where the elements of cooperative tensors lie: in any way, by the seed, or as on an M5.
 LAYOUTS = ("any", "m5")
 # What threadgroup memory is full of at first, by the order of threads: NaN, and numbers that are large in every type,
-# so that a result which depends on memory that nobody has written differs between runs.
+# so that a result which depends on memory that no thread has written differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
 TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")

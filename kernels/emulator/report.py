@@ -391,7 +391,7 @@ def _truncated(failed: Failed) -> list[str]:
 def _unwritten(failed: Failed) -> list[str]:
     where = failed.nearest.place(failed.report.address)
     return [
-        f"read {where}, which nobody has written, at {failed.line_of(failed.report.code - 1)}",
+        f"read {where}, which no thread has written, at {failed.line_of(failed.report.code - 1)}",
         failed.thread,
         "write it first, or do not use what is read",
     ]

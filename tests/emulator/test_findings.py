@@ -159,7 +159,7 @@ def test_notes_end_nothing():
         simple("threadgroup float t[64]; uint i = thread_position_in_grid.x; y[i] = t[i];"), build="races"
     )
     assert (unwritten.kind, unwritten.times) == ("unwritten", 64)
-    assert "read threadgroup array 't' (256 bytes), at byte 0, which nobody has written" in unwritten.text
+    assert "read threadgroup array 't' (256 bytes), at byte 0, which no thread has written" in unwritten.text
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ enum {
   MSL_FIRST_NOTE,
   MSL_SAME_VALUE = MSL_FIRST_NOTE,  // a race of two threads that write the same value
   MSL_TRUNCATED,                    // an implicit conversion changed an integer
-  MSL_UNWRITTEN,                    // a read of memory that nobody has written
+  MSL_UNWRITTEN,                    // a read of memory that no thread has written
   MSL_SHIFTED,                      // a shuffle that shifts reads a lane that takes no part
   MSL_WRITER,                       // which thread wrote a byte last: what `trace` asks for
   MSL_NOT_WRITTEN,                  // bytes of an output that no thread has written

@@ -3,7 +3,7 @@
 
 namespace metal {
 
-// The NaN of memory that nobody has written, and of what was made of it: its highest bits are set, in every type.
+// The NaN of memory that no thread has written, and of what was made of it: its highest bits are set, in every type.
 template <class T>
 MSL_FUNC bool msl_unwritten(T x) {
   if constexpr (is_floating_point_v<T>) return x != x && __builtin_bit_cast(uint, float(x)) >= 0xFFFF0000u;

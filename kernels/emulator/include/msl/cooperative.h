@@ -3,7 +3,7 @@
 
 namespace metal {
 
-// What no kernel writes: it marks the elements that nobody has written.
+// What no kernel writes: it marks the elements that no thread has written.
 template <class T>
 MSL_FUNC T msl_never_written() {
   if constexpr (sizeof(T) == 1) return __builtin_bit_cast(T, uchar(0xA5));
