@@ -142,7 +142,7 @@ BUGS = [
         "codes ^ 0x80808080u",
         "(codes + 0 * thread_index_in_simdgroup) ^ 0x80808080u",
         CompileError,
-        "hint: `thread_index_in_simdgroup` is known in the body only; pass it to the function",
+        "hint: `thread_index_in_simdgroup` exists only in the body; pass it to the function",
         header=True,
     ),
     Bug(
@@ -165,7 +165,7 @@ BUGS = [
         _SETUP,
         "#define SHARED(NAME) threadgroup float NAME[4]\n  SHARED(more); more[0] = 0.0f;\n" + _SETUP,
         CompileError,
-        "hint: threadgroup memory is found in statements such as",
+        "hint: threadgroup memory needs a declaration such as",
     ),
     Bug(
         "static threadgroup memory",

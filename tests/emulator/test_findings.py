@@ -206,7 +206,7 @@ def test_overloads_and_templates_of_one_name_are_no_recursion(monkeypatch: pytes
 
 
 def test_kernels_are_named_in_errors_of_their_text():
-    with pytest.raises(LintError, match="kernel 'static' is not what Metal takes"):
+    with pytest.raises(LintError, match="kernel 'static' is not valid in Metal"):
         call(metal_kernel("static", ["x"], ["y"], "static threadgroup float t[2]; y[0] = t[0];"), X)
 
 

@@ -1,4 +1,4 @@
-// MetalPerformancePrimitives: matrix products of tensors, in memory or shared by the threads of a scope.
+// MetalPerformancePrimitives: matrix products of tensors, in memory or distributed over the threads of a scope.
 #pragma once
 
 namespace mpp {
@@ -36,7 +36,7 @@ struct matmul2d_descriptor {
   constexpr bool msl_has_inner() const { return k > 0 && k != dynamic_length_v<int>; }
 };
 
-// ---- which types can be multiplied ----
+// ---- types that can be multiplied ----
 
 template <class T>
 inline constexpr bool msl_is_byte = is_same_v<T, char> || is_same_v<T, int8_t> || is_same_v<T, uint8_t>;
@@ -48,7 +48,7 @@ inline constexpr bool msl_is_small_float = is_same_v<T, metal_fp4_e2m1_format> |
                                            is_same_v<T, metal_fp8_e4m3_format> || is_same_v<T, metal_fp8_e5m2_format>;
 template <class D, class A, class B>
 inline constexpr bool msl_is_one_of = is_same_v<D, A> || is_same_v<D, B>;
-// The destination of floating factors is float, or the shorter type of one of them if neither is float.
+// The destination of floating-point factors is float, or the type of a factor if neither factor is float.
 template <class D, class A, class B>
 inline constexpr bool msl_is_product = is_same_v<D, float> || (!is_same_v<A, float> && !is_same_v<B, float> &&
                                                                msl_is_one_of<D, A, B> && is_floating_point_v<D>);
@@ -65,7 +65,7 @@ constexpr bool msl_can_multiply() {
   else return msl_is_small_float<A> && is_same_v<A, B> && msl_is_product<D, half, half>;
 }
 
-// ---- one operation, made by the first of its threads that goes on ----
+// ---- one operation, computed by the first thread that continues ----
 
 template <class L, class R, class D>
 struct msl_brought {
@@ -74,7 +74,7 @@ struct msl_brought {
   D* destination;
 };
 
-// Where a matrix of numbers is spread out for a product: rows of it are `row` apart, columns `column`.
+// A copy of a matrix for a product: rows are `row` elements apart, columns `column`.
 template <class N>
 struct msl_spread_out {
   N* at;
@@ -98,7 +98,7 @@ struct msl_matrix {
   bool rounds;
 };
 
-// Inlined, so that every access to memory is one of the kernel's line.
+// Inlined, so that every access to memory has the line of the kernel's call.
 template <class N, class T>
 MSL_FUNC void msl_collect(const T& memory, const msl_matrix& matrix, msl_spread_out<N> to) {
   for (long row = 0; row < matrix.rows; row++)
@@ -119,7 +119,7 @@ MSL_FUNC void msl_deliver(const T& memory, const msl_matrix& matrix, msl_spread_
     }
 }
 
-// The same for a tensor that the threads of the scope share; `get` returns the tensor of a thread.
+// Collect the elements of a cooperative tensor from the threads of the scope; `get` returns the tensor of a thread.
 template <class N, class G>
 MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matrix& matrix, msl_spread_out<N> to,
                                        bool is_input) {
@@ -160,7 +160,7 @@ MSL_LARGE_FUNC void msl_deliver_shares(const msl_met& met, G get, msl_spread_out
   }
 }
 
-// A tensor in memory must be the same one for all threads.
+// All threads must pass the same tensor in memory.
 template <class G>
 MSL_LARGE_FUNC void msl_check_same(const msl_met& met, G get, const msl_matrix& matrix) {
   auto* first = get(met.brought[0]);
@@ -173,13 +173,13 @@ MSL_LARGE_FUNC void msl_check_same(const msl_met& met, G get, const msl_matrix& 
     if (same) continue;
     msl_tensor_wrong(matrix.file, matrix.line,
                      "%s is another tensor for thread %u than for thread 0 of the operation\n"
-                     "all threads of its scope must bring the same tensors; use execution_simdgroup to give each "
+                     "all threads of its scope must pass the same tensors; use execution_simdgroup to give each "
                      "SIMD-group its own",
                      matrix.name, t);
   }
 }
 
-// A static extent is an assertion: the operation needs as many elements.
+// Static extents are assertions: they must equal the extents that the operation needs.
 template <class T>
 MSL_FUNC void msl_check_extents(const msl_matrix& matrix, bool whole_rows, bool whole_columns) {
   static_assert(T::msl_rank == 2, "matmul2d: expected a tensor of two axes");
@@ -221,7 +221,7 @@ class matmul2d {
   static constexpr matmul2d_descriptor descriptor = Descriptor;
   typedef Scope scope;
 
-  // ---- operands and results that the threads share ----
+  // ---- cooperative operands and results ----
 
   template <class L, class R, class E, class I = int>
   using cooperative_tensor_left_input_t = share<MSL_LEFT, left_rows, left_columns, L, L, R, I>;
@@ -264,7 +264,7 @@ class matmul2d {
     return {};
   }
 
-  // A destination as the operand of the next product, if it lies as that does.
+  // Whether a destination can be the operand of the next product, because their layouts are equal.
   template <class L, class R, class E, class S, class X, class Y>
   MSL_FUNC bool is_compatible_as_left_input(const cooperative_tensor<S, X, Y>& source) const {
     return is_same_v<S, L> && source.lies->copies;
@@ -341,15 +341,15 @@ class matmul2d {
   MSL_LARGE_FUNC static void copy(const S& source, T& result, const char* asks, const char* file, unsigned line) {
     if (!source.lies->copies)
       msl_tensor_wrong(file, line,
-                       "the destination does not lie as the operand does, in this layout\n"
-                       "ask %s first, and go through threadgroup memory if it does not",
+                       "the destination and the operand have different layouts here\n"
+                       "call %s first, and copy through threadgroup memory if it returns false",
                        asks);
     for (unsigned i = 0; i < result.lies->capacity; i++) result.elements[i] = source.elements[i];
     *source.lies->asked = 1;
     result.is_placed = true;
   }
 
-  // The inner extent of an operand in memory; of a cooperative one it is part of the descriptor.
+  // The inner extent of an operand in memory. For a cooperative operand, the descriptor has it.
   template <class T>
   MSL_FUNC static int inner(const T& operand, int axis) {
     if constexpr (is_shared<T>) return k;
