@@ -97,7 +97,7 @@ BUGS = [
         "an element beyond the capacity",
         "i < sums.get_capacity(); i++) sums",
         "i <= sums.get_capacity(); i++) sums",
-        "of a cooperative tensor, of which this thread has",
+        "of a cooperative tensor, but this thread has",
         (TENSORS,),
     ),
 ]
