@@ -41,7 +41,7 @@ def for_export() -> None:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function on its first call, without bounds checks and the GIL, and cache its code."""
+    """Compile a function on its first call, to run without bounds checks and the GIL; cache its code."""
     return numba.njit(**_OPTIONS)(function)
 
 

@@ -18,17 +18,17 @@
 typedef struct {
   const void* code;
   unsigned group, thread;
-} who;
+} accessor;
 
 typedef struct {
-  who by;                    // .code is NULL: no access yet
+  accessor by;               // .code is NULL: no access yet
   unsigned phase, fence, when;  // counts at the access: barriers of the threadgroup, of the SIMD-group, all fences
   enum { BY_ONE, BY_LANES, BY_SIMDGROUPS } readers;
 } access;
 
 typedef struct {
   access write, read;
-  who also;  // another thread that has read
+  accessor also;  // another thread that has read
   unsigned written_by;  // the last group that wrote, by atomics, too; counted from 1
 } history;  // of one byte
 
@@ -42,7 +42,7 @@ typedef struct {
 static region regions[MAX_REGIONS];
 static unsigned region_count, this_group, phases[MSL_MEMORIES];
 static int atomically;
-static who traced_atomic;  // the last atomic write of the traced byte
+static accessor traced_atomic;  // the last atomic write of the traced byte
 
 // ---- fences of threads ----
 
@@ -93,7 +93,7 @@ void races_prepare(void) {
   memset(phases, 0, sizeof phases);
   fences = 0;
   atomically = 0;
-  traced_atomic = (who){0};
+  traced_atomic = (accessor){0};
 }
 
 void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank) {
@@ -109,7 +109,7 @@ void msl_atomically(int begins) { atomically = begins; }
 
 void races_next_group(void) {
   this_group = (unsigned)running_group();
-  atomically = 0;  // a thread may have ended within
+  atomically = 0;  // a thread may have ended during an atomic access
   memset(fenced_threads, 0, sizeof fenced_threads);
 }
 
@@ -127,7 +127,7 @@ static region* region_of(uintptr_t address) {
 
 // ---- order ----
 
-static int same_simdgroup(const who* one, const who* other) {
+static int same_simdgroup(const accessor* one, const accessor* other) {
   return one->group == other->group && one->thread / MSL_SIMD_WIDTH == other->thread / MSL_SIMD_WIDTH;
 }
 
@@ -139,7 +139,7 @@ static int ordered(const access* before, const access* now, int of_group) {
   return fenced(before, of_group);
 }
 
-static int same_thread(const who* one, const who* other) {
+static int same_thread(const accessor* one, const accessor* other) {
   return one->thread == other->thread && one->group == other->group;
 }
 
@@ -169,7 +169,7 @@ void races_forget_pending(void) {
   pending.bytes = 0;
 }
 
-static msl_report race(uintptr_t address, const who* before, const who* now, const char* what) {
+static msl_report race(uintptr_t address, const accessor* before, const accessor* now, const char* what) {
   msl_report found = {.kind = MSL_RACE, .site = {what, NULL, 0, 0}, .address = address};
   found.other_code = (unsigned long)before->code;
   found.code = (unsigned long)now->code;
@@ -181,7 +181,7 @@ static msl_report race(uintptr_t address, const who* before, const who* now, con
   return found;
 }
 
-static void read_unwritten(uintptr_t address, const who* now) {
+static void read_unwritten(uintptr_t address, const accessor* now) {
   failure.address = address;
   failure.code = (unsigned long)now->code;
   note(MSL_UNWRITTEN, (msl_site){0});
@@ -258,7 +258,7 @@ void races_trace(uintptr_t address) {
   region* where = region_of(address);
   if (!where) return;
   uintptr_t at = address - where->start;
-  const who* by = where->bytes_of[at].write.by.code ? &where->bytes_of[at].write.by : &traced_atomic;
+  const accessor* by = where->bytes_of[at].write.by.code ? &where->bytes_of[at].write.by : &traced_atomic;
   msl_report found = {.kind = MSL_WRITER, .address = address, .count = A_THREAD};
   if (!by->code) {
     at = nearest_written(where, at);

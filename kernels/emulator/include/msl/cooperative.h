@@ -53,29 +53,29 @@ class cooperative_tensor {
   typedef msl_element_iterator<cooperative_tensor, true> const_iterator;
 
   E elements[L::most];
-  const msl_layout* lies;
+  const msl_layout* places;
   const msl_at* mine;
   bool is_placed = false;  // whether the elements came from an operation that knows their indices
 
   MSL_LARGE_FUNC cooperative_tensor() {
     for (int i = 0; i < L::most; i++) elements[i] = msl_never_written<E>();
-    lies = msl_layout_of(L::operand, L::rows, L::columns, L::simdgroups);
-    mine = lies->at + msl_place_in_scope(L::simdgroups) * lies->capacity;
+    places = msl_layout_of(L::operand, L::rows, L::columns, L::simdgroups);
+    mine = places->at + msl_place_in_scope(L::simdgroups) * places->capacity;
   }
 
   static constexpr size_t get_rank() { return X::rank(); }
-  MSL_FUNC thread_size_type get_capacity() const { return thread_size_type(lies->capacity); }
-  MSL_FUNC thread_size_type num_elements() const { return thread_size_type(lies->capacity); }
+  MSL_FUNC thread_size_type get_capacity() const { return thread_size_type(places->capacity); }
+  MSL_FUNC thread_size_type num_elements() const { return thread_size_type(places->capacity); }
 
   template <class I>
   MSL_FUNC unsigned inside(I i) const {
-    if (i < 0 || unsigned(i) >= lies->capacity) msl_beyond_capacity(long(i), lies->capacity);
+    if (i < 0 || unsigned(i) >= places->capacity) msl_beyond_capacity(long(i), places->capacity);
     return unsigned(i);
   }
   MSL_FUNC bool is_valid_element(thread_index_type i) const { return mine[inside(i)].row >= 0; }
   MSL_FUNC bool is_valid_element(const_iterator at) const;
   MSL_FUNC array<index_type, X::rank()> get_multidimensional_index(thread_index_type i) const {
-    *lies->asked = 1;
+    *places->asked = 1;
     msl_at at = mine[inside(i)];
     if constexpr (L::operand == MSL_ROW_RESULTS) return {{index_type(at.row)}};
     else if constexpr (L::operand == MSL_COLUMN_RESULTS) return {{index_type(at.column)}};
@@ -101,14 +101,14 @@ class cooperative_tensor {
   MSL_FUNC void load(const T& from, MSL_HERE) {
     static_assert(is_same_v<E, typename T::value_type>, "load: expected a tensor of the same type of elements");
     is_placed = true;
-    for (unsigned i = 0; i < lies->capacity; i++)
+    for (unsigned i = 0; i < places->capacity; i++)
       if (mine[i].row >= 0) elements[i] = msl_within(from, mine[i], file, line) ? msl_of(from, mine[i]) : E(0);
   }
   template <class T>
   MSL_FUNC void store(const T& to, MSL_HERE) const {
     static_assert(is_same_v<E, typename T::value_type>, "store: expected a tensor of the same type of elements");
-    *lies->asked = 1;
-    for (unsigned i = 0; i < lies->capacity; i++)
+    *places->asked = 1;
+    for (unsigned i = 0; i < places->capacity; i++)
       if (mine[i].row >= 0 && !is_copy(mine[i]) && msl_within(to, mine[i], file, line)) msl_of(to, mine[i]) = elements[i];
   }
   // Whether an element of a reduction's results is a copy: several threads may have the result of one row.
@@ -154,10 +154,10 @@ class cooperative_tensor {
   }
   template <class Other>
   MSL_FUNC unsigned mapped(Other other) const {
-    *lies->asked = *other.of->lies->asked = 1;
+    *places->asked = *other.of->places->asked = 1;
     msl_at at = other.of->mine[other.of->inside(other.i)];
-    if (at.row < 0) return other.i < lies->capacity ? other.i : 0;
-    for (unsigned i = 0; i < lies->capacity; i++) {
+    if (at.row < 0) return other.i < places->capacity ? other.i : 0;
+    for (unsigned i = 0; i < places->capacity; i++) {
       msl_at here = mine[i];
       if (here.row < 0) continue;
       bool same_row = L::operand == MSL_COLUMN_RESULTS || here.row == at.row;

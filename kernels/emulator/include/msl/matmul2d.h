@@ -123,14 +123,14 @@ MSL_FUNC void msl_deliver(const T& memory, const msl_matrix& matrix, msl_spread_
 template <class N, class G>
 MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matrix& matrix, msl_spread_out<N> to,
                                        bool is_input) {
-  const msl_layout* lies = get(met.brought[0])->lies;
-  bool is_placed = *lies->asked, differ = false;
+  const msl_layout* places = get(met.brought[0])->places;
+  bool is_placed = *places->asked, differ = false;
   const void* first = nullptr;
   for (unsigned t = 0; t < met.threads; t++) {
     auto* share = get(met.brought[t]);
     is_placed = is_placed || share->is_placed;
-    for (unsigned i = 0; i < lies->capacity; i++) {
-      msl_at at = lies->at[t * lies->capacity + i];
+    for (unsigned i = 0; i < places->capacity; i++) {
+      msl_at at = places->at[t * places->capacity + i];
       if (at.row < 0) continue;
       auto value = share->elements[i];
       if (msl_is_never_written(value))
@@ -149,12 +149,12 @@ MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matr
 }
 template <class N, class G>
 MSL_LARGE_FUNC void msl_deliver_shares(const msl_met& met, G get, msl_spread_out<N> from) {
-  const msl_layout* lies = get(met.brought[0])->lies;
+  const msl_layout* places = get(met.brought[0])->places;
   for (unsigned t = 0; t < met.threads; t++) {
     auto* share = get(met.brought[t]);
     share->is_placed = true;
-    for (unsigned i = 0; i < lies->capacity; i++) {
-      msl_at at = lies->at[t * lies->capacity + i];
+    for (unsigned i = 0; i < places->capacity; i++) {
+      msl_at at = places->at[t * places->capacity + i];
       if (at.row >= 0) share->elements[i] = decltype(+share->elements[0])(from.of(at.row, at.column));
     }
   }
@@ -267,11 +267,11 @@ class matmul2d {
   // Whether a destination can be the operand of the next product, because their layouts are equal.
   template <class L, class R, class E, class S, class X, class Y>
   MSL_FUNC bool is_compatible_as_left_input(const cooperative_tensor<S, X, Y>& source) const {
-    return is_same_v<S, L> && source.lies->copies;
+    return is_same_v<S, L> && source.places->copies;
   }
   template <class L, class R, class E, class S, class X, class Y>
   MSL_FUNC bool is_compatible_as_right_input(const cooperative_tensor<S, X, Y>& source) const {
-    return is_same_v<S, R> && source.lies->copies;
+    return is_same_v<S, R> && source.places->copies;
   }
   template <class L, class R, class E, class I = int, class S, class X, class Y>
   MSL_FUNC cooperative_tensor_left_input_t<L, R, E, I> get_left_input_cooperative_tensor(
@@ -339,13 +339,13 @@ class matmul2d {
 
   template <class S, class T>
   MSL_LARGE_FUNC static void copy(const S& source, T& result, const char* asks, const char* file, unsigned line) {
-    if (!source.lies->copies)
+    if (!source.places->copies)
       msl_tensor_wrong(file, line,
                        "the destination and the operand have different layouts here\n"
                        "call %s first, and copy through threadgroup memory if it returns false",
                        asks);
-    for (unsigned i = 0; i < result.lies->capacity; i++) result.elements[i] = source.elements[i];
-    *source.lies->asked = 1;
+    for (unsigned i = 0; i < result.places->capacity; i++) result.elements[i] = source.elements[i];
+    *source.places->asked = 1;
     result.is_placed = true;
   }
 
@@ -419,7 +419,7 @@ MSL_LARGE_FUNC void msl_reduce_all(const msl_met& met, reduction_operation op, t
   E* results = (E*)msl_room(1, sizeof(E) * count);
   for (unsigned t = 0; t < met.threads; t++) {
     const S* source = ((const brought*)met.brought[t])->left;
-    for (unsigned i = 0; i < source->lies->capacity; i++)
+    for (unsigned i = 0; i < source->places->capacity; i++)
       if (msl_at at = source->mine[i]; at.row >= 0) values[at.row * columns + at.column] = source->elements[i];
   }
   for (int r = 0; r < count; r++) {
@@ -430,7 +430,7 @@ MSL_LARGE_FUNC void msl_reduce_all(const msl_met& met, reduction_operation op, t
   for (unsigned t = 0; t < met.threads; t++) {
     T* to = ((const brought*)met.brought[t])->destination;
     to->is_placed = true;
-    for (unsigned i = 0; i < to->lies->capacity; i++)
+    for (unsigned i = 0; i < to->places->capacity; i++)
       if (msl_at at = to->mine[i]; at.row >= 0) to->elements[i] = results[OfRows ? at.row : at.column];
   }
 }
@@ -455,7 +455,7 @@ MSL_REDUCE(reduce_columns, MSL_COLUMN_RESULTS, false)
 
 template <class S, class D, class X, class Y, class L, class M>
 MSL_FUNC bool is_iterator_compatible(const cooperative_tensor<S, X, L>&, const cooperative_tensor<D, Y, M>& destination) {
-  return !M::is_result || destination.lies->follows;
+  return !M::is_result || destination.places->follows;
 }
 
 }  // namespace tensor_ops
