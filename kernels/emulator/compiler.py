@@ -375,8 +375,8 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
     # The digest has the headers' contents, not their path, so that other checkouts share the cache.
-    told = [flag for flag in flags if not flag.startswith("-I")]
-    return hashlib.sha256(repr((text, told, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
+    used = [flag for flag in flags if not flag.startswith("-I")]
+    return hashlib.sha256(repr((text, used, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
         :24
     ]
 
@@ -392,9 +392,9 @@ def _built(name: str, make: Callable[[Path], None]) -> Path:
     return file
 
 
-def _judge(said: str) -> None:
+def _judge(output: str) -> None:
     """Raise an error for warnings of clang that are errors in Metal."""
-    for line in said.splitlines():
+    for line in output.splitlines():
         if "-Wimplicit-float-conversion" in line and "to 'bfloat" in line:
             raise CompileError(f"{line}\nMetal has no implicit conversion to bfloat; write `bfloat(...)` or `T(...)`")
         if "-Wdouble-promotion" in line and "to 'double'" in line:
@@ -404,17 +404,17 @@ def _judge(said: str) -> None:
 _DIAGNOSTIC = re.compile(r"^[^\s:][^:\n]*:\d+:\d+: (?P<kind>fatal error|error|warning|note|remark): ")
 
 
-def errors_only(said: str) -> str:
+def errors_only(output: str) -> str:
     """Return clang's errors with their notes, without warnings; the whole output if there is no error."""
     kept, keeps, errors = [], True, 0
-    for line in said.strip().splitlines():
+    for line in output.strip().splitlines():
         found = _DIAGNOSTIC.match(line)
         if found and found["kind"] != "note":
             keeps = found["kind"].endswith("error")
             errors += keeps
         if keeps:
             kept.append(line)
-    return "\n".join(kept) if errors else said.strip()
+    return "\n".join(kept) if errors else output.strip()
 
 
 def _run(command: Sequence[str], scratch: Path, judge: Callable[[str], None] | None = None) -> None:

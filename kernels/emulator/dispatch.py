@@ -173,10 +173,10 @@ def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tu
         buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end, alignment=alignment)
         return buffer, memory.origin - memory.first
     if parameter.role == "strides":
-        told = np.array(memory.strides, np.int64)
+        numbers = np.array(memory.strides, np.int64)
     else:
-        told = np.array(memory.shape if parameter.role == "shape" else [len(memory.shape)], np.int32)
-    return pool.readable(told.ctypes.data, told.nbytes, at_end=run.at_end, alignment=alignment), 0
+        numbers = np.array(memory.shape if parameter.role == "shape" else [len(memory.shape)], np.int32)
+    return pool.readable(numbers.ctypes.data, numbers.nbytes, at_end=run.at_end, alignment=alignment), 0
 
 
 def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list[Region]:

@@ -311,7 +311,7 @@ def _barrier_and_simd(failed: Failed) -> list[str]:
 
 _DIVISOR = "check the divisor"
 # Advice about undefined behaviour, by the first word of its description in runtime/undefined.c.
-_MENDS = {
+_ADVICE = {
     "signed": "use a wider or an unsigned type, or check the range first",
     "integer": _DIVISOR,
     "shift": "expected an amount from 0 on, below the bits of the type, and no negative value; check or mask it",
@@ -327,7 +327,7 @@ def _undefined(failed: Failed) -> list[str]:
     lines = [f"{failed.what}, at {failed.line((site.file or b'').decode(), site.line)}", failed.thread]
     if report.address and failed.regions:
         lines.append(f"{failed.nearest.place(report.address)}: expected an address that {report.count} divides")
-    return [*lines, _MENDS[failed.what.split()[0]]]
+    return [*lines, _ADVICE[failed.what.split()[0]]]
 
 
 def _arithmetic(failed: Failed) -> list[str]:
@@ -403,8 +403,8 @@ def _shifted(failed: Failed) -> list[str]:
 
 
 def _writer(failed: Failed) -> list[str]:
-    nobody, thread, _ = range(3)
-    if failed.report.count == nobody:
+    no_thread, thread, _ = range(3)
+    if failed.report.count == no_thread:
         return ["no thread wrote any of it: check the grid, the guards, and the index of the store"]
     wrote = f"{failed.thread} wrote"
     line = failed.line_of(failed.report.code - 1)

@@ -193,9 +193,9 @@ def _parameters(
         parameters.append(Parameter(f"const {space} {TYPES[kind.dtype]}{reference}", name, "input", place, kind.dtype))
         if kind.ndim == 0:
             continue
-        for role, told in (("shape", "int*"), ("strides", "int64_t*"), ("ndim", "int&")):
+        for role, metal_type in (("shape", "int*"), ("strides", "int64_t*"), ("ndim", "int&")):
             if f"{name}_{role}" in source:
-                parameters.append(Parameter(f"const constant {told}", f"{name}_{role}", role, place, kind.dtype))
+                parameters.append(Parameter(f"const constant {metal_type}", f"{name}_{role}", role, place, kind.dtype))
     for place, (name, dtype) in enumerate(outputs):
         element = f"atomic<{TYPES[dtype]}>" if atomic_outputs else TYPES[dtype]
         parameters.append(Parameter(f"device {element}*", name, "output", place, dtype))
