@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from mlx_engine.kernels.cached import cached_property
 
 # A backend's own type: nested Python lists, np.ndarray or mx.array. The implementations of operations have this type in
 # place of `Array`, and so do parameters and KV views, which only backends read.

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.quant import packing
 from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME

@@ -11,7 +11,7 @@ from typing import Any
 import mlx_engine
 from mlx_engine.backends import EXACT, kv_type_of, types_of
 from mlx_engine.engine import Engine
-from mlx_engine.errors import ContextLengthError
+from mlx_engine.errors import ContextLengthError, OptionError
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.journal import Recorder
 from mlx_engine.serve.limits import MAX_BODY, Bodies, Turns
@@ -85,15 +85,31 @@ class Service:
     @property
     def models(self) -> list[str]:
         """The names of the model, its own first, and after them those of the model with each adapter."""
-        names = list(dict.fromkeys([self.model, *self.aliases]))
-        return [*names, *(f"{name}:{adapter}" for name in names for adapter in self.adapters)]
+        return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
         """Return the adapter that the name of a model in a request asks for; None for a model without adapters."""
         if not self.adapters:
             return None
-        chosen = (name or "").rpartition(":")[2]
-        return chosen if name in self.models and name not in (self.model, *self.aliases) else BASE
+        return BASE if name is None else self._named.get(name, ("", BASE))[1]
+
+    @property
+    def _named(self) -> dict[str, tuple[str, str]]:
+        """Each name, with the name that it is an alias of, or itself, and with the adapter. Names may have colons."""
+        names = list(dict.fromkeys([self.model, *self.aliases]))
+        found = dict.fromkeys(names, (self.model, BASE))
+        for name in names:
+            for adapter in self.adapters:
+                found.setdefault(f"{name}:{adapter}", (f"{self.model}:{adapter}", adapter))
+        return found
+
+    def check_names(self) -> None:
+        """Raise OptionError if a name with an adapter stands for two models."""
+        n = len({self.model, *self.aliases}) * (1 + len(self.adapters))
+        if len(self.models) < n:
+            expected = "different names MODEL:ADAPTER of models, aliases and adapters"
+            message = f"--adapter: expected {expected}; give the adapter another name, --adapter NAME=PATH"
+            raise OptionError(message, option="--adapter", expected=expected, found=list(self.adapters))
 
     def model_card(self, name: str) -> dict[str, object]:
         """Return the entry of a name of the model in /v1/models, in the forms of both OpenAI's and Anthropic's API."""
@@ -103,7 +119,8 @@ class Service:
         loaded: dict[str, object] = {}
         if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
             loaded = {"max_model_len": self.context, **types_of(self.engine.backend)}
-        alias = {"alias_of": self.model} if name in self.aliases and name != self.model else {}
+        own = self._named.get(name, (name, ""))[0]
+        alias = {"alias_of": own} if own != name else {}
         return {"id": name, **openai, **anthropic, **alias, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mlx_engine.cache.disk import DiskStats
 from mlx_engine.engine import Engine
-from mlx_engine.errors import EngineError
+from mlx_engine.errors import EngineError, again
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.call import Call, Progress
@@ -291,8 +291,9 @@ class Worker:
     def end_calls(self, error: ApiError) -> None:
         """End all calls with an error."""
         for call in set(self._calls.values()):
-            self._accept(call, error)
-            call.update({}, error)
+            of_call = again(error)
+            self._accept(call, of_call)
+            call.update({}, of_call)
 
     async def snapshots(self) -> AsyncIterator[Any]:
         """Yield the latest snapshot, and then each newer one; a slow reader misses some."""

@@ -16,10 +16,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 from mlx_engine.errors import ChatTemplateError, OptionError
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.tokenizer.chat_prompt import HALF, ROLES, ChatPrompt, Message, TemplateInput
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, Limits

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.paths import POINTER_BYTES, read_file, refuse_pointer
 from mlx_engine.errors import SourceError, TokenizerError, shown
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess, printable
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import (

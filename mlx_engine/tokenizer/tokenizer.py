@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, StreamDecoder, TokenType, Vocabulary
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import ChatTemplateError, TokenizerError
+from mlx_engine.kernels.cached import cached_property
 
 Kind = Literal["byte-level BPE", "SPM"]
 

@@ -172,20 +172,28 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     cfg = plan.config
     made = list(plan.tensors)
     for i in range(getattr(cfg, "n_dense", 0), cfg.n_layers):
-        blocks = names.blocks(i)
-        routers = [f"{block}.{names.router}.weight" for block in blocks]
-        router = next((name for name in routers if name in checkpoint.shapes), routers[0])
-        made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
-        if names.bias:
-            outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
-            bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
-            made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
-        for part in range(len(PARTS)):
-            made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
-        if names.interleaved:
-            made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
-            made += _biases(checkpoint, i, blocks[0], cfg.n_experts, (expert_size, cfg.hidden_size))
+        made += expert_tensors(cfg, checkpoint, names, expert_size, i, names.blocks(i))
     return replace(plan, tensors=made)
+
+
+def expert_tensors(
+    cfg: Any, checkpoint: Checkpoint, names: Names, expert_size: int, i: int, blocks: Sequence[str]
+) -> list[Tensor]:
+    """Return the tensors of the router and of the experts of layer i, whose modules in a folder are `blocks`."""
+    made = list[Tensor]()
+    routers = [f"{block}.{names.router}.weight" for block in blocks]
+    router = next((name for name in routers if name in checkpoint.shapes), routers[0])
+    made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
+    if names.bias:
+        outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
+        bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
+        made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
+    for part in range(len(PARTS)):
+        made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
+    if names.interleaved:
+        made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
+        made += _biases(checkpoint, i, blocks[0], cfg.n_experts, (expert_size, cfg.hidden_size))
+    return made
 
 
 def _tensors(
@@ -262,19 +270,24 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
 
 
 def with_shared_expert(plan: Plan, names: Names, size: int, *, has_weight: bool = True) -> Plan:
-    """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`.
+    """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`."""
+    made, hidden = list(plan.tensors), plan.config.hidden_size
+    for i in range(getattr(plan.config, "n_dense", 0), plan.config.n_layers):
+        made += shared_tensors(hidden, size, i, f"{names.blocks(i)[0]}.{names.shared}", has_weight=has_weight)
+    return replace(plan, tensors=made)
+
+
+def shared_tensors(hidden: int, size: int, i: int, block: str, *, has_weight: bool = True) -> list[Tensor]:
+    """Return the tensors of the shared expert of layer i, whose module in a folder is `block`.
 
     If it has a weight, that is a product with one row, which GGUF files store as a vector.
     """
-    made, hidden = list(plan.tensors), plan.config.hidden_size
-    for i in range(getattr(plan.config, "n_dense", 0), plan.config.n_layers):
-        block = f"{names.blocks(i)[0]}.{names.shared}"
-        weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
-        made += [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
-        for part in PARTS:
-            shape = (hidden, size) if part == "down" else (size, hidden)
-            made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
-    return replace(plan, tensors=made)
+    weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
+    made = [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
+    for part in PARTS:
+        shape = (hidden, size) if part == "down" else (size, hidden)
+        made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
+    return made
 
 
 def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation: Gating = "silu") -> Experts:

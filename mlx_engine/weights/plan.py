@@ -69,7 +69,9 @@ def mtp_layers(checkpoint: Checkpoint) -> int:
     """Return the number of layers of multi-token prediction that the files may have."""
     text = checkpoint.settings.get("text_config")
     of = {**(text if isinstance(text, Mapping) else {}), **checkpoint.settings}
-    return max((n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)), default=0)
+    counts = [n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)]
+    # The config.json of Qwen3-Next has no such key.
+    return max(counts) if counts else int(any(name.endswith("mtp.fc.weight") for name in checkpoint.shapes))
 
 
 def is_mtp(name: str, n_layers: int, n: int) -> bool:
