@@ -96,8 +96,8 @@ def find(source: str) -> SharedCode | str:
 
 def _fits(target: Target) -> bool:
     """Return whether a target's code runs here; if Numba's variables are set, they must name this target."""
-    chosen, told = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
-    if (chosen or told) and (chosen, told or "") != (target.processor, target.features):
+    chosen, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    if (chosen or features) and (chosen, features or "") != (target.processor, target.features):
         return False
     machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
     return target.machine == machine and target.needs <= instruction_sets()
