@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import mlx.core as mx
@@ -124,12 +125,17 @@ def test_a_mix_of_types_is_multiplied_as_it_is_stored(way: str, activations: str
     stored, expanded = mixed("llama", tmp_path)
     reference = np.asarray(mlx_engine.load(expanded, "mlx").logits(LONG))
     engine = on_metal(stored, activations, way, "keep")
-    names = {type(linear.weight).__name__ for linear in linears(engine.model.layers)}
-    assert names == {"PromptMatrix", "StoredPromptMatrix"}
+    model: Any = engine.model
+    weights = [linear.weight for linear in linears([model.layers, model.output])]
+    assert {type(weight) for weight in weights} == {rounded.PromptMatrix, rounded.StoredPromptMatrix}
+    kept = [weight for weight in weights if isinstance(weight, rounded.StoredPromptMatrix)]
+    assert all(256 * weight.nbytes == 210 * weight.shape[0] * weight.shape[1] for weight in kept)  # a file's bytes
+    engine.logits(SHORT)  # each instantiation runs once on zeros
     for ids, launched in ((LONG, {way, "embed_rows"}), (SHORT, {"matvec", "embed_rows"})):
         with counted() as launches:
             found = np.asarray(engine.logits(ids))
         assert set(launches) == launched
+        assert launches.get("matvec", len(kept)) == len(kept)  # MLX's product of floats is one dispatch, too
         assert 1 / 8 <= error_in_roundings(reference[: len(ids)], found, activations) <= MOST_ROUNDINGS
 
 
