@@ -16,7 +16,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, each_layer, number, stated, whole
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors
+from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row
@@ -91,7 +91,8 @@ class Model(Decoder):
         scores = Scores(config.attention_multiplier)
         layers = [
             Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, scores), out=t.linear("attn_output"),
+                norm=t.norm("attn_norm"),
+                branches=(Branch(Attention.read(t, config, rope, scores), t.linear("attn_output")),),
                 ffn=standard.feed_forward(t, config),
             )
             for t in LayerTensors.of(parameters, config.n_layers, eps)
