@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
+from ..cached import cached_property
 from ..kernel import Kernel
 from ..launch import ExecutorName, Launch
 from ..metal.cases import cases
@@ -31,12 +32,12 @@ class About(NamedTuple):
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
-# A rounding in the references is half an epsilon.
+# Bounds in epsilons: a rounding in the references is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# Fused kernels: their references propagate the error of their products through the formula.
-_CARRIED = "what its formula allows"
+# The references of fused kernels propagate the error of their products through the formula.
+_CARRIED = "the bound of its formula"
 # In the order of the ladder.
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
@@ -77,19 +78,19 @@ class Entry:
 
     @property
     def rung(self) -> int | None:
-        """Its rung on the ladder of products, the slowest first; None for other kernels."""
+        """The kernel's number in the ladder of products, from slow to fast; None for other kernels."""
         found = re.match(r"Rung (\d+)", self._first_line)
         return int(found[1]) if found else None
 
     @property
     def summary(self) -> str:
-        """A summary in one line."""
+        """The first line of the module's docstring, without the rung."""
         text = re.sub(r"^Rung \d+ of the Q8_0 ladder: ", "", self._first_line)
         return text[:1].lower() + text[1:].rstrip(".") if not text[1:2].isupper() else text.rstrip(".")
 
     @property
     def about(self) -> About:
-        """Its requirements and its error bound."""
+        """The kernel's requirements and error bound."""
         return _ABOUT[self.name]
 
     @property
@@ -103,11 +104,11 @@ class Entry:
         return len(cases(self.name))
 
     def cases(self) -> list[Case]:
-        """Return its launches over all shapes, with expected results."""
+        """Return the kernel's launches over all shapes, with expected results."""
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the largest of these launches: MLX passes its arrays in the address spaces of a model's arrays."""
+        """Return the launch with the largest arrays: MLX passes small arrays in another address space."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
@@ -115,7 +116,7 @@ class Entry:
         return metal_text(self.typical())
 
     def cuda_text(self) -> str:
-        """Return the text that MLX passes to CUDA: the same, translated."""
+        """Return the text that MLX passes to CUDA: `metal_text`, translated."""
         return cuda_text(self.kernel)
 
 
@@ -166,7 +167,7 @@ def entry(name: str) -> Entry:
     """Return a kernel by name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no kernel has this name.
     """
     if name not in _ABOUT:
         raise KeyError(name)
