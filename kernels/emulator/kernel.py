@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from . import lint
 from .arrays import Memory, memory_of
-from .compiler import BUILDS, QUICK, SPACES, UNOPTIMIZED, calls_of, kernel_library
+from .compiler import BUILDS, QUICK, RACES, SPACES, UNOPTIMIZED, calls_of, kernel_library
 from .dispatch import Alignments, Run, dispatch
 from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError
 from .lint import notes
@@ -186,7 +186,7 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize:
     parts = [Part(one, text.header, text.source) for one, (text, _) in zip(signatures, wanted, strict=True)]
     try:
         file = kernel_library(
-            unit(parts), build, partial(_refuse_recursion, wanted, parts) if name == SPACES.name else None
+            unit(parts), build, None if name == RACES.name else partial(_refuse_recursion, wanted, parts)
         )
     except CompileError as error:
         if len(wanted) > 1:  # compile them one by one, to find the first that does not compile

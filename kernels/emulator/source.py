@@ -51,10 +51,18 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """Return the text of all parts; `msl_entry_i` calls part i."""
-    tensors = any(uses_tensors(text) for part in parts for text in (part.header, part.source))
+    """Return the text of all parts; `msl_entry_i` calls part i. Kernels with equal headers share one copy of it."""
+    bodies = {source: with_suffixes(place_threadgroup_memory(source)) for source in {part.source for part in parts}}
+    of_header: dict[str, list[str]] = {}
+    for i, part in enumerate(parts):
+        of_header.setdefault(part.header, []).append(_part(i, part.signature, bodies[part.source]))
+    tensors = any(map(uses_tensors, (*of_header, *bodies)))
     first = "#include <msl/mlx.h>\n" + "#include <msl/tensors.h>\n" * tensors
-    return "".join([first, attributes(), *(_part(i, part) for i, part in enumerate(parts))])
+    groups = (
+        f'namespace msl_header_{i} {{\n#line 1 "{HEADER}"\n{with_suffixes(header)}\n{"".join(kernels)}}}\n'
+        for i, (header, kernels) in enumerate(of_header.items())
+    )
+    return "".join([first, attributes(), *groups])
 
 
 def attributes() -> str:
@@ -66,14 +74,12 @@ def attributes() -> str:
     return "".join([_PREAMBLE, *functions, "}\n"])
 
 
-def _part(index: int, part: Part) -> str:
+def _part(index: int, signature: Signature, body: str) -> str:
     space = f"msl_kernel_{index}"
-    signature = part.signature
     return (
         f"namespace {space} {{\n"
-        f'#line 1 "{HEADER}"\n{with_suffixes(part.header)}\n'
         f'#line 1 "{SIGNATURE}"\n{signature.head}'
-        f'#line 1 "{BODY}"\n{with_suffixes(place_threadgroup_memory(part.source))}\n}}\n'
+        f'#line 1 "{BODY}"\n{body}\n}}\n'
         f'}}\n#line 1 "entry"\n{_entry(index, f"{space}::{signature.function}{signature.arguments}", signature)}'
     )
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -13,7 +18,7 @@ from ..kernel import Kernel
 from ..launch import ExecutorName, Launch
 from ..metal.cases import cases
 from ..metal.reference import PRODUCT, SEQUENTIAL
-from .check import Case, Orders, Progress, Verdict, check_cases
+from .check import Case, Orders, Progress, Verdict, check_cases, compile_cases
 from .run import cuda_text, metal_text
 
 
@@ -114,10 +119,43 @@ class Entry:
         """Return the text that MLX passes to CUDA: `metal_text`, translated."""
         return cuda_text(self.kernel)
 
-    def check(self, executor: ExecutorName, orders: Orders, progress: Progress | None = None) -> Verdict:
-        """Check the kernel over all shapes, also by the rules of CUDA, because it runs on CUDA, too."""
-        orders = replace(orders, lanes="all", suffixes=True)
-        return check_cases(self.name, self.cases(), executor, orders, bound=self.about.bound, progress=progress)
+
+def check_entries(
+    every: Sequence[Entry], executor: ExecutorName, orders: Orders, progress: Progress | None = None
+) -> list[Verdict]:
+    """Check kernels over all shapes, by the rules of CUDA, too, because they run there.
+
+    Kernels are compiled for the emulator while earlier ones run.
+
+    Args:
+        every: the kernels.
+        executor: where they run.
+        orders: seeds and builds.
+        progress: called after each shape with the number of finished shapes and of all shapes.
+    """
+    orders = replace(orders, lanes="all", suffixes=True)
+    total, done, verdicts = sum(entry.n_cases for entry in every), 0, list[Verdict]()
+    pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // len(orders.builds)))
+    try:
+        made = [(entry, entry.cases()) for entry in every]
+        compiled = [pool.submit(compile_cases, cases, orders) for _, cases in made if executor == "emulator"]
+        for i, (entry, cases) in enumerate(made):
+            started = time.perf_counter()
+            if compiled:
+                compiled[i].result()
+            waited = time.perf_counter() - started
+            report = progress and partial(_report_part, progress, done, total)
+            verdict = check_cases(entry.name, cases, executor, orders, bound=entry.about.bound, progress=report)
+            verdict.seconds, verdict.compile_seconds = verdict.seconds + waited, verdict.compile_seconds + waited
+            verdicts.append(verdict)
+            done += entry.n_cases
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return verdicts
+
+
+def _report_part(report: Progress, before: int, total: int, done: int, _: int) -> None:
+    report(before + done, total)
 
 
 def entries() -> list[Entry]:

@@ -336,7 +336,7 @@ def check_cases(
     units = {0: cases[:MOST_FAILURES], MOST_FAILURES: cases[MOST_FAILURES:]} if wary else {0: cases}
     for i, case in enumerate(cases):
         if executor == "emulator" and i in units:
-            verdict.compile_seconds += _prepare(units[i], orders)
+            verdict.compile_seconds += compile_cases(units[i], orders)
         ratio, runs, failure, notes = _examine(case, executor, orders)
         verdict.notes = merged([*verdict.notes, *notes])
         verdict.shapes, verdict.runs = verdict.shapes + 1, verdict.runs + runs
@@ -354,7 +354,7 @@ def check_cases(
     return verdict
 
 
-def _prepare(cases: Sequence[Case], orders: Orders) -> float:
+def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
     """Compile the cases as one unit; return the seconds of compilation.
 
     Every case runs a few times on small arrays, so optimisation would take longer than it saves.

@@ -18,6 +18,8 @@ from .metal_experiment import MetalLaunch
 
 # The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
 BUILDS = ("spaces", "undefined", "races")
+# Builds that make all checks of kernels that are compiled without optimisation: "undefined" has those of "spaces", too.
+UNOPTIMIZED_BUILDS = BUILDS[1:]
 # The orders of threads: ascending, descending, shuffled.
 SEEDS = (0, 1, 2)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -120,8 +119,9 @@ def check(
 
     With FILE, check the kernels of that file instead.
     """
+    from mlx_engine.kernels.lab.catalog import check_entries
     from mlx_engine.kernels.lab.check import Orders
-    from mlx_engine.kernels.lab.run import BUILDS
+    from mlx_engine.kernels.lab.run import UNOPTIMIZED_BUILDS
 
     if file is not None:
         options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))
@@ -134,13 +134,9 @@ def check(
     if suffixes or include or lanes != "active":
         raise OptionError("--lanes, --suffixes and --include need a FILE", option="FILE")
     every, name = chosen(kernel), executor_of(executor)
-    orders = Orders(range(seeds), BUILDS if races else BUILDS[:-1])
-    verdicts = []
+    orders = Orders(range(seeds), UNOPTIMIZED_BUILDS if races else UNOPTIMIZED_BUILDS[:-1])
     with progress_bar("checking") as report:
-        done, total = 0, sum(entry.n_cases for entry in every)
-        for entry in every:
-            verdicts.append(entry.check(name, orders, partial(report_part, report, done, total)))
-            done += entry.n_cases
+        verdicts = check_entries(every, name, orders, report)
     passed = all(verdicts)
     if json:
         print_json({"executor": name, "passed": passed, "kernels": [as_row(v) for v in verdicts]})
@@ -148,11 +144,6 @@ def check(
         print_verdicts(every, verdicts)
     if not passed:
         raise typer.Exit(FAILED)
-
-
-def report_part(report: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
-    """Report the progress of one kernel's check as part of all checks."""
-    report(before + done, total)
 
 
 def as_row(verdict: Verdict) -> dict[str, Any]:

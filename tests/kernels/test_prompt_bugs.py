@@ -134,6 +134,7 @@ def test_a_planted_bug_is_found(kernel: str, bug: Bug) -> None:
     found = verdict(kernel, bug.label, bug.old, bug.new)
     assert not found
     assert re.search(bug.says, found.failures[0].text), found.failures[0].text
+    assert re.search(r"(header|body), line \d+", found.failures[0].text), found.failures[0].text
 
 
 @pytest.mark.slow

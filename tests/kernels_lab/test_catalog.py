@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.emulator.compiler import QUICK
 from kernels.kernel import METAL
-from kernels.lab.catalog import Entry, entries, entry
+from kernels.lab.catalog import Entry, check_entries, entries, entry
 from kernels.lab.check import Orders, check_cases
+from kernels.lab.run import BUILDS, UNOPTIMIZED_BUILDS
 
 NAMES = [one.name for one in entries()]
 
@@ -50,9 +52,18 @@ def test_our_kernels_keep_the_rules_of_cuda(monkeypatch):
     case = one.cases()[0]
     kernel = replace(case.launch.kernel, source=case.launch.kernel.source + "\n(void)0.5;")
     monkeypatch.setattr(Entry, "cases", lambda self: [replace(case, launch=replace(case.launch, kernel=kernel))])
-    assert "`0.5` has no suffix" in str(one.check("emulator", Orders((0, 1))))
-    monkeypatch.setattr("kernels.lab.catalog.check_cases", lambda *given, **_: given[3])
-    assert one.check("emulator", Orders((0,))) == Orders((0,), lanes="all", suffixes=True)
+    (verdict,) = check_entries([one], "emulator", Orders((0, 1)))
+    assert "`0.5` has no suffix" in str(verdict)
+    given = []
+    monkeypatch.setattr("kernels.lab.catalog.check_cases", lambda *args, **_: given.append(args[3]) or verdict)
+    check_entries([one], "emulator", Orders((0,)))
+    assert given == [Orders((0,), lanes="all", suffixes=True)]
+
+
+def test_the_builds_without_optimisation_make_all_checks():
+    left_out = set(BUILDS) - set(UNOPTIMIZED_BUILDS)
+    assert left_out == {"spaces"}
+    assert set(QUICK["spaces"].flags) < set(QUICK["undefined"].flags)
 
 
 def test_text_is_what_mlx_would_compile():

@@ -8,7 +8,11 @@
 #endif
 
 #define __METAL_VERSION__ 400
+#ifdef __OPTIMIZE__
 #define METAL_FUNC inline __attribute__((always_inline))
+#else  // calls: without optimisation, copies in every kernel of a unit take most of the time to compile
+#define METAL_FUNC inline
+#endif
 
 // A function of these headers. Mistakes inside are reported at the line of the call.
 #define MSL_FUNC inline __attribute__((always_inline, nodebug))
