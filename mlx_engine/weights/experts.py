@@ -40,12 +40,13 @@ class Names:
 
     Attributes:
         block: the module of a layer that has router and experts; "" for the layer itself.
-        parts: the published names of gate, up and down.
+        parts: the published names of gate, up and down; that of gate is "" for experts without one.
         router: the name of the router's module.
         interleaved: whether files have gate and up in alternating rows of one tensor. Their experts and routers have
             biases.
         is_fused: whether published folders have transformers' fused tensors.
         stacked: the module in which mlx-lm has all experts of a layer.
+        stacked_parts: the names of gate, up and down there.
         stem: the prefix of the text model's tensors.
         fused: the names of the fused tensors in the block.
         bias: the name of the bias of the choice in the block; "" for none.
@@ -59,6 +60,7 @@ class Names:
     interleaved: bool = False
     is_fused: bool = False
     stacked: str = "switch_mlp"
+    stacked_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stem: str = "model."
     fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     bias: str = ""
@@ -68,6 +70,11 @@ class Names:
     def blocks(self, i: int) -> list[str]:
         """Return the modules of layer i that may have router and experts: the published one, and that of mlx-lm."""
         return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
+
+    @property
+    def own_parts(self) -> tuple[int, ...]:
+        """The indices in PARTS of what an expert has."""
+        return tuple(part for part, name in enumerate(self.parts) if name)
 
 
 class Routed:
@@ -164,6 +171,12 @@ def of_groups(n_used: int, known: Any) -> str | None:
     return None if least <= n_used <= known.n_groups else f"from {least} to {known.n_groups} groups"
 
 
+def sparse_layers(cfg: Any) -> list[int]:
+    """Return the indices of the layers with experts: all, unless the config says the kind of each layer's FFN."""
+    kinds = getattr(cfg, "ffn_kinds", ("sparse",) * cfg.n_layers)
+    return [i for i, kind in enumerate(kinds) if kind == "sparse"]
+
+
 def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
     """Return the plan with the tensors of each layer's router and experts.
 
@@ -171,7 +184,7 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     """
     cfg = plan.config
     made = list(plan.tensors)
-    for i in range(getattr(cfg, "n_dense", 0), cfg.n_layers):
+    for i in sparse_layers(cfg):
         blocks = names.blocks(i)
         routers = [f"{block}.{names.router}.weight" for block in blocks]
         router = next((name for name in routers if name in checkpoint.shapes), routers[0])
@@ -180,7 +193,7 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
             outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
             bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
             made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
-        for part in range(len(PARTS)):
+        for part in names.own_parts:
             made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
         if names.interleaved:
             made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
@@ -209,7 +222,9 @@ def _tensors(
         *(fused if names.is_fused else ()),
         *(lambda e, block=block: TensorLayout(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
         *(
-            lambda e, block=block: TensorLayout(f"{block}.{names.stacked}.{PARTS[part]}_proj.weight", expert=(e, n))
+            lambda e, block=block: TensorLayout(
+                f"{block}.{names.stacked}.{names.stacked_parts[part]}.weight", expert=(e, n)
+            )
             for block in blocks
         ),
         *fused,
@@ -267,11 +282,11 @@ def with_shared_expert(plan: Plan, names: Names, size: int, *, has_weight: bool 
     If it has a weight, that is a product with one row, which GGUF files store as a vector.
     """
     made, hidden = list(plan.tensors), plan.config.hidden_size
-    for i in range(getattr(plan.config, "n_dense", 0), plan.config.n_layers):
+    for i in sparse_layers(plan.config):
         block = f"{names.blocks(i)[0]}.{names.shared}"
         weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
         made += [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
-        for part in PARTS:
+        for part in (PARTS[at] for at in names.own_parts):
             shape = (hidden, size) if part == "down" else (size, hidden)
             made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
     return replace(plan, tensors=made)
@@ -279,10 +294,14 @@ def with_shared_expert(plan: Plan, names: Names, size: int, *, has_weight: bool 
 
 def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation: Gating = "silu") -> Experts:
     """Return the router and the experts of layer i, and its shared expert, if there is one."""
-    gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
+    has_gate = f"blk.{i}.ffn_gate_exps.0.weight" in p
+    up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS[1:])
+    gate = p.expert_linear(f"blk.{i}.ffn_gate_exps", n_experts) if has_gate else None
     name, shared = f"blk.{i}.ffn_gate_inp_shexp", None
-    if f"blk.{i}.ffn_gate_shexp.weight" in p:
+    if f"blk.{i}.ffn_up_shexp.weight" in p and activation != "clamped_swiglu":
         weight = p.row(name) if f"{name}.weight" in p else None
-        shared = SharedExpert(weight, *(p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS))
+        of_gate = p.linear(f"blk.{i}.ffn_gate_shexp") if has_gate else None
+        of_up, of_down = (p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS[1:])
+        shared = SharedExpert(weight, of_gate, of_up, of_down, activation)
     router = p.router(f"blk.{i}.ffn_gate_inp")
     return Experts(f"blk.{i}.ffn_moe", router, routing, gate, up, down, activation, shared)
