@@ -448,7 +448,7 @@ class RankSlices:
         return [self._layer(i, layer) for i, layer in enumerate(layers)]
 
     def _layer(self, i: int, layer: Layer) -> Layer:
-        return layer if layer.mix is None else replace(layer, mix=self._mixer(i, layer.mix))
+        return layer.with_mixers(lambda mixer: self._mixer(i, mixer))
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
         """Return the rows of a projection that this rank uses: those that it has of `like`, with the same heads."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
-from mlx_engine.backends.parameters import Array, Linear, Norm, Token
+from mlx_engine.backends.parameters import Array, Linear, Mamba2, Norm, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.errors import OptionError
@@ -206,7 +206,8 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     """
     kept: list[CacheLayer] = []
     for layer in layers:
-        mixer, state = layer.mix, None if layer.beside is None else StateLayer(layer.beside.mix.state)
+        mixer = layer.mix
+        state = next((StateLayer(of.mix.state) for of in layer.branches[1:] if isinstance(of.mix, Mamba2)), None)
         if mixer is None:
             kept.append(StateLayer(()))
         elif isinstance(mixer, Attention | LatentAttention):

@@ -34,7 +34,7 @@ from mlx_engine.config.rope import Rotation, RotationSetting, yarn_attention
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import LatentAttention, Layer, LayerTensors
+from mlx_engine.models.layer import Branch, LatentAttention, Layer, LayerTensors
 from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups, with_experts, with_shared_expert
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
@@ -299,7 +299,7 @@ class Model(Decoder):
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [
             Layer(
-                norm=t.norm("attn_norm"), mix=latent_attention(config, t), out=t.linear("attn_output"),
+                norm=t.norm("attn_norm"), branches=(Branch(latent_attention(config, t), t.linear("attn_output")),),
                 ffn=standard.feed_forward(t, config),
             )
             for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)

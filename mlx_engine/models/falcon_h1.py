@@ -21,7 +21,7 @@ from mlx_engine.config.declared import Expected, Naming, constant, declared, sai
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, mamba2, standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Beside, Gated, Layer, LayerTensors
+from mlx_engine.models.layer import Attention, Branch, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
@@ -154,8 +154,11 @@ class Model(Decoder):
         scores = Scores(into * into * keys * config.head_dim**-0.5)
         layers = [
             Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, scores), out=t.linear("attn_output"),
-                beside=Beside(_mixer(config, t), t.linear("ssm_out"), (into * out, config.space_out[0])),
+                norm=t.norm("attn_norm"),
+                branches=(
+                    Branch(Attention.read(t, config, rope, scores), t.linear("attn_output"), scale=into * out),
+                    Branch(_mixer(config, t), t.linear("ssm_out"), scale=config.space_out[0]),
+                ),
                 ffn=replace(Gated.read(t), scales=(config.ffn[0], config.ffn[1])),
             )
             for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)

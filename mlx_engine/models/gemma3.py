@@ -35,7 +35,7 @@ from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, Mixer
+from mlx_engine.models.layer import Attention, Branch, Gated, Layer, LayerTensors, Mixer
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import EMBEDDINGS, Row, padded, stem_of, tensors
@@ -170,10 +170,8 @@ QUERY_NORM = "blk.*.attn_q_norm.weight"
 
 def layer(t: LayerTensors, mix: Mixer) -> Layer:
     """Return a layer with norms after attention and FFN, and GELU in the gate."""
-    return Layer(
-        norm=t.norm("attn_norm"), mix=mix, out=t.linear("attn_output"), post=t.norm("post_attention_norm"),
-        ffn=Gated.read(t, "gelu"),
-    )  # fmt: skip
+    branch = Branch(mix, t.linear("attn_output"), t.norm("post_attention_norm"))
+    return Layer(norm=t.norm("attn_norm"), branches=(branch,), ffn=Gated.read(t, "gelu"))
 
 
 class ScaledEmbeddings(Decoder):

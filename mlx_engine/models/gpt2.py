@@ -26,7 +26,7 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors, Plain
+from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, Plain
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
@@ -92,7 +92,7 @@ class Model(Decoder):
         self.position_embd = parameters.table("position_embd")
         layers = [
             Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, None), out=t.linear("attn_output"),
+                norm=t.norm("attn_norm"), branches=(Branch(Attention.read(t, config, None), t.linear("attn_output")),),
                 ffn=Plain(t.norm("ffn_norm"), t.linear("ffn_up"), t.linear("ffn_down"), config.activation),
             )
             for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)

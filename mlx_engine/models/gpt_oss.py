@@ -13,7 +13,7 @@ from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Scores
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, Key, constant, declared, number, whole
 from mlx_engine.config.layer_kinds import layer_kinds
@@ -21,7 +21,7 @@ from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen2
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixture
+from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, Mixture
 from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
@@ -85,8 +85,8 @@ class Model(Decoder):
         routing = Routing(config.n_experts_used, normalize=True)
         layers = [
             Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, rope, _scores(config, t), window),
-                out=t.linear("attn_output"),
+                norm=t.norm("attn_norm"),
+                branches=(_attention(config, t, rope, window),),
                 ffn=Mixture(t.norm("ffn_norm"), experts(parameters, t.i, config.n_experts, routing, "clamped_swiglu")),
             )
             for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
@@ -94,8 +94,9 @@ class Model(Decoder):
         super().__init__(config, parameters, backend, layers=layers)
 
 
-def _scores(config: Config, t: LayerTensors) -> Scores:
-    return Scores(config.head_dim**-0.5, sinks=t.p.vector(f"blk.{t.i}.attn_sinks"))
+def _attention(config: Config, t: LayerTensors, rope: Rope, window: int | None) -> Branch:
+    scores = Scores(config.head_dim**-0.5, sinks=t.p.vector(f"blk.{t.i}.attn_sinks"))
+    return Branch(Attention.read(t, config, rope, scores, window), t.linear("attn_output"))
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Linear, Rope, Scores, Token
+from mlx_engine.backends.parameters import Array, Rope, Scores, Token
 from mlx_engine.config.declared import Expected, number
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixer
+from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 
 ARCHITECTURES = ("granite",)
@@ -48,16 +48,20 @@ class Model(Decoder):
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope, eps = standard.rope_of(parameters, config), config.norm_eps / config.residual_multiplier**2
         scores = Scores(config.attention_multiplier)
-        layers = list[Layer]()
-        for t in LayerTensors.of(parameters, config.n_layers, eps):
-            mix, out = self.mixer(config, t, rope, scores)
-            layers.append(Layer(norm=t.norm("attn_norm"), mix=mix, out=out, ffn=standard.feed_forward(t, config)))
+        layers = [
+            Layer(
+                norm=t.norm("attn_norm"),
+                branches=(self.branch(config, t, rope, scores),),
+                ffn=standard.feed_forward(t, config),
+            )
+            for t in LayerTensors.of(parameters, config.n_layers, eps)
+        ]
         output_norm = parameters.rms_norm("output_norm", eps, times=1 / config.logits_divisor)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
-    def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, scores: Scores) -> tuple[Mixer, Linear]:
+    def branch(self, config: Config, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         """Return the mixer of a layer, and the projection of its output."""
-        return Attention.read(t, config, rope, scores), t.linear("attn_output")
+        return Branch(Attention.read(t, config, rope, scores), t.linear("attn_output"))
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D), the embeddings times their multiplier, divided by the residual multiplier."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from mlx_engine.backends.parameters import Linear, Rope, Scores
+from mlx_engine.backends.parameters import Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     Expected,
@@ -28,7 +28,7 @@ from mlx_engine.config.declared import (
 from mlx_engine.config.layer_kinds import OfSomeLayers
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import granite, granite_moe, llama, mamba2
-from mlx_engine.models.layer import LayerTensors, Mixer
+from mlx_engine.models.layer import Branch, LayerTensors
 from mlx_engine.models.mamba2 import MAMBA
 from mlx_engine.weights.experts import Count, Routed, of_all, with_experts
 from mlx_engine.weights.plan import Plan
@@ -202,12 +202,12 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 class Model(granite.Model):
     """A Granite model with mixers of two kinds."""
 
-    def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> tuple[Mixer, Linear]:
+    def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         """Return the mixer of a layer, and the projection of its output."""
         if getattr(config, "kinds", (ATTENTION,) * config.n_layers)[t.i] == ATTENTION:
-            return super().mixer(config, t, rope if getattr(config, "is_rotated", True) else None, scores)
+            return super().branch(config, t, rope if getattr(config, "is_rotated", True) else None, scores)
         # The input of the norm inside of a mixer has the model's own scale.
-        return mamba2.mixer(config, t._replace(eps=config.norm_eps)), t.linear("ssm_out")
+        return Branch(mamba2.mixer(config, t._replace(eps=config.norm_eps)), t.linear("ssm_out"))
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

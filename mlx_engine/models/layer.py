@@ -1,9 +1,9 @@
 """One decoder layer: its parameters, and its definition in the operations of a backend.
 
-`decoder_layer` is the definition, for all architectures and backends. A layer combines one token mixer (`Attention`,
+`decoder_layer` is the definition, for all architectures and backends. A layer usually has one token mixer (`Attention`,
 `LatentAttention`, `SharedAttention`, `ShortConv`, `DeltaNet` or `Mamba2`) and one feed-forward network (`Gated`,
-`Plain`, `Mixture` or `GatedAndMixture`); it may lack one of the two, or have a second mixer beside the first. Each kind
-is a class with its parameters and a function that runs it. A new kind is a class, a function and a line in `mix` or
+`Plain`, `Mixture` or `GatedAndMixture`). It may lack one of the two, or have two mixers side by side. Each kind is a
+class with its parameters and a function that runs it. A new kind is a class, a function and a line in `mix` or
 `feed_forward`.
 
 If this process has only a part of a matrix (`Linear.is_partial`), the products of all ranks are added.
@@ -11,7 +11,7 @@ If this process has only a part of a matrix (`Linear.is_partial`), the products 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -226,22 +226,23 @@ Mixer: TypeAlias = Attention | LatentAttention | SharedAttention | ShortConv | D
 Views: TypeAlias = dict[int, KVView]
 
 
-def mix(be: Backend, w: Layer, i: int, x: Array, batch: Batch, want: Wanted, views: Views) -> Array | None:
+def mix(
+    be: Backend, w: Mixer, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
+) -> Array | None:
     """Write the layer's keys and values or its state; return (R, ...) of the wanted tokens, None if there are none."""
-    match w.mix:
-        case Attention() as of:
-            return attention(be, of, i, x, w.norm, batch, want, views)
-        case LatentAttention() as of:
-            return latent_attention(be, of, i, x, w.norm, batch, want, views)
-        case SharedAttention() as of:
-            return shared_attention(be, of, i, x, w.norm, batch, want, views)
-        case ShortConv() as of:
-            return wanted(be, short_conv(be, of, i, x, w.norm, batch), batch, want)
-        case DeltaNet() as of:
-            return wanted(be, delta_net(be, of, i, x, w.norm, batch), batch, want)
-        case Mamba2() as of:
-            return wanted(be, mamba2(be, of, i, x, w.norm, batch), batch, want)
-    return None
+    match w:
+        case Attention():
+            return attention(be, w, i, x, norm, batch, want, views)
+        case LatentAttention():
+            return latent_attention(be, w, i, x, norm, batch, want, views)
+        case SharedAttention():
+            return shared_attention(be, w, i, x, norm, batch, want, views)
+        case ShortConv():
+            return wanted(be, short_conv(be, w, i, x, norm, batch), batch, want)
+        case DeltaNet():
+            return wanted(be, delta_net(be, w, i, x, norm, batch), batch, want)
+        case Mamba2():
+            return wanted(be, mamba2(be, w, i, x, norm, batch), batch, want)
 
 
 def attention(
@@ -500,18 +501,20 @@ class PerLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
-    """A second mixer of the same normed hidden states, with its own projection.
+class Branch:
+    """A token mixer, and the projection that adds its output to the hidden states.
 
     Attributes:
-        mix: the mixer, which has a state.
-        out: its projection.
-        scales: factors of the outputs of the first and of this mixer before their projections.
+        mix: the mixer.
+        out: the projection of its output.
+        post: the norm after the projection.
+        scale: factor of the mixer's output.
     """
 
-    mix: Mamba2
+    mix: Mixer
     out: Linear
-    scales: tuple[float, float] = (1.0, 1.0)
+    post: Norm | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -519,11 +522,8 @@ class Layer:
     """The parameters of a layer.
 
     Attributes:
-        norm: the norm of the mixer's input.
-        mix: the mixer of tokens; None for a layer that has an FFN alone.
-        out: the projection of the mixer's output.
-        beside: a second mixer.
-        post: the norm after the projection.
+        norm: the norm of the mixers' input.
+        branches: the mixers of tokens, of the same input; most layers have one, and a layer with an FFN alone has none.
         ffn: the feed-forward network; None for a layer that has a mixer alone.
         input: the input of this layer alone, added after the FFN.
         scale: factor of the hidden states after the layer.
@@ -531,14 +531,20 @@ class Layer:
     """
 
     norm: Norm | None = None
-    mix: Mixer | None = None
-    out: Linear | None = None
-    beside: Beside | None = None
-    post: Norm | None = None
+    branches: tuple[Branch, ...] = ()
     ffn: FeedForward | None = None
     input: PerLayer | None = None
     scale: float = 1.0
     is_parallel: bool = False
+
+    @property
+    def mix(self) -> Mixer | None:
+        """The first mixer."""
+        return self.branches[0].mix if self.branches else None
+
+    def with_mixers(self, change: Callable[[Any], Mixer]) -> Layer:
+        """Return the layer with changed mixers."""
+        return replace(self, branches=tuple(replace(branch, mix=change(branch.mix)) for branch in self.branches))
 
     def counted_from(self, first: int) -> Layer:
         """Return the layer in a stage that begins with layer `first`: indices and columns are counted from there.
@@ -547,14 +553,12 @@ class Layer:
         """
         if not first:
             return self
-        changed: dict[str, Any] = {}
-        if isinstance(self.mix, SharedAttention):
-            changed["mix"] = replace(self.mix, layer=self.mix.layer - first)
-        if self.input is not None:
-            start, end = self.input.columns
-            skipped = first * (end - start)
-            changed["input"] = replace(self.input, columns=(start - skipped, end - skipped))
-        return replace(self, **changed)
+        layer = self.with_mixers(lambda m: replace(m, layer=m.layer - first) if isinstance(m, SharedAttention) else m)
+        if self.input is None:
+            return layer
+        start, end = self.input.columns
+        skipped = first * (end - start)
+        return replace(layer, input=replace(self.input, columns=(start - skipped, end - skipped)))
 
 
 def decoder_layer(
@@ -586,14 +590,13 @@ def decoder_layer(
         masks: (T, M), the adapter of each row, see `weights/adapters.py`; None without adapters.
     """
     inner = adapted(be, masks)
-    y = mix(inner, w, i, x, batch, want, views)
-    z = None if w.beside is None else wanted(be, mamba2(inner, w.beside.mix, i, x, w.norm, batch), batch, want)
+    mixed = [mix(inner, of.mix, i, x, w.norm, batch, want, views) for of in w.branches]
     if want == "none":
         return x
     if want == "some":
         x, masks = be.take(x, batch.rows), None if masks is None else be.take(masks, batch.rows)
     be = adapted(be, masks)
-    before, x = x, x if y is None or w.out is None else add_mixed(be, w, w.out, i, y, z, x)
+    before, x = x, add_mixed(be, w.branches, i, mixed, x)
     if w.ffn is not None:
         x = feed_forward(be, w.ffn, before if w.is_parallel else x, x)
     if w.input is not None:
@@ -604,15 +607,14 @@ def decoder_layer(
     return be.note(f"blk.{i}.layer_out", x)
 
 
-def add_mixed(be: Backend, w: Layer, out: Linear, i: int, y: Array, z: Array | None, x: Array) -> Array:
-    """Return x plus the projected output y of the layer's mixer, and z of the mixer beside it."""
-    if w.beside is not None and z is not None:
-        y, z = scaled(be, y, w.beside.scales[0]), scaled(be, z, w.beside.scales[1])
-    be.note(f"blk.{i}.attn_out", y)
-    x = project_add(be, y, out, w.post, x)
-    if w.beside is not None and z is not None:
-        x = project_add(be, z, w.beside.out, None, x)
-    return be.note(f"blk.{i}.attn_residual", x)
+def add_mixed(be: Backend, branches: Sequence[Branch], i: int, mixed: Sequence[Any], x: Array) -> Array:
+    """Return x plus the projected outputs of the layer's mixers."""
+    outputs = [scaled(be, y, branch.scale) for y, branch in zip(mixed, branches, strict=True)]
+    for n, (y, branch) in enumerate(zip(outputs, branches, strict=True)):
+        if n == 0:
+            be.note(f"blk.{i}.attn_out", y)
+        x = project_add(be, y, branch.out, branch.post, x)
+    return be.note(f"blk.{i}.attn_residual", x) if branches else x
 
 
 def add_input(be: Backend, w: PerLayer, x: Array, own: Array) -> Array:

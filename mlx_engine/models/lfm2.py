@@ -30,7 +30,7 @@ from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors, ShortConv
+from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, ShortConv
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
@@ -175,16 +175,14 @@ class Model(Decoder):
 
 def _layer(cfg: Config, t: LayerTensors) -> Layer:
     if cfg.kinds[t.i] == ATTENTION:
-        return Layer(
-            norm=t.norm("attn_norm"), mix=Attention.read(t, cfg, cfg.rope.for_heads(cfg.head_dim)),
-            out=t.linear("attn_output"), ffn=standard.feed_forward(t, cfg),
-        )  # fmt: skip
+        branch = Branch(Attention.read(t, cfg, cfg.rope.for_heads(cfg.head_dim)), t.linear("attn_output"))
+        return Layer(norm=t.norm("attn_norm"), branches=(branch,), ffn=standard.feed_forward(t, cfg))
     gate, out_gate, value = (t.linear(f"shortconv.{part}") for part in GATES)
     name = f"blk.{t.i}.shortconv.conv"
     conv = Convolution(name, t.p.array(f"{name}.weight", transposed=True))
     mix = ShortConv((gate, out_gate, value), conv, ((cfg.conv_width - 1, cfg.conv_channels),))
-    ffn = standard.feed_forward(t, cfg)
-    return Layer(norm=t.norm("attn_norm"), mix=mix, out=t.linear("shortconv.out_proj"), ffn=ffn)
+    branch = Branch(mix, t.linear("shortconv.out_proj"))
+    return Layer(norm=t.norm("attn_norm"), branches=(branch,), ffn=standard.feed_forward(t, cfg))
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table = TENSORS) -> Plan:

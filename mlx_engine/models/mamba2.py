@@ -33,7 +33,7 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Layer, LayerTensors
+from mlx_engine.models.layer import Branch, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
@@ -227,7 +227,7 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [
-            Layer(norm=t.norm("attn_norm"), mix=mixer(config, t), out=t.linear("ssm_out"))
+            Layer(norm=t.norm("attn_norm"), branches=(Branch(mixer(config, t), t.linear("ssm_out")),))
             for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         ]
         super().__init__(config, parameters, backend, layers=layers)

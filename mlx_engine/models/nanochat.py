@@ -15,7 +15,7 @@ from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.config.declared import Expected, number
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors, Plain
+from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, Plain
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.table import Row
 
@@ -42,7 +42,8 @@ class Model(Decoder):
         of_heads = (parameters.plain_norm("head_norm", config.head_dim, eps),) * 2
         layers = [
             Layer(
-                norm=norm, mix=replace(Attention.read(t, config, back), norms=of_heads), out=t.linear("attn_output"),
+                norm=norm,
+                branches=(Branch(replace(Attention.read(t, config, back), norms=of_heads), t.linear("attn_output")),),
                 ffn=Plain(norm, t.linear("ffn_up"), t.linear("ffn_down"), "relu2"),
             )
             for t in LayerTensors.of(parameters, config.n_layers, eps)

@@ -34,7 +34,7 @@ from mlx_engine.config.layer_kinds import OfSomeLayers
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import mamba2
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Layer, LayerTensors, Mixture, Plain
+from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, Mixture, Plain
 from mlx_engine.models.mamba2 import MAMBA
 from mlx_engine.weights.experts import (
     Count,
@@ -276,9 +276,9 @@ class Model(Decoder):
 def _layer(cfg: Any, t: LayerTensors) -> Layer:
     kind, norm = cfg.kinds[t.i], t.norm("attn_norm")
     if kind == MAMBA:
-        return Layer(norm=norm, mix=mamba2.mixer(cfg, t), out=t.linear("ssm_out"))
+        return Layer(norm=norm, branches=(Branch(mamba2.mixer(cfg, t), t.linear("ssm_out")),))
     if kind == ATTENTION:
-        return Layer(norm=norm, mix=Attention.read(t, cfg, None), out=t.linear("attn_output"))
+        return Layer(norm=norm, branches=(Branch(Attention.read(t, cfg, None), t.linear("attn_output")),))
     if kind == MLP:
         return Layer(ffn=Plain(norm, t.linear("ffn_up"), t.linear("ffn_down"), "relu2"))
     return Layer(ffn=Mixture(norm, experts(t.p, t.i, cfg.n_experts, cfg.routing(t.p, t.i), "relu2")))

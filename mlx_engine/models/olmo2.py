@@ -19,7 +19,7 @@ from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Gated, Layer, LayerTensors, RowNorms
+from mlx_engine.models.layer import Attention, Branch, Gated, Layer, LayerTensors, RowNorms
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, decoder_plan
@@ -77,8 +77,13 @@ class Model(Decoder):
         tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
             Layer(
-                mix=_attention(t, config, everywhere if window is None else nearby, window),
-                out=t.linear("attn_output"), post=t.norm("post_attention_norm"), ffn=Gated.read(t),
+                branches=(
+                    Branch(
+                        _attention(t, config, everywhere if window is None else nearby, window),
+                        t.linear("attn_output"), t.norm("post_attention_norm"),
+                    ),
+                ),
+                ffn=Gated.read(t),
             )
             for t, window in zip(tensors, config.windows, strict=True)
         ]  # fmt: skip

@@ -32,7 +32,7 @@ from mlx_engine.config.declared import (
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models.decoder import Decoder, NextToken
-from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors
+from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
@@ -350,10 +350,13 @@ class Model(Decoder):
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
-            Layer(norm=t.norm("attn_norm"), mix=_delta_net(config, t), out=t.linear("ssm_out"), ffn=self.ffn(config, t))
-            if kind == DELTA
-            else Layer(
-                norm=t.norm("attn_norm"), mix=Attention.read(t, config, config.rope), out=t.linear("attn_output"),
+            Layer(
+                norm=t.norm("attn_norm"),
+                branches=(
+                    Branch(_delta_net(config, t), t.linear("ssm_out"))
+                    if kind == DELTA
+                    else Branch(Attention.read(t, config, config.rope), t.linear("attn_output")),
+                ),
                 ffn=self.ffn(config, t),
             )
             for t, kind in zip(tensors, config.kinds, strict=True)
@@ -364,8 +367,8 @@ class Model(Decoder):
 
     def _extra(self, config: Config, t: LayerTensors) -> NextToken:
         """Return the layer of multi-token prediction."""
-        mix, out = Attention.read(t, config, config.rope), t.linear("attn_output")
-        layer = Layer(norm=t.norm("attn_norm"), mix=mix, out=out, ffn=self.ffn(config, t))
+        branch = Branch(Attention.read(t, config, config.rope), t.linear("attn_output"))
+        layer = Layer(norm=t.norm("attn_norm"), branches=(branch,), ffn=self.ffn(config, t))
         norms = t.norm("nextn.enorm"), t.norm("nextn.hnorm"), t.norm("nextn.shared_head_norm")
         n = min(FIRST_TOKENS, config.vocab_size)
         head = t.p.first_rows(self.output.name, n) if n < config.vocab_size else self.output

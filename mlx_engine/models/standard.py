@@ -23,7 +23,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import SETTING, ConfigBase
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, FeedForward, Gated, Layer, LayerTensors, Mixture, Plain
+from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture, Plain
 from mlx_engine.weights.experts import Names, experts, with_experts
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
@@ -43,9 +43,13 @@ class Model(Decoder):
         layers = [
             Layer(
                 norm=t.norm_or_none("attn_norm"),
-                mix=Attention.read(t, config, rope if is_rotated else None, window=window),
-                out=t.linear("attn_output"), post=t.norm_or_none("post_attention_norm"), ffn=feed_forward(t, config),
-                is_parallel=config.is_parallel,
+                branches=(
+                    Branch(
+                        Attention.read(t, config, rope if is_rotated else None, window=window),
+                        t.linear("attn_output"), t.norm_or_none("post_attention_norm"),
+                    ),
+                ),
+                ffn=feed_forward(t, config), is_parallel=config.is_parallel,
             )
             for t, is_rotated, window in of_layers
         ]  # fmt: skip

@@ -181,7 +181,7 @@ def logits(model: Any) -> np.ndarray:
 
 def tripled(w: Any) -> Any:
     """Return a layer with three times the scale of the scores."""
-    return replace(w, mix=replace(w.mix, scores=replace(w.mix.scores, scale=3 * w.mix.scores.scale)))
+    return w.with_mixers(lambda m: replace(m, scores=replace(m.scores, scale=3 * m.scores.scale)))
 
 
 def scaled(model: Any) -> None:
@@ -247,7 +247,7 @@ def changed_attention(**parts: Any) -> tuple[np.ndarray, np.ndarray]:
     """Logits of a model whose layers have other parts of attention, compiled and operation by operation."""
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-f32.gguf", "simd").model
     model.layers = [
-        replace(w, mix=replace(w.mix, **{k: make(w.mix) for k, make in parts.items()})) for w in model.layers
+        w.with_mixers(lambda m: replace(m, **{k: make(m) for k, make in parts.items()})) for w in model.layers
     ]
     model.run_on(model.backend)
     assert isinstance(model.program, CompiledProgram)
@@ -293,7 +293,7 @@ def attended(
     if want == "some":
         rows = rows or batch.rows
         q, x, n_queries = be.take(q, rows), be.take(x, rows), counts or batch.wanted
-    return be.project_add(be.merge(be.attention(q, kv, n_queries, w.mix.scores)), w.out, x), x
+    return be.project_add(be.merge(be.attention(q, kv, n_queries, w.mix.scores)), w.branches[0].out, x), x
 
 
 def fed_forward(be: Any, w: Any, x: Any, residual: Any) -> Any:

@@ -36,7 +36,7 @@ def with_sinks(backend: str, softcap: float | None = 3.0) -> Any:
         with be.session():
             prepared = be.prepare(Weight.pack(f"blk.{i}.attn_sinks.weight", sinks, BY_NAME["F32"]))
         scores = replace(w.mix.scores, softcap=softcap, sinks=prepared)
-        changed.append(replace(w, mix=replace(w.mix, scores=scores)))
+        changed.append(w.with_mixers(lambda mixer, scores=scores: replace(mixer, scores=scores)))
     model.layers = changed
     model.run_on(be)  # compiles the layers again
     return model
