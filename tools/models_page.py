@@ -57,7 +57,7 @@ def others() -> list[str]:
     lines = [f"Supported are {' and '.join(counts)} architectures. The others would need:", ""]
     lines += [f"| What is missing | {' | '.join(f'in {program}' for program in programs)} |", "|---|---|---|"]
     for what in dict.fromkeys(LACKS.values()):
-        cells = (", ".join(f"`{name}`" for name in names if LACKS.get(name) == what) for names in programs.values())
+        cells = (", ".join(name for name in names if LACKS.get(name) == what) for names in programs.values())
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return lines
 
