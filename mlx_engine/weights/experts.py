@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 from mlx_engine.backends.experts import Experts, Routing, Scoring, SharedExpert
 from mlx_engine.backends.parameters import Gating
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Naming
+from mlx_engine.config.declared import ConfigBase, Naming
 from mlx_engine.config.settings import Settings
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
@@ -32,6 +32,8 @@ from mlx_engine.weights.stored import TensorLayout
 MOST_EXPERTS = 100_000
 
 PARTS = ("gate", "up", "down")
+# llama.cpp's number of this rule.
+SIGMOIDS = 2
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Names:
         return tuple(part for part, name in enumerate(self.parts) if name)
 
 
-class Routed:
+class Routed(ConfigBase):
     """A base class of configs with experts, which have `n_experts_used` and `normalize`.
 
     They may have `n_dense`, the number of first layers without experts, `groups` as `Routing` has them, and
@@ -93,6 +95,11 @@ class Routed:
         of: Any = self
         n_dense = getattr(of, "n_dense", 0)
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp does not know of every architecture that scores are sigmoids."""
+        keys = super().to_gguf()
+        return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
     def routing(self, p: Parameters, i: int) -> Routing:
         """Return how the router of layer i chooses experts."""

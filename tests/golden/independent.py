@@ -117,11 +117,18 @@ KEYS_OF_KIND = {
 }  # fmt: skip
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return a folder's config.json, with the number of layers and the rotation."""
+    c: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    c.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": c.get("rope_theta", 1e4)})
+    c.setdefault("num_hidden_layers", len(c.get("layers_block_type", ())))
+    return c
+
+
 def write(folder: Path, path: Path) -> None:
     """Write a folder's model as F32."""
-    c = json.loads((folder / "config.json").read_text())
-    c.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": c.get("rope_theta", 1e4)})
-    n = c.setdefault("num_hidden_layers", len(c.get("layers_block_type", ())))
+    c = config_of(folder)
+    n = c["num_hidden_layers"]
     arch = architecture(c)
     writer, names = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch]), gguf.get_tensor_name_map(arch, n)
     for key, value in settings(c).items():
@@ -190,6 +197,10 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["attention.value_length"] = c["kv_lora_rank"]
         made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
         made["expert_gating_func"] = 1 if kind == "deepseek_v2" else 2
+    if kind in ("glm4_moe", "lfm2_moe", "minimax_m2"):
+        made["expert_gating_func"] = 2
+    if kind == "ernie4_5_moe" and c["moe_num_shared_experts"]:
+        made["expert_shared_feed_forward_length"] = c["intermediate_size"] // c["num_key_value_heads"]
     if kind == "lfm2_moe":
         heads = [c["num_key_value_heads"] * (of == "full_attention") for of in c["layer_types"]]
         made["attention.head_count_kv"] = heads
