@@ -174,7 +174,13 @@ class Config(mamba2.Sizes):
     head_dim: int = declared(Key(head_size, "attention.key_length", ("head_dim", 0), ("attention.value_length",)))
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", ("max_position_embeddings", 4096))
-    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5))
+    # llama.cpp requires the second key and computes with the first.
+    norm_eps: float = declared(
+        Key(
+            Settings.number, "attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5),
+            ("attention.layer_norm_epsilon",),
+        )
+    )  # fmt: skip
 
     expected = Expected(
         gguf={

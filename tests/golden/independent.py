@@ -215,6 +215,7 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["feed_forward_length"] = of_some(c, size, layers, ffn)
         made["ssm.inner_size"] = c["mamba_num_heads"] * c["mamba_head_dim"]
         made |= {"rope.scaling.finetuned": False, "rope.dimension_count": head_dim}
+        made["attention.layer_norm_epsilon"] = c["layer_norm_epsilon"]
     if kind == "qwen3_next":
         made["ssm.inner_size"] = c["linear_num_value_heads"] * c["linear_value_head_dim"]
         made["full_attention_interval"] = c["layer_types"].index("full_attention") + 1
