@@ -32,7 +32,7 @@ SAMPLED = (
 )  # fmt: skip
 # With Mamba2 mixers, which --shard tensor does not cut.
 MIXERS = ("falconh1", "granite4h", "mamba2", "nemotron3", "nemotronh")
-# With latent attention: mlx-lm's folders, several ranks by --shard tensor and compiled layers do not have it.
+# With latent attention: mlx-lm's folders and several ranks by --shard tensor do not have it.
 LATENT = ("deepseek2lite", "deepseek3", "glm4moelite")
 BACKENDS = ("simd", "parallel", "mlx", *(name for name in KNOWN if name == EMULATED), "scalar")
 
