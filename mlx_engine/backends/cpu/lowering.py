@@ -531,8 +531,8 @@ class Lowered:
             pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
-        kv: the number of KV heads, the head dim and the arrays of the store, by layer; None for a layer without keys and
-            values. Layers after the last one with keys and values or a state are left out.
+        kv: the number of KV heads, the head dim and the arrays of the store, by layer; None for a layer without keys
+            and values. Layers after the last one with keys and values or a state are left out.
         ropes: rotary embeddings, by the index of the step that uses them.
         kept: objects that must stay alive, because `steps` only has their addresses.
     """
