@@ -1,1 +1,1 @@
-"""Measurements that are kept: what was run, every sample, and the page made of them."""
+"""Benchmarks whose results are committed: settings, all samples, and the page BENCHMARKS.md."""

@@ -4,7 +4,7 @@
     python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 b8 --out new.jsonl
 
 With NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c our kernels have AVX2 code; rows record the name.
-llama.cpp should then be built for AVX2, too: rows record what it says that it was built for.
+llama.cpp should then be built for AVX2, too; rows record the instructions that it reports.
 
 PATH is a Python that has llama-cpp-python. The files are those of `benchmarks.llama_quants`, and `affine4`, a folder in
 MLX's 4-bit format, which llama.cpp does not read. All contestants of a file and a test run once per round; rows are
@@ -115,7 +115,7 @@ def affine_of(source: Path) -> Path:
 def batches(
     n: int, of: Sequence[Contestant], model: str, pythons: dict[str, str], rounds: int
 ) -> tuple[Contest, list[Entry]]:
-    """Run steps of n sequences, the contestants interleaved; seconds are those of all steps of a round."""
+    """Run steps of n sequences, the contestants interleaved; return the seconds of all steps, by round."""
     contest = Contest(Test(n_gen=n * STEPS), tuple(of), rounds, about=f"{n} sequences")
     entries = [Entry(contestant) for contestant in of]
     common = {"model": model, "n_sequences": n, "depth": PROMPT, "spare": SPARE}

@@ -58,7 +58,7 @@ def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
 
 
 def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
-    """Return every sample and the medians, tokens/s by number of sequences, and what the machine reaches."""
+    """Return every sample, the medians in tokens/s by number of sequences, and the machine's limits."""
     model, n_vocab, most = engine.model, engine.config.vocab_size, max(SEQUENCES)
     # The prefix cache holds the first tokens of every sequence, so that a step reads one token of each.
     pool = model.new_pool(most * (depth + STEPS + PAGE), n_sequences=2 * most)
@@ -78,7 +78,7 @@ def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
 
 
 def run(scheduler: Scheduler, prompts: list[list[int]], n_new: int) -> float:
-    """Run all prompts together, with so many new tokens each; return the seconds of the passes."""
+    """Run all prompts together, each with the same number of new tokens; return the seconds of the passes."""
     options = Options(ignore_eos=True)
     for prompt in prompts:
         output = Output(options, max_tokens=n_new, text=NoText(), end_ids=())

@@ -1,4 +1,4 @@
-"""How many different results one prompt's logits have: read in chunks, over pages, in batches, on threads.
+"""Count how many different results the logits of one prompt have, for all chunk sizes, page sizes, batches and threads.
 
     python -m benchmarks.bits                appends to benchmarks/results/bits.jsonl
 

@@ -1,4 +1,4 @@
-"""The smallest matrix whose gemv is faster on several threads than on one: the measurement for CHUNK_BYTES.
+"""Find the smallest matrix whose gemv is faster on several threads than on one: the measurement for CHUNK_BYTES.
 
     python -m benchmarks.chunks              appends to benchmarks/results/chunks.jsonl, every sample kept
 
@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / "results" / "chunks.jsonl"
 N_COLUMNS = 1024
 ROW_BYTES = N_COLUMNS // 32 * blocks.Q8_0.itemsize
 SIZES = [2**n * 1024 for n in range(3, 13)]
-# Together larger than a processor's last cache.
+# The total bytes of all matrices, larger than a processor's last-level cache.
 TOTAL = 96 * 2**20
 ROUNDS = 15
 

@@ -1,11 +1,11 @@
-"""The cost of a constraint per token: steps of a batch of answers with a constraint against steps without.
+"""Measure the cost of a constraint per token: steps of a batch with a constraint compared with steps without.
 
     python -m benchmarks.constraints [--vocab FILE.gguf] [--logprobs] [--temp T] [--backend NAME]
 
 The model has the shape of Qwen3 0.6B and random weights. `--vocab` is a file with a real vocabulary of at most this
-size, whose tokens are then constrained; the made-up one of the shape has short tokens alone. Rounds of both kinds are
-interleaved: a round decodes a batch of answers, and the median time of its steps counts. `--logprobs` also computes the
-log-probability of every token, as the server does, and with a constraint the probability that it left.
+size; the random vocabulary of the shape has only short tokens. Rounds of both kinds are interleaved: a round decodes a
+batch of answers, and the median time of its steps counts. `--logprobs` also computes the log-probability of every
+token, as the server does, and with a constraint the probability that it left.
 """
 
 from __future__ import annotations

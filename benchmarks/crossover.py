@@ -33,7 +33,7 @@ BACKENDS = ("simd", "parallel")
 # Bytes in the smallest format, larger than a processor's last cache; and the most matrices of one width.
 TOTAL, MOST = 64 * 2**20, 4000
 ROUNDS = 15
-# A product that takes longer by up to this share does not count as slower, because rounds differ by more.
+# A product counts as slower only above this factor, because rounds differ by as much.
 TOLERANCE = 1.02
 
 
@@ -85,7 +85,7 @@ def timed(backend: CompiledBackend, linears: Sequence[Linear], x: np.ndarray) ->
 
 
 def crossover(rows: Sequence[Row], type_: str = Q8_0.name) -> int:
-    """Return the smallest width from which on no backend is slower with that type than with F32."""
+    """Return the least width above which no backend is slower with that type than with F32."""
     slower = [row["width"] for row in rows if row["medians_us"][type_] > TOLERANCE * row["medians_us"][F32.name]]
     return min(int(row["width"]) for row in rows if row["width"] > max(slower, default=0))
 

@@ -3,7 +3,7 @@
     python -m benchmarks.emulator            appends to benchmarks/results/emulator.jsonl, every sample kept
 
 The whole call is timed, Python included. Every call copies the weights, as in a model. The builds are interleaved, so
-that a slow minute of the machine slows all of them.
+that a slowdown of the machine affects all of them.
 """
 
 from __future__ import annotations

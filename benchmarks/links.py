@@ -47,7 +47,7 @@ def worker(sizes: Sequence[int], group: Group) -> list[Trip]:
         message, answer = np.zeros(nbytes // FLOAT_BYTES, np.float32), np.zeros(1, np.float32)
         seconds: list[float] = []
         while True:
-            # Rank 0 says whether another message follows, so that both ranks end together.
+            # Rank 0 tells rank 1 whether another message follows, so that both ranks end together.
             goes_on = len(seconds) <= LEAST or sum(seconds) < SECONDS
             if group.rank == 0:
                 group.send(np.array([goes_on], np.float32), 1)

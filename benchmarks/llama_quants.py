@@ -1,4 +1,4 @@
-"""Files quantised by llama.cpp: our speed and our error on each, and llama.cpp's speed.
+"""Measure our speed and error, and llama.cpp's speed, on files that llama.cpp has quantised.
 
     python -m benchmarks.llama_quants --python PATH      appends to benchmarks/results/llama_quants.jsonl
     python -m benchmarks.llama_quants --python PATH --files q4_k_m,q5_k_m,q3_k_m --rounds 3 --out new.jsonl
@@ -45,7 +45,7 @@ MADE = {
     "q4_0-pure": (2, True), "q4_0": (2, False), "q4_k_m": (15, False), "q5_k_m": (17, False), "q3_k_m": (12, False),
     "q6_k": (18, False),
 }  # fmt: skip
-# The most common types of published files, which llama.cpp runs too; of the first one the head is measured.
+# The most common types of published files. llama.cpp runs these too; the head of the first is measured.
 COMMON = ("q4_k_m", "q5_k_m", "q3_k_m")
 PROMPTS = [[(7 * i * i + 31 * i) % 150_000 for i in range(12)], [5], [1000 + i for i in range(33)]]
 

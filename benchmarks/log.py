@@ -18,8 +18,8 @@ class Log:
     """Rows of one benchmark, appended to a file.
 
     The project's own results, `benchmarks/results/`, take only rows that were measured at a commit. If files of the
-    working tree have changed, nothing is written, and a line on stderr says so before the measurement. Any other file
-    takes all rows.
+    working tree have changed, nothing is written, and a warning goes to stderr before the measurement. Other files get
+    all rows.
 
     Attributes:
         common: machine, versions and commit, which every row records.
@@ -35,7 +35,7 @@ class Log:
             self.path = None
 
     def append(self, row: Row) -> Row:
-        """Write a row if rows are kept; return it with what all rows have in common."""
+        """Write a row if rows are kept; return it with the common fields of all rows."""
         row = {**self.common, **row}
         if self.path is not None:
             with self.path.open("a") as out:

@@ -137,7 +137,7 @@ def sizes() -> Iterator[Row]:
 
 
 def operations(engine: Engine) -> Iterator[Sized]:
-    """Yield the operations of a layer, of attention and of the output head, one by one: all would not fit in memory."""
+    """Yield the operations of a layer, of attention and of the head, one at a time because of the memory."""
     be, model = engine.backend, engine.model
     rng = np.random.default_rng(0)
     for T in (FEW, MANY):
@@ -186,7 +186,7 @@ def attentions(be: Backend, cfg: Any, rng: np.random.Generator, T: int) -> Itera
         stores.append(be.kv_write(be.kv_empty(K, E, DEPTH), np.arange(DEPTH), k, v))
     span = KVSpan(np.arange(0, DEPTH, PAGE), DEPTH, T)
     calls = [Call("attention", (q, KVView(store, PAGE, [span]), [T], Scores(E**-0.5)), {}) for store in stores]
-    # Of T queries the first does not see the last T - 1 tokens.
+    # The first of T queries does not attend to the last T - 1 tokens.
     seen = T * DEPTH - T * (T - 1) // 2
     yield Sized(f"attention, {DEPTH} tokens, T={T}", calls, 4.0 * H * E * seen, 8.0 * K * E * DEPTH + 8.0 * T * H * E)
 

@@ -43,7 +43,7 @@ def rank(model: str, quant: str, split: str | None, prompt: int) -> dict[str, An
         shard.close()
         return {"peak": peak(), "cpu": time.thread_time() - began}
     engine = Engine(opened)
-    # An eighth more than all sequences fill, for pages that are not full.
+    # An eighth more memory than all sequences fill, for partly filled pages.
     memory = SEQUENCES * CacheSize(engine.model.kv_layers, prompt + TOKENS).whole * 9 // 8
     scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=memory)
     requests = [

@@ -49,8 +49,8 @@ from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import outlined
 
 BACKEND, MEMORY = "parallel", 1 << 40
-# Tokens of a prompt, prompts, and tokens that are generated. Passes are short, so that some meet no other program; the
-# first pass of each kind is not counted.
+# Tokens of a prompt, prompts, and generated tokens. Passes are short, so that some are not disturbed by other programs;
+# the first pass of each kind is not counted.
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
@@ -87,7 +87,7 @@ class Setup(NamedTuple):
     n_layers: int
 
     def split(self, n: int) -> list[int]:
-        """Return the layers of n ranks of a pipeline; the last one, which has the head, has no more than the others."""
+        """Return the layers of n ranks of a pipeline. The last rank, with the head, has at most as many."""
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
 
 
@@ -208,7 +208,7 @@ def overhead_of(of: Setup, host: Host, link: tuple[float, float] | None) -> floa
 def host_of(folder: Path, kind: ShardKind, n_layers: int) -> Host:
     """Return the host, measured with a model of half of the layers.
 
-    A pass of the whole model takes so long that it always meets another program, unlike those of the ranks.
+    A pass of the whole model is so long that other programs always disturb it, unlike the passes of ranks.
     """
     of = Setup(folder / "half.gguf", kind, n_layers // 2)
     shape(of.n_layers).write(of.path, "planned")

@@ -1,4 +1,4 @@
-"""What each type of activations, and of keys and values, costs on a model: the error and the divergence of its logits.
+"""Measure the error and the KL divergence of a model's logits for each type of activations and of keys and values.
 
     python -m benchmarks.precision MODEL ...            appends to benchmarks/results/precision.jsonl
     python -m benchmarks.precision MODEL --only i16 q8_0 --out new.jsonl

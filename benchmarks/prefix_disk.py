@@ -77,7 +77,7 @@ def first_token(source: str, n_tokens: int, kv_type: str, folder: Path | None) -
 
 
 def drop(folder: Path) -> None:
-    """Have the system forget the contents of all files."""
+    """Drop the files from the system's page cache."""
     for _, _, path in files_in(folder):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Other programs get a small share of the cores for the seconds of a measurement.
+# With this niceness other programs get a small share of the cores during a measurement.
 NICENESS = -10
 Ranks = list["subprocess.Popen[str]"]
 
@@ -91,7 +91,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def urgent() -> None:
-    """Run all threads of this process before those of other programs, where the system lets this user."""
+    """Raise the priority of this process above other programs, if the system permits it."""
     tasks = Path("/proc/self/task")
     for task in tasks.iterdir() if tasks.is_dir() else ():
         with contextlib.suppress(PermissionError, ProcessLookupError):
@@ -131,11 +131,11 @@ class Wire:
 
     @property
     def capacity(self) -> float:
-        """The largest number of bytes under way: rate times latency, plus some chunks."""
+        """The largest number of bytes in flight: rate times latency, plus some chunks."""
         return self.rate * self.latency / BITS + 4 * CHUNK
 
     def read(self) -> None:
-        """Take what the source has and set its time of arrival."""
+        """Read the bytes that the source has, and set their time of arrival."""
         try:
             data = self.source.recv(CHUNK)
         except BlockingIOError:
@@ -150,7 +150,7 @@ class Wire:
         self.n_queued += len(data)
 
     def write(self) -> bool:
-        """Deliver what has arrived; return whether the sink could not take all of it."""
+        """Deliver the bytes that have arrived; return whether the sink could not accept all of them."""
         while self.queue and self.queue[0][0] <= time.perf_counter():
             due, data = self.queue[0]
             try:
@@ -170,7 +170,7 @@ class Wire:
         return False
 
     def close(self) -> None:
-        """Tell the sink that nothing follows."""
+        """Shut down the sink for writing, because no bytes follow."""
         try:
             self.sink.shutdown(socket.SHUT_WR)
         except OSError:
@@ -208,7 +208,7 @@ class Relay:
         self.wires += [Wire(*ends, self.rate, self.latency) for ends in ((near, far), (far, near))]
 
     def step(self, longest: float = 1.0) -> None:
-        """Wait for bytes or for the next arrival, at most `longest` seconds, and forward what there is."""
+        """Wait for bytes or for the next arrival, at most `longest` seconds, and forward the bytes that are due."""
         full = [wire for wire in self.wires if wire.write()]
         self.wires = [wire for wire in self.wires if wire.is_open or wire.queue]
         ready = [wire for wire in self.wires if wire.is_open and wire.n_queued < wire.capacity]
@@ -229,10 +229,10 @@ class Relay:
 
 
 def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
-    """Connect to an address, repeatedly until a process listens there.
+    """Connect to an address; retry until a process listens there.
 
     Raises:
-        OSError: no process did in time.
+        OSError: no process listened in time.
     """
     end = time.monotonic() + seconds
     while True:
@@ -245,7 +245,7 @@ def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
 
 
 def punctual() -> None:
-    """Wake this thread on time, as far as Linux lets this user: before other threads, and without slack."""
+    """Reduce the wake-up delay of this thread, if Linux allows it: by priority, and without timer slack."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)

@@ -22,8 +22,8 @@ PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
 
 HEAD = """# Benchmarks
 
-One figure for one thing, from the newest rows; the sections below have the spread of each. The model is the 0.6B shape
-of Qwen3 with Q8_0 weights on the CPU; errors are those of a small Qwen3, bits those of the built-in model.
+This table summarises the newest rows; the sections below have the spread of each figure. The model has the shape of
+Qwen3 0.6B and Q8_0 weights, on the CPU; errors are those of a small Qwen3, bits those of the built-in model.
 """
 
 LEGEND = """`python -m benchmarks.report` generates this page from the samples in `benchmarks/results/`. Tests are named
@@ -31,8 +31,8 @@ as in llama-bench: `pp64` is prefill of 64 tokens, `tg64` decode of 64 tokens, o
 tokens of context. A rate is the median of the samples, then the slowest and the fastest; `~` marks a rate that did not
 fit its time budget and was extrapolated.
 
-Every row is stamped with the version of mlx-engine that was measured. Rows are measured again for each release; a row
-with an older version has not been measured since.
+Every row has the version of mlx-engine that was measured. Rows are measured again for each release; a row with an older
+version has not been measured since.
 
 The built-in model fits into a processor's cache, so its rates say nothing about memory; the 0.6B shape does not fit.
 We have no Mac: Apple GPU speed is unmeasured. `python cli.py bench -b all` measures it.

@@ -1,4 +1,4 @@
-"""Tokens per second of several rows in one forward pass, logits of every row: what batches and speculation cost.
+"""Measure tokens/s of several rows in one pass, with logits of every row: the cost of batches and speculation.
 
     python -m benchmarks.rows [MODEL]        appends to benchmarks/results/rows.jsonl, every sample kept
 

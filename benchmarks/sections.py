@@ -56,8 +56,8 @@ PEERS_INTRO = """Every engine computes with the same weights, in its own process
 engine runs the test once, so that a machine that slows down slows all engines. Prompts are random ids; decode is
 greedy. Tokenisation and a warm-up run are not timed. A rate is the median over the rounds, then the slowest and the
 fastest; the factor is this engine over llama.cpp, then the smallest and the largest factor of a round. llama.cpp runs
-with every setting listed; the fastest of the first two rounds continues, in decode its default too. Slow engines run
-once, with a time budget: `~` marks figures extrapolated from fewer tokens than the test has."""
+with every listed setting in the first two rounds, and then with the fastest setting; in decode, also with its default.
+Slow engines run once, with a time budget: `~` marks figures extrapolated from fewer tokens than the test has."""
 
 
 def peers(rows: Sequence[Row]) -> str:
@@ -85,7 +85,7 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def later(rows: Sequence[Row]) -> str:
-    """Return which contests were measured at another commit than the first, and on which processor if it differs."""
+    """Return the contests that were measured at another commit than the first one, and the processor if it differs."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if row["commit"] != rows[0]["commit"]:
@@ -118,7 +118,7 @@ def fastest(rows: Sequence[Row], engine: str) -> Row | None:
 
 
 def defaults(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of settings that give nothing but a number of threads."""
+    """Return the rows of settings that consist only of a number of threads."""
     return [row for row in rows if row["default"]]
 
 
@@ -241,7 +241,7 @@ def errors(rows: Sequence[Row]) -> str:
 
 
 def ourselves(rows: Sequence[Row]) -> str:
-    """Return stored weights against expanded ones, and the time of late passes over early ones."""
+    """Return the speed of stored weights relative to expanded ones, and the time of late passes over early ones."""
     lines = []
     both = [row for row in rows if row["contest"] == FORMATS and row["seconds"]]
     if len(both) == 2:
@@ -274,8 +274,9 @@ bits. The error is that of our logits against the same weights as float32."""
 
 ACTIVATIONS_INTRO = """The qwen3-0.6b shape, quantised by llama.cpp; float32 and `--activations i16` of this engine, and
 llama.cpp's fastest setting, in the same rounds. A factor is `i16` over the column before it. Code for haswell is AVX2
-code on the same processor. llama.cpp has code for what its column says. `affine4` is MLX's format, which llama.cpp does
-not read. Several sequences have a prompt of 128 tokens each; their rates are tokens of all."""
+code on the same processor. The column of llama.cpp has the instructions that it was built for. `affine4` is MLX's
+format, which llama.cpp does not read. Several sequences have a prompt of 128 tokens each; their rate is that of all
+together."""
 
 
 def activations(rows: Sequence[Row]) -> str:
@@ -295,7 +296,7 @@ def activations(rows: Sequence[Row]) -> str:
 
 
 def built_for(row: Row | None) -> str:
-    """Return the widest vector instructions that llama.cpp says that it was built for."""
+    """Return the widest vector instructions for which llama.cpp was built, as it reports them."""
     said = "" if row is None else row["facts"].get("built_for", "")
     return next((name for name in ("AVX512", "AVX2", "NEON") if f"{name} = 1" in said), "-").replace("X5", "X-5")
 
@@ -341,8 +342,8 @@ def precision(rows: Sequence[Row]) -> str:
 
 
 PREFIX_DISK_INTRO = """Seconds from the submission of a prompt to its first token, by a new engine: computed, and with
-the prompt's pages of 64 tokens in files, which the system holds in memory or has to read from the disk. The last page
-is computed. The factor is over the same prompt computed, in the same rounds; MB are those of the files."""
+the prompt's pages of 64 tokens in files, which the system has in its page cache or reads from the disk. The last page
+is computed. The factor is relative to computing the same prompt, in the same rounds; MB is the size of the files."""
 
 
 def prefix_disk(rows: Sequence[Row]) -> str:
@@ -547,12 +548,13 @@ def chunks(rows: Sequence[Row]) -> str:
     return words + table(head, lines, n_words=1)
 
 
-SPECULATION_INTRO = """A text is answered with and without proposed tokens, in turn; the ids are the same. Rates are of
-the tokens after the first, medians of the rounds; the factor is over no proposals. A drafter "recorded" proposes the
-tokens of the answer itself, and others named with a share run their passes and then do so: each token is right with
-this probability, which gives the factor at this acceptance for models with random weights. The factor of llama.cpp is
-that of its LlamaPromptLookupDecoding over itself without it, on the same file and text, interleaved; with it the answer
-may be another one, because llama.cpp computes rows of a pass with other bits."""
+SPECULATION_INTRO = """A text is answered with and without proposed tokens, interleaved; the ids are the same. Rates are
+of the tokens after the first, medians of the rounds; the factor is relative to no proposals. The drafter "recorded"
+proposes the tokens of the known answer, each of them right with the given probability; this shows the factor at a given
+acceptance rate for models with random weights. Other drafters with a probability also run their own passes first. The
+factor of llama.cpp is that of its LlamaPromptLookupDecoding relative to llama.cpp without it, on the same file and
+text, interleaved; its answer may change, because in llama.cpp the bits of a row depend on the number of rows in the
+pass."""
 
 
 def speculation(rows: Sequence[Row]) -> str:
@@ -607,8 +609,8 @@ CASES_INTRO = """The contract suite's cases. Their inputs have a few hundred num
 call: microseconds per call, medians, then the speed relative to `scalar`."""
 
 SIZES_INTRO = """The operations of a Qwen3-0.6B-shaped model for one token (T=1) and for 512. Every call takes another
-layer's weights, or another KV cache, so that they are read from memory. GB/s count the bytes that must at least be
-moved."""
+layer's weights, or another KV cache, so that they are read from memory. GB/s count the minimum of bytes to read and
+write."""
 
 
 def operations(rows: Sequence[Row]) -> str:
@@ -720,8 +722,8 @@ def emulator(rows: Sequence[Row]) -> str:
     n, k = newest[0]["shape"]
     words = (
         f"{source(newest[0])}\n\nThe kernel `{newest[0]['kernel']}` emulated on the CPU: a vector times a Q8_0 "
-        f"matrix of {n:,} x {k:,}, in milliseconds, Python included. These times are those of tests; they say "
-        "nothing about a GPU.\n\n"
+        f"matrix of {n:,} x {k:,}, in milliseconds, Python included. These times matter for tests; they "
+        "do not predict the speed on a GPU.\n\n"
     )
     return words + table(
         ["build", "ms (fastest to slowest)"], [[row["build"], spread(row["samples_ms"])] for row in newest]

@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results" / "server.jsonl"
 MODEL = "shape:qwen3-0.6b"
 
 N_STARTS, N_ANSWERS, N_PROMPT = 5, 8, 2000
-# Token ids of prompts: the weights are random, so any ids will do. All prompts differ, so nothing is cached.
+# Token ids of prompts. Any ids can be used, because the weights are random. All prompts differ, so nothing is cached.
 PROMPT_IDS = range(1000, 9000)
 
 
@@ -81,8 +81,8 @@ class Process:
             connection.close()
 
     def times(self, prompt: list[int], max_tokens: int) -> Iterator[float]:
-        """Yield when each token of a streamed answer arrives, in seconds of `time.perf_counter`."""
-        # A stream has an event for each token, whatever its text, if log-probabilities are asked for.
+        """Yield the time of arrival of each token of a streamed answer, in seconds of `time.perf_counter`."""
+        # With log-probabilities, a stream has an event for each token, even if it completes no character.
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "logprobs": 0}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         text, headers = json.dumps({**body, "ignore_eos": True, "seed": 1}), {"Content-Type": "application/json"}
@@ -129,12 +129,12 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def prompt(number: int, n: int) -> list[int]:
-    """Return n token ids; each number gives others."""
+    """Return n token ids; each `number` gives different ids."""
     return [PROMPT_IDS[(number * 997 + 31 * i) % len(PROMPT_IDS)] for i in range(n)]
 
 
 def health(process: Process, n_tokens: int) -> list[float]:
-    """Return latencies of /health in seconds, one after the other, while 8 answers are generated."""
+    """Return latencies of sequential requests of /health in seconds, while 8 answers are generated."""
     found: list[float] = []
     with ThreadPoolExecutor(N_ANSWERS) as clients:
         answers = [clients.submit(list, process.times(prompt(i, 16), n_tokens)) for i in range(1, 1 + N_ANSWERS)]
@@ -147,7 +147,7 @@ def health(process: Process, n_tokens: int) -> list[float]:
 
 
 def gaps(process: Process, n_tokens: int, *, n_prompt: int) -> list[float]:
-    """Return seconds between the tokens of an answer; a prompt of other tokens is read meanwhile, if it has any.
+    """Return seconds between the tokens of an answer; if `prompt` is not empty, it is read meanwhile.
 
     With a prompt, only gaps that end before its answer has begun.
     """
@@ -168,7 +168,7 @@ def high(samples: list[float]) -> float:
 
 
 def lines(row: Row) -> list[str]:
-    """Return what was measured as text."""
+    """Return the measured figures as text."""
     found = [
         f"start to /health 200: {statistics.median(row['starts_s']):.2f} s",
         f"idle: {row['resident_bytes'] / 1e6:,.0f} MB resident, {row['mapped_bytes'] / 1e6:,.0f} MB of it mapped files",

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.log import FOLDER, Log, Row
 from mlx_engine import load
-from mlx_engine.bench.speculation import markdown, rows, texts_of
+from mlx_engine.bench.speculation import markdown, prompts_of, rows, texts_of
 from mlx_engine.bench.tables import aligned
 from mlx_engine.machine.memory import usable_cores
 from mlx_engine.options import LOOKUP
@@ -85,9 +85,10 @@ def main() -> None:
     found: list[Row] = []
     with load(options.model, "parallel", threads=options.threads, draft=options.draft) as engine:
         for text in texts:
-            prompt = engine.prompts.ids(text["prompt"]), text.get("max_tokens", 256)
+            first, *more = prompts_of(text)
+            prompt = engine.prompts.ids(first), text.get("max_tokens", 256)
             for row in rows(engine, [text], options.rounds):
-                is_compared = options.python is not None and row["drafter"] == LOOKUP
+                is_compared = options.python is not None and row["drafter"] == LOOKUP and not more
                 others: list[Any] = [prompt] if is_compared else []
                 theirs = peers(options.python, engine.path, others, options.threads, options.rounds) if others else []
                 about = {"file": engine.path.name, "threads": options.threads, "draft": options.draft}

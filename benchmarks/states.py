@@ -1,10 +1,10 @@
-"""A model whose layers have states, compared with llama.cpp: rates at several depths, and the bytes of the state.
+"""Compare a model whose layers have states with llama.cpp: rates at several depths, and the bytes of the state.
 
     python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
     python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot be rewound. So before each test
-both engines run the tokens before it again, which is not timed. The engines are interleaved.
+PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot be rewound, so before each test
+both engines compute the context again, which is not timed. The engines are interleaved.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The ladder: every backend, in float32 and as stored, with what moved prefill and decode most.
+"""Measure the ladder: every backend, with float32 and with stored weights.
 
     python -m benchmarks.sweep [MODEL]       appends to benchmarks/results/sweep.jsonl, every sample kept
     python -m benchmarks.sweep --baseline    appends to benchmarks/results/baseline.jsonl
 
 Rows are those of `python cli.py bench --sweep`, with its default tests. The baseline is `scalar` and `simd` in NumPy,
 with a KV cache and without; `scalar` does not run the 0.6B shape, whose weights as Python floats take 19 GB. Each cell
-has a time budget; a test that does not fit is extrapolated from the passes that did, and marked. Run it on an idle
+has a time budget; a test that does not fit is extrapolated from the passes that ran, and marked. Run it on an idle
 machine.
 """
 

@@ -1,4 +1,4 @@
-"""Memory read in several interleaved streams against one stream in order: the measurement for MAX_WAYS.
+"""Compare reading memory in several interleaved streams with reading one stream: the measurement for MAX_WAYS.
 
     python -m benchmarks.ways                appends to benchmarks/results/ways.jsonl, every sample kept
 
@@ -115,7 +115,7 @@ def kinds(threads: int) -> dict[str, dict[str, list[Callable[[], Any]]]]:
 def add(
     made: dict[str, dict[str, list[Callable[[], Any]]]], what: str, held: np.ndarray, *ways: tuple[Any, ...]
 ) -> None:
-    """Add one thread's calls. `held` is an array of which the calls have only the address: it must stay alive."""
+    """Add one thread's calls. They have only the address of the array `held`, so they keep a reference to it."""
 
     def call(function: Callable[..., Any], arguments: list[Any], held: np.ndarray = held) -> Callable[[], Any]:
         return lambda: (function(*arguments), held)[0]

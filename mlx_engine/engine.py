@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
@@ -55,6 +55,7 @@ from mlx_engine.errors import (
     out_of_memory,
     shown,
 )
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.kernels.files import cache_folder
 from mlx_engine.kernels.files import draft as new_file
 from mlx_engine.loop.constraint import Grammars, Matcher, Reasoning
@@ -1267,7 +1268,7 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
         OptionError: `speculate` and `draft` exclude each other, or several processes share the model.
     """
     if draft is None and speculate == DRAFT:
-        message = "speculate is 'draft', but no draft model is given; add draft, a small model with the same vocabulary"
+        message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
         raise OptionError(message, option="draft", expected="a model", found=None)
     if draft is not None and speculate not in (DRAFT, AUTO_SPECULATION):
         message = f"draft is used if speculate is 'draft' or 'auto', not {shown(speculate)}; leave one of them out"

@@ -32,7 +32,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 # The largest number of names in a message; the attributes have all of them.
 SHOWN = 20
@@ -200,6 +202,22 @@ class OptionError(EngineError, ValueError):
     def __init__(self, message: str, *, option: str, expected: str | None = None, found: object = None) -> None:
         self.option, self.expected, self.found = option, expected, found
         super().__init__(message)
+
+
+def again(error: E) -> E:
+    """Return a new exception like `error`, with its traceback so far.
+
+    For an error that ends several requests. Each request raises an exception of its own: raising one exception in
+    several threads or tasks would join their tracebacks.
+    """
+    made = type(error).__new__(type(error), *error.args)
+    # The constructor of a class of ours takes other arguments, and has set only attributes, which are copied.
+    builtin: Any = next(of for of in type(error).__mro__ if of.__module__ == "builtins")
+    builtin.__init__(made, *error.args)
+    made.__dict__.update(error.__dict__)
+    made.__cause__, made.__context__ = error.__cause__, error.__context__
+    made.__suppress_context__ = error.__suppress_context__
+    return made.with_traceback(error.__traceback__)
 
 
 def is_whole(value: object) -> bool:

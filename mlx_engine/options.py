@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, get_type_hints
 
 from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError, is_number, is_whole, listed, shown
+from mlx_engine.kernels.cached import cached_property
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -248,17 +249,17 @@ class Sampling:
                 raise OptionError(message, option="logit_bias", expected=expected, found=token_id)
 
     # Cached, because every token asks.
-    @functools.cached_property
+    @cached_property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, after bias and penalties."""
         return self.temperature < COLDEST
 
-    @functools.cached_property
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether the logits change with the tokens that have been generated, beyond the repetition penalty."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    @functools.cached_property
+    @cached_property
     def is_argmax(self) -> bool:
         """Whether the choice is the largest logit: greedy, without a bias and penalties."""
         return self.is_greedy and self.repetition_penalty == 1 and not self.has_penalties and not self.logit_bias

@@ -211,11 +211,17 @@ def with_mtp(of: Checkpoint, type_name: str) -> Checkpoint:
     s, i = of.settings, int(of.settings["block_count"])
     D, E, F = s["embedding_length"], s["attention.key_length"], s["feed_forward_length"]
     H, G = s["attention.head_count"], s["attention.head_count_kv"]
+    ffn = {"ffn_gate": (F, D), "ffn_up": (F, D), "ffn_down": (D, F)}
+    if "expert_count" in s:
+        X, F, S = (s[f"expert_{key}"] for key in ("count", "feed_forward_length", "shared_feed_forward_length"))
+        ffn = {
+            "ffn_gate_inp": (X, D), "ffn_gate_exps": (X, F, D), "ffn_up_exps": (X, F, D), "ffn_down_exps": (X, D, F),
+            "ffn_gate_inp_shexp": (D,), "ffn_gate_shexp": (S, D), "ffn_up_shexp": (S, D), "ffn_down_shexp": (D, S),
+        }  # fmt: skip
     shapes = {
         "attn_norm": (D,), "post_attention_norm": (D,), "attn_q": (2 * H * E, D), "attn_k": (G * E, D),
         "attn_v": (G * E, D), "attn_q_norm": (E,), "attn_k_norm": (E,), "attn_output": (D, H * E),
-        "ffn_gate": (F, D), "ffn_up": (F, D), "ffn_down": (D, F), "nextn.eh_proj": (D, 2 * D), "nextn.enorm": (D,),
-        "nextn.hnorm": (D,), "nextn.shared_head_norm": (D,),
+        **ffn, "nextn.eh_proj": (D, 2 * D), "nextn.enorm": (D,), "nextn.hnorm": (D,), "nextn.shared_head_norm": (D,),
     }  # fmt: skip
     more = {f"blk.{i}.{name}.weight": shape for name, shape in shapes.items()}
     settings, read = {**s, "block_count": i + 1, "nextn_predict_layers": 1}, of.weight

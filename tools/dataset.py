@@ -22,7 +22,7 @@ def encoded(tokenizer: Tokenizer, seed: int, count: int, short_share: float) -> 
 
 
 def pack(stream: Iterator[list[int]], length: int, filler: int) -> Iterator[list[int]]:
-    """Fill rows with whole documents, always the longest that still fits, so that none is cut in two."""
+    """Fill rows with whole documents, always with the longest document that fits, so that none is cut."""
     pool = list(islice(stream, POOL))
     while pool:
         row = pool.pop(0)[:length]

@@ -33,7 +33,7 @@ PROMPTS = (
     "The capital of France is",
 )  # fmt: skip
 SUBJECT_SEED = 31
-# To be read by a person: every line is one conversation, "SYSTEM | first | second | third".
+# For manual evaluation. Every line is one conversation, "SYSTEM | first | second | third".
 CONVERSATIONS = """
  | Tell me a story about a penguin. | Tell me another one. | Thanks!
  | Tell me a story about a mole named Teno. | And then? | What was the name of the mole?
@@ -67,7 +67,7 @@ class Case:
     name: str
 
     def named_in(self, answer: str) -> bool:
-        """Say whether an answer names the noun, and the name that was asked for, as whole words."""
+        """Return whether an answer contains the noun, and the requested name if there is one, as whole words."""
         return all(re.search(rf"\b{word}\b", answer) for word in (self.noun, self.name) if word)
 
 
@@ -84,7 +84,7 @@ def cases(count: int) -> Iterator[Case]:
 
 
 def follows(engine: mlx_engine.Engine, count: int) -> list[tuple[Case, str]]:
-    """Return the requests and answers of which the subject is not named."""
+    """Return the requests and answers in which the answer does not contain the subject."""
     missed = []
     for case in cases(count):
         answer = engine.generate([{"role": "user", "content": case.request}], max_tokens=400).text
@@ -123,7 +123,7 @@ def read_model(path: Path) -> Qwen3:
         values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(weight.shape)
         state[name] = torch.from_numpy(values.copy())
     if stored:
-        raise ValueError(f"tensors that no weight wants: {sorted(stored)}")
+        raise ValueError(f"unused tensors: {sorted(stored)}")
     model.load_state_dict(state)
     return model
 

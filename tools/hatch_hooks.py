@@ -1,4 +1,4 @@
-"""Hooks of the build: what a wheel depends on, and the machine code that it may bring (`tools/wheel.py`)."""
+"""Hooks of the build: the dependencies of a wheel, and its machine code (`tools/wheel.py`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MachineCode(BuildHookInterface[Any]):
     """The libraries and their manifest, in a wheel of one platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add them, if there are some."""
+        """Add the libraries to the wheel, if there are any."""
         folder = os.environ.get(FOLDER)
         if folder:
             build_data["force_include"][folder] = "mlx_engine/kernels/cpu/prebuilt"

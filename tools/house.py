@@ -1,7 +1,7 @@
-"""Count what makes the project large to a reader: `python tools/house.py [TREE [TREE]]` prints one figure per line.
+"""Print code-size statistics, one per line: `python tools/house.py [TREE [TREE]]`.
 
-Of two trees, such as worktrees of two commits, both columns are printed. The product is the Python of `mlx_engine` and
-`kernels`. Importers are counted in the syntax trees, imports within functions and for types alone included.
+For two trees, such as worktrees of two commits, two columns are printed. The product is the Python code of `mlx_engine`
+and `kernels`. Importers are counted in the syntax trees, including imports in functions and imports only for types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PRODUCT = ("mlx_engine", "kernels")
 
 
 def main(*trees: str) -> None:
-    """Print the figures of the trees; without a tree, those of this one."""
+    """Print the figures of the given trees, or of this tree."""
     roots = [Path(tree).resolve() for tree in trees] or [Path(__file__).parents[1]]
     columns = [figures(root) for root in roots]
     for name in columns[0]:

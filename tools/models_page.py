@@ -2,7 +2,7 @@
 
     python -m tools.models_page
 
-The region between the two marks is replaced; everything else stays as it is.
+The command replaces only the region between the two marks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_engine.weights.outline import stored_types
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN = "<!-- models: written by `python -m tools.models_page` -->"
 END = "<!-- /models -->"
-# `metal` on its emulator, because not every machine has a GPU; its types are the same.
+# `metal` runs in the emulator, which supports the same types and needs no GPU.
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "parallel": partial(create_backend, "parallel"),
     "mlx": partial(create_backend, "mlx"),
@@ -63,7 +63,7 @@ def others() -> list[str]:
 
 
 def written(text: str) -> str:
-    """Return the text of docs/models.md with the region as it should be."""
+    """Return the text of docs/models.md with an updated region."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{region()}\n{END}{after}"

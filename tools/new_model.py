@@ -1,12 +1,12 @@
-"""Write the frame of a new dense architecture's model file, its golden and its registration in the tests.
+"""Generate the model file of a new dense architecture, its golden and its registration in the tests.
 
     python -m tools.new_model TYPE                  # TYPE is transformers' `model_type`, such as seed_oss
     python -m tools.new_model TYPE --gguf NAME      # if gguf-py has it under another name
 
 Needs transformers and gguf (the extra `train`). Sizes and names come from transformers' configuration class and from a
-tiny model of it, GGUF names from gguf-py's tensor map. What differs from Llama is in the frame: settings of the class
-that Llama does not have, at their defaults, and rows of the tensor table. Whether a setting changes the model is for
-you to say: move it to a field, keep it under `expected`, or list it as harmless. Then follow what the command prints.
+tiny model of it, GGUF names from gguf-py's tensor map. The generated file has the differences from Llama: settings that
+Llama does not have, at their defaults, and rows of the tensor table. Decide for each setting whether it changes the
+model: move it to a field, keep it under `expected`, or list it as harmless. Then follow the printed steps.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mlx_engine.config.settings import HARMLESS, OFF
 from mlx_engine.models import llama
 
 ROOT = Path(__file__).parents[1]
-# Sizes of the tiny model, whose products are all different, so that a dimension tells its axis letters.
+# Sizes of the tiny model. Their products all differ, so that the axis letters follow from a dimension.
 SIZES = {
     "hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
     "vocab_size": 72, "num_hidden_layers": 1, "max_position_embeddings": 64,
 }  # fmt: skip
 LETTERS = {48: "D", 56: "F", 96: "HE", 32: "GE", 16: "E", 72: "V"}
-# Without a setting of their own, heads are as wide as the model, and 8 each.
+# For models without a setting `head_dim`: all heads together are as wide as the model, and a head has 8 elements.
 WITHOUT_HEAD_DIM = {**LETTERS, 16: "GE", 8: "E"}
 NEXT = """
 1. Read transformers' modeling file beside mlx_engine/models/{name}.py: what `expected` should be fields, and what the
@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> int:
     for tensor in (stem for stem, _ in model.named_parameters()):
         found = tensors.get_name(tensor, try_suffixes=(".weight", ".bias"))
         if found is None:
-            print(f"{tensor}: gguf-py has no name for it; it is in the frame under its own name")
+            print(f"{tensor}: gguf-py has no name for it; the model file has its name in transformers")
         known[tensor] = found or tensor
     shapes = {stem: tuple(values.shape) for stem, values in model.named_parameters()}
     path.write_text(frame(kind, name, rows(shapes, known), defaults))

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): pages of the root, the commands, and links into the repository."""
+"""Hooks of the documentation site (mkdocs.yml): add pages of the root folder and the commands, and convert links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/mlx-engine/mlx-engine/blob/main/"
-# Pages of the root, by their name on the site.
+# Pages of the root folder, by their name on the site.
 PAGES = {
     "index.md": "README.md", "architecture.md": "ARCHITECTURE.md", "contributing.md": "CONTRIBUTING.md",
     "figures.md": "BENCHMARKS.md", "changes.md": "CHANGELOG.md",
@@ -62,7 +62,7 @@ def text(words: str) -> str:
 
 
 def moved(match: re.Match[str], folder: Path) -> str:
-    """Return a link as it is on the site: to a page of it, or into the repository."""
+    """Return the target of a link on the site: a page of the site, or a file of the repository."""
     target = (folder / match[1]).resolve()
     anchor = match[2] or ""
     if not target.is_relative_to(ROOT):

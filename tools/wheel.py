@@ -5,8 +5,8 @@
     python -m tools.wheel --only q8_0 --target x86-64-v3     some parts for some targets: other models run without
 
 All parts of the kernels are compiled for each target (`kernels/cpu/build/prebuilt.py`), which takes minutes, and linked
-to a shared library. Object files are kept in build/prebuilt, so that an interrupted build goes on. The linker for Linux
-is LLVM's, which `ziglang` brings, for macOS the system's.
+to a shared library. Object files are kept in build/prebuilt, so that an interrupted build can be continued. The linker
+for Linux is LLVM's, from the package `ziglang`; for macOS it is the system's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernels.cpu.build.prebuilt import MANIFEST, TARGETS, Target
 from tools.hatch_hooks import FOLDER, PLATFORM
 
 ROOT = Path(__file__).parents[1]
-# The libraries need nothing of the system but memset, and macOS 11 is the first on arm64.
+# The libraries need only memset from the system. macOS 11 is the first version on arm64.
 PLATFORMS = {"linux": "manylinux_2_17_{machine}.manylinux2014_{machine}", "darwin": "macosx_11_0_arm64"}
 BITS, GROUPS, SCALES = "234568", (32, 64, 128), ("f16", "bf16", "f32")
 
@@ -41,7 +41,7 @@ def all_parts() -> list[str]:
 
 
 def objects(name: str, parts: Sequence[str], kept: Path) -> list[Path]:
-    """Return the object files of parts for a target; compile those that are not kept yet."""
+    """Return the object files of parts for a target; compile missing ones."""
     folder = kept / library.folder().name / name
     folder.mkdir(parents=True, exist_ok=True)
     files = {part: folder / f"{part}.o" for part in parts}
@@ -61,7 +61,7 @@ def objects(name: str, parts: Sequence[str], kept: Path) -> list[Path]:
 
 
 def link(target: Target, files: Sequence[Path], out: Path) -> None:
-    """Link object files to a shared library, whose only open symbols are those of the system's C library."""
+    """Link object files to a shared library. Its only undefined symbols are in the system's C library."""
     if sys.platform == "darwin":
         command = ["cc", "-dynamiclib", "-arch", "arm64", "-Wl,-undefined,dynamic_lookup", "-Wl,-x"]
     else:

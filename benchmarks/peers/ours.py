@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mlx_engine.kernels.cached import cached_property
 
 import mlx_engine
 from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, prompts

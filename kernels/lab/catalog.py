@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import ModuleType
 from typing import NamedTuple
 
+from ..cached import cached_property
 from ..kernel import Kernel
 from ..launch import ExecutorName, Launch
 from ..metal.cases import cases

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import product
 from math import lcm, prod
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cached import cached_property
 from ..emulator.text import compares_numbers
 from ..kernel import Kernel
 from ..launch import Launch, Size

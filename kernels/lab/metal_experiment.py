@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cached import cached_property
 from ..emulator import Unwritten, WholeKernel, library
 from ..emulator.signature import TYPES, dtype_name
 from ..launch import Shape, Size

@@ -11,8 +11,9 @@ The bits of results do not depend on the geometry: the order of summation depend
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
+from ..cached import cached_property
 from ..launch import Size
 
 # Vectors of a tile. Up to this many vectors memory is the limit, and the product's launch computes the norm; with more

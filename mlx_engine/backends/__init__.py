@@ -30,9 +30,8 @@ class Settings:
         threads: the number of threads of CPU backends; None takes all cores that this process may use.
         jit: whether compiled CPU kernels are used, if they are available.
         activations: the type of activations, one of `ACTIVATIONS` that the backend's entry lists.
-        needs: the kernels that the model will need, so that all are compiled at the same time: the storage types of its
-            matrices, in lower case, and "experts" and "states" if it has them. Other kernels are compiled when they are
-            used.
+        needs: the kernels to compile at the same time: the storage types of the model's matrices, in lower case, and
+            "experts" and "states" if the model has them. Other kernels are compiled when they are first used.
     """
 
     threads: int | None = None
@@ -48,7 +47,7 @@ class Entry:
     Attributes:
         summary: a short description.
         create: creates the backend.
-        needs: returns why this machine cannot run the backend, or None if it can. Cheap; creates nothing.
+        needs: returns the reason why this machine cannot run the backend, or None. It is fast and creates no backend.
         activations: the types of activations that the backend can compute with.
     """
 
@@ -69,7 +68,7 @@ def summary(name: str) -> str:
 
 
 def unavailable(name: str) -> str | None:
-    """Return why backend `name` cannot run on this machine, or None if it can.
+    """Return the reason why backend `name` cannot run on this machine, or None if it can.
 
     Raises:
         BackendUnavailableError: there is no backend of this name.
@@ -130,7 +129,7 @@ def check_backend(name: str, activations: str = EXACT, *, jit: bool = True) -> N
 
 
 def refused(name: str, activations: str, *, jit: bool = True) -> str | None:
-    """Return why backend `name` cannot compute with this type of activations, or None if it can.
+    """Return the reason why backend `name` cannot compute with this type of activations, or None if it can.
 
     Raises:
         OptionError: no backend has this type.
@@ -239,7 +238,7 @@ def _cuda(settings: Settings) -> Backend:
 
 
 def _emulated() -> bool:
-    """Whether the environment asks for the emulator, on any machine."""
+    """Whether the environment variable selects the emulator."""
     return os.environ.get(VARIABLE) == "emulate"
 
 
@@ -273,12 +272,12 @@ VARIABLE = "MLX_ENGINE_METAL"
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _ENTRIES = {
-    "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),
+    "scalar": Entry("plain Python, element by element: the definition, too slow to generate text", _scalar),
     "simd": Entry("one thread: compiled kernels, or NumPy and BLAS", _simd, activations=_ON_CPU),
-    "parallel": Entry("simd in chunks over a thread pool", _parallel, activations=_ON_CPU),
+    "parallel": Entry("simd on several threads", _parallel, activations=_ON_CPU),
     "mlx": Entry("stock MLX operations on MLX's default device", _mlx, _needs_mlx, _ON_MLX),
     "metal": Entry("MLX with our own Metal kernels", _metal, _needs_metal, _ON_MLX),
-    "cuda": Entry("the same kernel text on CUDA", _cuda, _needs_cuda, _ON_MLX),
+    "cuda": Entry("the same kernels on NVIDIA GPUs", _cuda, _needs_cuda, _ON_MLX),
 }
 
 _FASTEST_FIRST = ("metal", "cuda", "parallel", "simd")

@@ -20,7 +20,7 @@ def adapted(be: Backend, masks: Array | None) -> Backend:
 
 
 class Adapted:
-    """The operations that have linear layers; all others are those of the backend."""
+    """A backend whose operations with linear layers add adapters; all other operations are the backend's own."""
 
     def __init__(self, be: Backend, masks: Array) -> None:
         self._be, self._masks = be, masks

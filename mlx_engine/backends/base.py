@@ -99,7 +99,7 @@ class Backend(Primitives):
         return tuple(linears)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether `embed` reads this table as it is stored; if not, `embed` reads the result of `prepare`."""
+        """Return whether `embed` reads this table in its stored type; if not, `embed` reads the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:
@@ -109,7 +109,7 @@ class Backend(Primitives):
         """Start reading mapped weights into memory. Called once, after a model has been built."""
 
     def warm_up(self, run: Callable[[], Array]) -> None:
-        """Compile and tune the kernels before the first pass, by calling `run`: it runs a pass of one token.
+        """Compile and tune the kernels before the first pass. `run` runs a pass of one token.
 
         Called once, after `read_ahead`.
         """
@@ -136,8 +136,8 @@ class Backend(Primitives):
     def row_sums(self, logits: Array) -> Array:
         """Return a sum (R,) over each row of logits (R, V), or over their squares, without waiting for its value.
 
-        A sum is finite only if all logits are: NaN and infinities remain in every sum. The sum of finite logits may
-        overflow. The order of summation is not fixed.
+        The sum is a test: it is finite only if all logits are finite, because NaN and infinity propagate. The sum of
+        finite logits may overflow. The order of summation is not fixed.
         """
         # BLAS takes 11 us for the sum of squares of 151,936 logits; NumPy takes 22 us for their sum.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -283,8 +283,8 @@ class Backend(Primitives):
     def all_best(self, x: Array, n: int, k: int) -> Array:
         """Return (R, n) logits of all ranks as `all_columns` does, but only the k largest of each row are correct.
 
-        All other values of a row are smaller by at least 1. A row is NaN if a logit of any rank is not finite. Every
-        rank sends its k largest logits.
+        Every rank sends its k largest logits. All other values of a row are set at least 1 below the smallest of these.
+        A row is NaN if a logit of any rank is not finite.
         """
         if self.group is None:
             return x
@@ -332,7 +332,7 @@ class Backend(Primitives):
     def norm_rope(
         self, x: Array, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
     ) -> Array:
-        """Split x (T, N) into heads, norm and rotate them, for heads of one kind; None for no norm or no rotation."""
+        """Split x (T, N) into heads, norm and rotate them, as `head_norm_rope`, but for queries or keys alone."""
         x = self.norm(self.heads(x, head_dim), norm)
         return x if rope is None else self.rope(x, rope, positions)
 
@@ -343,7 +343,7 @@ class Backend(Primitives):
 
     @block
     def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
-        """Return `residual + norm(projection(x))`: the same step in models with a norm after the projection."""
+        """Return `residual + norm(projection(x))`: `project_add` for models with a norm after the projection."""
         return self.add(residual, self.norm(self.note(projection.name, self.linear(x, projection)), norm))
 
     @block
@@ -362,7 +362,7 @@ class Backend(Primitives):
     def norm_experts(self, x: Array, norm: Norm, experts: Experts) -> Array:
         """Return the sum of `weight * expert(h)` over the experts that each token chooses; h is the normed x.
 
-        The router may have a norm of its own. The norm after the sum is left to the caller.
+        The router may have a separate norm. The caller applies the norm after the sum.
         """
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
         routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
@@ -439,8 +439,8 @@ class Backend(Primitives):
     def compile(self, layers: Layers, width: int) -> Program:
         """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
 
-        Called when a model has been built. This implementation runs the definition operation by operation; a backend
-        may run the definition once on an object that emits the steps of a faster program, which computes the same.
+        Called when a model has been built. The default program runs the definition op by op. A backend may instead run
+        the definition once on an object that records it as the steps of a faster program.
 
         Args:
             layers: the definition.

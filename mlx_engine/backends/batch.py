@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from mlx_engine.backends.parameters import Array, Native, Token
+from mlx_engine.kernels.cached import cached_property
 
 # The tokens whose logits a pass returns: every, some, or none (for a chunk of a long prompt that is not the last).
 Wanted = Literal["every", "some", "none"]

@@ -61,7 +61,7 @@ def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
 
 
 def _slots_nbytes(store: Native, n: int) -> float:
-    """Return the bytes of n slots; in a store that is one array, axis -2 is the slots."""
+    """Return the bytes of n slots. If the store is one array, its axis -2 has the slots."""
     shape = shape_of(store)
     return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
 

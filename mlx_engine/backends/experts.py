@@ -1,4 +1,4 @@
-"""The parameters of a mixture of experts: a router, and feed-forward networks of which each token uses a few.
+"""The parameters of a mixture of experts: a router, and expert FFNs, of which each token uses a few.
 
 Axis letters: X experts of a layer, C experts that each token chooses; F is the FFN size of one expert.
 """
@@ -19,13 +19,14 @@ class Routing:
     """How the router's logits (X,) of a token choose experts and their weights.
 
     The C experts with the largest sums of score and bias are chosen; of experts with equal sums, the lowest. The weight
-    of an expert is its score without the bias, divided by the sum over the chosen ones if `normalize` is set.
+    of an expert is its score without the bias; with `normalize`, it is divided by the sum of the chosen experts'
+    scores.
 
     Attributes:
         n_used: C.
-        normalize: whether the weights of a token's experts add up to 1, as in a softmax over the chosen logits alone.
+        normalize: whether the weights of a token's experts add up to 1.
         scales: (X,) factor of each expert's weight, after the division; None for 1. Prepared by `Backend.prepare`.
-        scoring: "softmax", whose order is that of the logits, or "sigmoid".
+        scoring: "softmax" or "sigmoid".
         bias: (X,) added to the scores for the choice alone; None for 0. Prepared by `Backend.prepare`.
         groups: (n, k) if the experts are divided into n groups, and experts are chosen from the k best groups only. A
             group is rated by the sum of its two largest biased scores; of equal groups the first is better. None for no
@@ -43,7 +44,7 @@ class Routing:
 
     @property
     def ranks_logits(self) -> bool:
-        """Whether the logits have the order in which experts are chosen."""
+        """Whether experts can be chosen by the largest logits."""
         return self.scoring == "softmax" and self.bias is None and self.groups is None
 
 
@@ -57,7 +58,7 @@ class ExpertLinear:
         shape: (N, K).
         nbytes: bytes of all matrices.
         n_experts: X.
-        is_partial: whether the products are parts of a sum over all ranks.
+        is_partial: whether the products are partial sums, which are added over all ranks.
     """
 
     name: str
@@ -70,11 +71,11 @@ class ExpertLinear:
 
 @dataclass(frozen=True, eq=False)
 class SharedExpert:
-    """A feed-forward network of every token, `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`.
+    """An FFN that every token uses, `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`.
 
     Attributes:
-        weight: one output; None for the factor 1.
-        gate: None for `down(activation(up(h)))`.
+        weight: a linear layer of one output, which scales the result; None for the factor 1.
+        gate: None for an FFN without a gate, `down(activation(up(h)))`.
     """
 
     weight: Linear | None
@@ -91,12 +92,12 @@ class SharedExpert:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A feed-forward network of experts, each `down(activation(gate(h)) * up(h))`, or with another `Gating`.
+    """A mixture of experts. Each expert is an FFN, `down(activation(gate(h)) * up(h))` or with another `Gating`.
 
     Attributes:
-        router: X outputs, one logit for each expert.
+        router: the linear layer that computes X logits, one for each expert.
         gate: None for experts without a gate, `down(activation(up(h)))`.
-        shared: an expert of all tokens, whose result is added; None for none.
+        shared: an expert that every token uses and whose result is added; None for none.
         router_norm: the norm of the router's input; None for the norm of the experts' input.
         post_norm: a norm of the weighted sum of the experts; None for none.
     """

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-# A backend's own type: nested Python lists, np.ndarray or mx.array. The implementations of operations have this type in
+from mlx_engine.kernels.cached import cached_property
+
+# A backend's own type of array: nested Python lists, np.ndarray or mx.array. Implementations of operations use it in
 # place of `Array`, and so do parameters and KV views, which only backends read.
 Native: TypeAlias = Any
 
 
 class Array:
-    """A backend's array, as models, cache and loop use it: these pass arrays on and never read their contents.
+    """A backend's array, as an opaque type for models, cache and loop, which never read its contents.
 
     The class has no members and no instances. It makes `x.shape`, `x[0]` and `x + y` above the backends a type error.
     """
@@ -32,7 +34,7 @@ Token: TypeAlias = int | LazyToken
 
 # "gelu" is its tanh form, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_erf", "relu2"]
-# How an expert's gate and up are combined: `activation(gate) * up`, or the operation of this name.
+# How gate and up of an expert are combined: `activation(gate) * up`, or the operation `clamped_swiglu`.
 Gating: TypeAlias = Activation | Literal["clamped_swiglu"]
 
 # The constants of the gating "clamped_swiglu", from gpt-oss.
@@ -81,8 +83,9 @@ class Linear:
     """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
 
     Attributes:
-        is_partial: whether the product is a part of a sum over all ranks: this rank has some of the columns.
-        lora: what adapters add to the product (`backends/adapted.py`); None without adapters.
+        is_partial: whether the product is a partial sum, to be added over all ranks, because this rank has only some
+            columns.
+        lora: the matrices of LoRA adapters (`backends/adapted.py`); None without adapters.
     """
 
     name: str
@@ -94,13 +97,13 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of attention: `score = scale * (query . key)`, and then a soft cap, if there is one.
+    """The scores of attention: `score = scale * (query . key)`, with an optional soft cap.
 
     Attributes:
         scale: factor of the dot products.
         softcap: each score becomes `softcap * tanh(score / softcap)`; None for no soft cap.
-        sinks: (H,) one more logit for each query head, in the maximum and the divisor of the softmax, without a value;
-            None for no sinks. The vector is prepared by `Backend.prepare`.
+        sinks: (H,) one additional logit for each query head. It counts in the maximum and the divisor of the softmax
+            and has no value. None for no sinks. Prepared by `Backend.prepare`.
     """
 
     scale: float
@@ -149,13 +152,13 @@ class Rope:
 
     @cached_property
     def keys(self) -> Rope:
-        """The rotation of keys: the same, without growth."""
+        """The rotation of keys: this rotation without `growth`."""
         return self if self.growth is None else replace(self, growth=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A causal convolution over a sequence, each channel for itself; weight (W, C), oldest token first; bias (C,)."""
+    """A causal convolution of each channel over a sequence; weight (W, C), oldest token first; bias (C,)."""
 
     name: str
     weight: Native
@@ -175,8 +178,8 @@ class DeltaRule:
         key_dim: E.
         n_value_heads: H, a multiple of G.
         value_dim: P.
-        are_neighbors: whether the value heads of a key head lie side by side: value head h reads key head h // (H / G),
-            not h % G.
+        are_neighbors: whether the value heads of a key head are adjacent: value head h reads key head h // (H / G)
+            instead of h % G.
     """
 
     name: str
@@ -198,7 +201,7 @@ class DeltaNet:
     """A gated delta network.
 
     Attributes:
-        projections: to queries, keys and values; to the output gate; to the strength of a correction; to the time step.
+        projections: to queries, keys and values; to the output gate; to beta; to the time step.
         conv: the convolution of queries, keys and values.
         rule: the delta rule.
         norm: the norm of each head's output, before the gate.
@@ -224,7 +227,7 @@ class StateSpace:
         skip: (H,) factors of the input that is added to the output.
         n_heads: H.
         head_dim: P.
-        n_groups: G, a divisor of H; H / G heads next to each other read the same B and C.
+        n_groups: G, a divisor of H; H / G adjacent heads read the same B and C.
         state_dim: N.
     """
 
@@ -247,7 +250,7 @@ class Mamba2:
         conv: the convolution of the input (H*P), B (G*N) and C (G*N).
         space: the state space.
         norm: the RMS norm (H*P,) of the gated output; None for no norm.
-        norm_groups: the number of groups of columns that are normed each for itself.
+        norm_groups: the number of groups of columns; each group is normed separately.
         state: the shapes of the convolution's last inputs, (W - 1, C), and of the matrices, (H, N, P).
         scales: factors of the gate and of the time step after their projection.
     """

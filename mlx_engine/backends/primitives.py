@@ -68,7 +68,7 @@ class Primitives(ABC):
     @primitive
     @abstractmethod
     def group_norm(self, x: Array, weight: Array, eps: float, n_groups: int) -> Array:
-        """Return (T, N), where each of `n_groups` groups of columns is RMS-normed for itself; the weight is (N,)."""
+        """Return (T, N), where each of `n_groups` groups of columns is RMS-normed separately; the weight is (N,)."""
 
     @primitive
     @abstractmethod

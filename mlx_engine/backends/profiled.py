@@ -21,7 +21,7 @@ from mlx_engine.observe.log import LOGGER, TRACE, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 
 PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
-# The time of a composed block is only the time between its primitives; the time of a fused block is all of it.
+# The time of a composed block excludes its primitives, which are timed separately; a fused block is timed as a whole.
 BLOCKS = tuple(OPERATIONS["block"])
 
 LAYER = re.compile(r"blk\.(\d+)\.(.*)")
@@ -31,7 +31,7 @@ def profiled(backend: Backend, profiler: Profiler) -> Backend:
     """Return a copy of `backend` whose operations report to `profiler`; it shares the original's arrays."""
     copied = copy.copy(backend)
     timed = {name: _timed(name, _method(copied, name), profiler) for name in PRIMITIVES + BLOCKS}
-    # A compiled program would be a single timing, so the layers run operation by operation.
+    # A compiled program would get a single time, so the layers run op by op.
     timed["compile"] = lambda copied, layers, width: OpByOp(copied, layers)
     copied.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
     copied.profiler = profiler
@@ -39,7 +39,7 @@ def profiled(backend: Backend, profiler: Profiler) -> Backend:
 
 
 def _method(copied: Backend, name: str) -> Callable[..., Any]:
-    """Return the class's method. Remove an instance attribute of that name, which would hide it, and return that."""
+    """Remove and return the instance attribute `name` if there is one, which hides the method; else the method."""
     own = vars(copied).pop(name, None)
     return getattr(type(copied), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
 

@@ -1,15 +1,15 @@
 """Sampling of the next token: the definition that every backend implements.
 
-The order is that of Hugging Face transformers and vLLM: logits processors of the user (`loop/sampler.py`, before the
+Steps have the order of Hugging Face transformers and vLLM: logits processors of the user (`loop/sampler.py`, before the
 functions here), logit bias, repetition penalty, frequency penalty, presence penalty, mask, temperature, top-k, top-p,
 min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before any option scales it, and no bias or
 penalty makes a token possible that the mask of a constraint forbids. Top-k and top-p select among the tokens that the
 mask allows. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every
 backend.
 
-Ranks exchange only their largest logits (`packed`, `unpacked`), because greedy sampling and top-k need no others. A
-whole row then has the candidates of all ranks, and smaller values elsewhere: its k largest are among the candidates,
-and of equal logits the first columns, as in `largest`.
+Ranks exchange only their largest logits (`packed`, `unpacked`), because greedy sampling and top-k need no others. An
+unpacked row has the candidates of all ranks, and smaller values in all other columns. So its k largest logits are the k
+largest of the whole row; among equal logits the first columns are chosen, as in `largest`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def penalize(logits: np.ndarray, recent: Sequence[int], penalty: float) -> np.nd
     hit, penalty = logits[ids], min(max(penalty, SMALLEST), LARGEST)
     with np.errstate(over="ignore"):
         penalized = np.where(hit > 0, hit / penalty, hit * penalty)
-    # Two infinite logits would make all probabilities NaN.
+    # An infinite logit would make probabilities NaN.
     logits[ids] = np.clip(penalized, -LARGEST, LARGEST)
     return logits
 
@@ -133,7 +133,7 @@ def largest(values: np.ndarray, n: int) -> np.ndarray:
     """Return the indices of the n >= 1 largest of (V,) values, largest first; of equal ones, the lowest first."""
     if n >= len(values):
         return np.argsort(-values, kind="stable")
-    # Sorting a vocabulary takes milliseconds. n values or more are at least `least`; only these are sorted.
+    # Sorting a vocabulary takes milliseconds. At least n values are >= `least`; only these are sorted.
     maxima = _maxima(values)
     maxima = maxima if n <= len(maxima) else values
     least = np.partition(maxima, len(maxima) - n)[len(maxima) - n]
@@ -142,7 +142,7 @@ def largest(values: np.ndarray, n: int) -> np.ndarray:
 
 
 def _maxima(values: np.ndarray) -> np.ndarray:
-    """Return the largest value of each of COLUMNS groups, and the values that fill no group: a fast first selection."""
+    """Return the largest value of each of COLUMNS groups, and the values after the last full group."""
     whole = len(values) // COLUMNS * COLUMNS
     if not whole:
         return values
@@ -158,7 +158,7 @@ def draw(p: np.ndarray, u: float) -> int:
 
 
 def packs(k: int | None, n: int) -> bool:
-    """Return whether the k largest of n logits and their columns take fewer bytes than all. k = None means all."""
+    """Return whether the k largest of n logits and their columns take fewer bytes than all n; False if k is None."""
     return k is not None and 2 * k < n
 
 

@@ -1,6 +1,6 @@
-"""The guard of a backend's sessions.
+"""The guard of a backend's sessions. A session is a context in which forward passes run.
 
-It refuses sessions of closed backends, and sessions in processes that cannot have them.
+The guard refuses sessions of closed backends, and sessions in forked processes in which the backend does not work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SessionGuard:
     """
 
     def __init__(self, name: str, *, survives_fork: bool = True) -> None:
-        # The only process that may have sessions; None if processes that are forked from it may have them, too.
+        # The only process that may have sessions; None if forked processes may have sessions too.
         self._name, self._process = name, None if survives_fork else os.getpid()
         self._lock, self._is_closed = threading.RLock(), False
         if survives_fork:
@@ -39,7 +39,7 @@ class SessionGuard:
         if self._process not in (None, os.getpid()):
             raise BackendUnavailableError(
                 name=self._name,
-                reason="this process was forked from the one that made the engine, and has none of MLX's threads",
+                reason="this process was forked from the process that made the engine, and has none of MLX's threads",
                 hint="load the model in this process, or start the process by 'spawn' in place of 'fork'",
             )
         if self._lock in abandoned:
@@ -63,7 +63,7 @@ class SessionGuard:
 
     @contextmanager
     def close(self) -> Iterator[None]:
-        """Refuse all later sessions, wait for the end of those that are held, and hold the session in the block."""
+        """Refuse all later sessions, wait until the current session ends, and hold the session in the `with` block."""
         self._is_closed = True
         # In a forked process, a thread that does not exist any more may hold the session.
         is_lost = self._process not in (None, os.getpid()) or self._lock in abandoned

@@ -35,9 +35,9 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     """Return a copy of `backend` that calls `tap` as `tapped` does, and whose results have the bits of `backend`.
 
-    The composed forms use the backend's own norms and products, with results of its own blocks as inputs. So their
-    values are bit-identical to those inside the fused blocks, with two exceptions on compiled kernels: inside experts
-    and linear attention, NumPy computes the activations.
+    The composed forms use the backend's own norms and products, and their inputs are results of its fused blocks. So
+    their values are bit-identical to the values inside the fused blocks. There are two exceptions with compiled
+    kernels: inside experts and linear attention, NumPy computes the activations.
     """
     copied = copy.copy(backend)
     blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}
@@ -64,13 +64,13 @@ def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 
 
 def _note_heads(observed: Backend, own: Backend, x: Array, head_dim: int, norm: RMSNorm) -> None:
-    """Note x (T, N) after the norm of its heads: the block that also rotates heads, without a rotation."""
+    """Note x (T, N) after the norm of its heads, by calling the block that norms and rotates heads without rotation."""
     rows: Any = x
     observed.note(norm.name, own.norm_rope(x, head_dim, norm, None, [0] * len(rows)))
 
 
 def _twice(composed: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a block that runs its composed form, for the taps in it, and returns the result of the fused one."""
+    """Return a block that runs the composed form for its taps, and returns the result of the fused form."""
 
     def block(self: Backend, *args: Any, **kwargs: Any) -> Any:
         composed(self, *args, **kwargs)

@@ -55,7 +55,7 @@ class TimedTest:
         Args:
             model: the model.
             test: the test.
-            ids: the tokens of context and prompt; without a prompt, those of the context and one more.
+            ids: the tokens of context and prompt; without a prompt, the tokens of the context and one more.
             kv: use a KV cache; without it, every pass runs the whole sequence, context included.
             overlap: on a lazy backend, submit a pass before the previous one has ended.
             clock: read for all times.
@@ -67,7 +67,7 @@ class TimedTest:
             self._scheduler = Scheduler(model, pool, clock=clock)
         else:
             # A pool and its prefix cache refer to each other. Collect those of the last test, so that their memory is
-            # used again: touching new pages took 120 ms of the 1,380 ms of 512 tokens of the 0.6B shape.
+            # used again. Page faults of new memory took 120 of the 1,380 ms of 512 tokens of the 0.6B shape.
             gc.collect()
             # The prefix cache holds the context, and the sequence a copy of its last page.
             pool = model.new_pool(self.request.longest, n_sequences=2 if self._n_cached else 1)
@@ -110,7 +110,7 @@ def _request(ids: Sequence[int], n_new: int, clock: Callable[[], float]) -> Requ
     return Request(ids, options, [Output(options, max_tokens=n_new, text=NoText(), end_ids=())], metrics=Metrics(clock))
 
 
-# Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
+# Prompt lengths that are measured to estimate a longer prompt; the second one only if there is time.
 PROBES = (4, 64)
 
 
@@ -129,7 +129,7 @@ def measure(
     """Run a test `repetitions` times, after a warm-up run.
 
     A `budget` in seconds for the whole cell reduces the repetitions; if only the warm-up run fits, it counts. If the
-    test does not fit even once, a part is run and the rest extrapolated; `Result.estimated` says from what. Without
+    test does not fit even once, a part is run and the rest extrapolated; `Result.estimated` names the part. Without
     `overlap`, a lazy backend starts a pass only after the previous one has ended. `between` is called before every run
     and after the last one, to measure the machine's limits at the same time.
 

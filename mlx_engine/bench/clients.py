@@ -55,7 +55,8 @@ class Scheduled:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._sizes, self._clock = engine, sizes, clock
-        # One sequence more than there are clients: the prefix cache keeps a prompt that no client runs.
+        # Room for one sequence more than there are clients, because the prefix cache also keeps a prompt that no client
+        # runs.
         n_tokens = (slots + 1) * (longest + PAGE)
         self._settings = {
             "slots": slots,
@@ -82,7 +83,7 @@ class Scheduled:
             ContextLengthError: a prompt and its answer exceed the context.
         """
         options = Options.of(n_gen, ignore_eos=True)
-        # Made before the clock starts: checking a prompt is the work of the client.
+        # Requests are made before the clock starts, because checking a prompt is the work of the client.
         queue = deque(self._engine.request(prompt, options) for prompt in prompts)
         clients = _Clients(self._scheduler, self._clock)
         start = self._clock()
@@ -135,7 +136,7 @@ class _Clients:
         return len(left)
 
     def steps(self, sizes: Sizes) -> Steps:
-        """Return what all steps did. Called when no clock runs: it takes longer than a step of a small model."""
+        """Return the work of all steps. Called outside of timing: it takes longer than a step of a small model."""
         found = Steps()
         for report, parts in self._steps:
             if report.n_decode + report.n_prefill:
@@ -156,7 +157,7 @@ class _Clients:
 
 # Seconds without a byte from the server after which it counts as dead.
 PATIENCE = 300.0
-# Parameters that not every server accepts, from the most useful set to none.
+# Sets of parameters that not every server accepts, the most useful set first, the empty set last.
 EXTRAS: tuple[dict[str, Any], ...] = (
     {"ignore_eos": True, "stream_options": {"include_usage": True}},
     {"stream_options": {"include_usage": True}},
@@ -205,7 +206,7 @@ class Served:
         return "".join(f" {word}" for word in draws.choices(WORDS, k=n_tokens))
 
     def forget(self) -> None:
-        """Do nothing. No request of the API empties a prefix cache, but all prompts are new to the server."""
+        """Do nothing, because the API cannot empty a prefix cache; but all prompts are new to the server."""
 
     def run(self, n_clients: int, prompts: Sequence[Prompt], n_gen: int, *, seconds: float | None = None) -> Run:
         """Run clients in a closed loop over the prompts; with `seconds`, cancel what has not ended by then.
@@ -321,7 +322,7 @@ class RefusedError(SourceError):
         super().__init__(text)
 
 
-# By name; None where a run has no such figure.
+# Figures by name; None if a run has no such figure.
 Figures = dict[str, float | None]
 
 
@@ -390,7 +391,7 @@ class Run:
         requests: its requests.
         seconds: from the first submission to the last token.
         steps: the steps of the scheduler; None over HTTP.
-        was_cut: whether a limit of time ended it.
+        was_cut: whether a time limit ended the run.
     """
 
     requests: Sequence[RequestTimes]
@@ -427,8 +428,8 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
     """Return the rows per step, what a run read and computed, and the shares of both limits.
 
-    A limit in tokens per second is the rate of the run if its steps took the time of that limit alone: all weights,
-    keys and values at the memory bandwidth, or all arithmetic at the peak.
+    A limit in tokens per second is the rate of the run if its steps took only the time to read all weights, keys and
+    values at the memory bandwidth, or only the time of all arithmetic at the peak.
     """
     found: Figures = {
         "n_steps": steps.n,
@@ -471,7 +472,7 @@ Prompt: TypeAlias = "list[int] | str"
 
 
 class Target(Protocol):
-    """What runs clients: a scheduler or a server."""
+    """A system that runs clients: a scheduler or a server."""
 
     def prompt(self, draws: random.Random, n_tokens: int) -> Prompt:
         """Return a random prompt; prompts can be concatenated."""
@@ -485,13 +486,13 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Load:
-    """The load of every number of clients.
+    """The requests of each client.
 
     Attributes:
         n_prompt: tokens of a prompt that no other prompt has.
         n_gen: tokens to generate.
         requests: requests of each client.
-        shared_prefix: tokens before these that all prompts have in common.
+        shared_prefix: tokens at the beginning of the prompt that all prompts have in common.
         seed: seed of the random tokens.
     """
 

@@ -1,8 +1,8 @@
 """Measure several clients at once, in interleaved rounds, and format the rows.
 
-Each number of clients runs once per round, so that a machine that slows down slows all. Every other round is in reverse
-order, so that no number of clients always runs after the same one. A figure is the median over the rounds, and the
-figures of every round are kept.
+Each number of clients runs once per round, so that a slower machine affects all numbers alike. Every other round is in
+reverse order, so that no number of clients always runs after the same other number. A figure is the median over the
+rounds, and the figures of every round are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         concurrency: the numbers of clients.
-        load: what they request.
+        load: the requests of each client.
         rounds: runs of each number of clients.
         budget: seconds for all runs of one number of clients; None for no limit.
         clock: read for the budget.
@@ -84,7 +84,7 @@ def interleaved(
             one = sample(number, n, left)
             spent[n] += plan.clock() - start
             one.figures["others_share"] = others.share()
-            # A run that was cut counts only if there is no whole one.
+            # A run that was cut off counts only if there is no complete run.
             if not (found[n] and one.was_cut):
                 found[n].append(one)
         yield found

@@ -29,13 +29,13 @@ from mlx_engine.options import OFF
 from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.model import Model
 
-# From this number of keys on, MLX splits attention into two dispatches on large GPUs; later on other GPUs.
+# For at least this many keys, MLX splits attention into two dispatches on large GPUs; smaller GPUs need more keys.
 TWO_PASSES = 1024
 # Head sizes of MLX's attention kernel for a single query. Other sizes: scale, matmul, softmax, matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
 # MLX splits the sum of a longer row into two dispatches.
 LONGEST_SUM = 4096
-# With a soft cap: scale, matmul, tanh, multiply, softmax, matmul.
+# Dispatches of attention with a soft cap: scale, matmul, tanh, multiply, softmax, matmul.
 CAPPED = 6
 
 

@@ -36,8 +36,8 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# The backends to time: MLX alone, and this project's kernels, by executor.
-# The types of activations with which prompts are multiplied by kernels of their own.
+# The backends to time: MLX alone, and this project's kernels, by executor. The types of activations that have separate
+# kernels for prompts.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
 BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("mlx", "metal")}
@@ -46,7 +46,7 @@ BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("ml
 def measure(
     model: str, executor: ExecutorName, *, vectors: int = 1, progress: Callable[[int, int], None] | None = None
 ) -> Row:
-    """Every rung of the ladder on a model's matrices, and the machine.
+    """Measure every rung of the kernel ladder on a model's matrices, and describe the machine.
 
     Raises:
         SourceError: there is no such model.
@@ -117,7 +117,7 @@ def add_models(
 
 @contextmanager
 def _tensors(chosen: str) -> Iterator[None]:
-    """Choose the kernel of prompts for the engines that are loaded here."""
+    """Select the kernel for prompts for engines that are loaded inside this context."""
     from mlx_engine.backends.metal.rounded import VARIABLE
 
     before = os.environ.get(VARIABLE)
@@ -213,7 +213,7 @@ def _prompts(found: Row) -> str:
 
 
 def _by_type(tokens: Sequence[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
-    """Yield the rows of each type of activations and kernel of prompts, which float32 has not."""
+    """Yield the rows of each type of activations and kernel for prompts; float32 has no choice of kernels."""
     for key, ours in groupby(tokens, lambda row: (str(row.get("activations")), str(row.get("tensors", "")))):
         yield key, list(ours)
 

@@ -1,4 +1,4 @@
-"""The ladder: its rungs, slowest first, the speedup of each, and the report of a sweep."""
+"""The ladder: a list of backends with settings (rungs), slowest first; their speedups, and the report of a sweep."""
 
 from __future__ import annotations
 

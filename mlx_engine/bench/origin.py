@@ -79,7 +79,7 @@ def output_of(*command: str) -> str | None:
 
 SCHEMA = 1
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
-# What benchmarks write: several of them run in a row on one commit.
+# Paths that benchmarks write. They do not count as changes, because several benchmarks run in a row on one commit.
 WRITTEN = ("benchmarks/results", "benchmarks/reports", "BENCHMARKS.md")
 
 
@@ -132,14 +132,14 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
 
 # The largest share of the cores at which figures are usable.
 MOST = 0.05
-# Core seconds that are not counted: the system counts the time of cores and processes in ticks of 10 ms.
+# Core seconds that are ignored, because the system counts the time of cores and processes in ticks of 10 ms.
 TICKS = 0.05
-# Core time in which nothing runs, and time that `user` and `nice` have too.
+# Fields of idle time, and fields whose time is also part of `user` and `nice`.
 IDLE, TWICE = ("idle", "iowait"), ("guest", "guest_nice")
 
 
 class OtherProcesses:
-    """The core time of all processes but this one and its ended children, from now on.
+    """Counts from now on the core time of all processes except this one and its ended children.
 
     Only the cores that this process may use are counted. Time that the host takes from a virtual machine counts, too.
     """
@@ -149,7 +149,7 @@ class OtherProcesses:
         self._start = self._times()
 
     def share(self) -> float | None:
-        """Return the share, 0 to 1, of the cores that other processes have used; None if the system does not say.
+        """Return the share, 0 to 1, of the cores that other processes have used; None if the system does not report it.
 
         0.05 core seconds are subtracted, so that clock ticks are not taken for processes.
         """

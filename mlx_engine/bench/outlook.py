@@ -20,7 +20,7 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import need_of, outlined
 
-# A context that most conversations stay within; the sizes are for this many tokens if the user gives no number.
+# The default number of tokens for the sizes; most conversations are shorter.
 USUAL_CONTEXT = 4096
 # The weights of these backends are Python objects: arithmetic and not the bandwidth is their limit.
 NOT_BOUND = ("scalar",)
@@ -28,12 +28,12 @@ NOT_BOUND = ("scalar",)
 
 @dataclass(frozen=True)
 class Outlook:
-    """How a model would run.
+    """The memory and the expected speed of a model on this machine.
 
     Attributes:
         backend: the backend.
         weights_bytes: bytes of the weights as the backend holds them.
-        left_bytes: bytes of embedding tables that stay in the file, of which a pass reads a few rows.
+        left_bytes: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
         context: tokens of the prompt and the answer together.
         kv_bytes: bytes of keys and values for this many tokens.
         decode_bytes: bytes that a pass of one token reads when the context is full.
@@ -63,7 +63,7 @@ class Outlook:
 
 
 def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Outlook:
-    """Return how the model of a file or folder would run; its weights are not loaded.
+    """Return the `Outlook` of the model of a file or folder. Its weights are not loaded.
 
     Args:
         path: a GGUF file or a folder.
@@ -97,7 +97,7 @@ def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Ou
 
 
 def machine_bandwidth(threads: int) -> float | None:
-    """Return the bytes per second at which this many threads read memory; None if it is mostly their cache."""
+    """Return the bytes per second at which this many threads read memory; None if they mostly read their cache."""
     cache = cache_bytes()
     if cache is None or 2 * cache > MOST_BYTES:
         return None

@@ -1,10 +1,10 @@
 """Perplexity of a text in strided windows, and how far a model's probabilities are from those of a reference.
 
-The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next one begins
-`stride` tokens later. Each token is scored once, in the first window that has it, from the tokens before it in this
-window; the first token of a window has none, and is scored only if an earlier window has it. The perplexity is exp of
-the mean negative log-likelihood (NLL) of all scored tokens. The guide's code weights the mean of each window by its
-number of new tokens minus 1, which differs a little where windows overlap; `Result.guide` is that perplexity.
+The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next window
+begins `stride` tokens later. Each token is scored once, in the first window that contains it, from the tokens before it
+in this window. A token that is the first one of its first window is not scored. The perplexity is exp of the mean
+negative log-likelihood (NLL) of all scored tokens. The guide's code weights the mean of each window by its number of
+new tokens minus 1, which differs a little where windows overlap; `Result.guide` is that perplexity.
 
 The reference is another model, or a file with the log-probabilities of one. A file has a line of JSON, then a record
 per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 MAGIC = "mlx_engine log-probabilities 1"
 # The longest header of a reference file, which is read before its length is known.
 MOST_HEADER = 1 << 16
-# Log-probabilities are kept down to so much below the largest one of their token: e**-24 is 4e-11.
+# Log-probabilities are stored down to this distance below the largest one at the same position; e**-24 is 4e-11.
 DEPTH = 24.0
 CODES = (1 << 16) - 1
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -182,7 +182,7 @@ class Text:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What two runs must have in common to be compared token by token."""
+        """The settings that two runs must share to be compared token by token."""
         ids = sha256(np.array(self.ids, "<i4").tobytes()).hexdigest()
         return {"ids": ids, "n_tokens": len(self.ids), "context": self.context, "stride": self.stride, "bos": self.bos}
 
@@ -300,7 +300,7 @@ def _compare(found: Result, row: np.ndarray, logprob: float, reference: np.ndarr
 
 
 def _record(n_vocab: int) -> np.dtype[Any]:
-    """Return the record of a token: its log-probability, the range of the vocabulary's, and where each is in it."""
+    """Return a token's record: its log-probability, the range of all log-probabilities, and each as 16 bits in it."""
     return np.dtype([("logprob", "<f4"), ("least", "<f4"), ("step", "<f4"), ("codes", "<u2", (n_vocab,))])
 
 

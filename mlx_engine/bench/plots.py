@@ -56,7 +56,7 @@ def passes(rows: Sequence[Row]) -> Figure | None:
     pairs = _pairs([row for row in measured(rows) if row["passes_s"] and row["n_gen"] > 1 and not row["n_prompt"]])
     if not pairs:
         return None
-    made = titled_figure(rows, "How long each pass takes, with a cache and without", 6.4 * len(pairs), 4.8)
+    made = titled_figure(rows, "Time of each pass, with and without a KV cache", 6.4 * len(pairs), 4.8)
     for axes, (with_cache, without) in zip(made.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
         for row, color, name in ((without, COLORS[1], "without a cache"), (with_cache, COLORS[0], "with a cache")):
             _line(axes, row, color, name)
@@ -175,7 +175,7 @@ def roofline(rows: Sequence[Row]) -> Figure | None:
     ]
     if not cells:
         return None
-    made = titled_figure(rows, "How near to the machine's limits", 9.6, 6.4)
+    made = titled_figure(rows, "Roofline: rates and the machine's limits", 9.6, 6.4)
     axes = made.subplots()
     intensities = [row["flops_per_token"] / row["bytes_per_token"] for row in cells]
     span = min(intensities) / 2, max(intensities) * 2

@@ -1,7 +1,7 @@
 """Measure the machine's limits: memory bandwidth and peak arithmetic.
 
-`Limits` samples both between the runs of a cell, because they change by half within minutes: the bandwidth of reading
-the model's matrices on as many threads as the backend has, and arithmetic with operands in registers (see
+`Limits` samples both between the runs of a cell, because they may change by half within minutes. The bandwidth is that
+of reading the model's matrices on as many threads as the backend has; the arithmetic has its operands in registers (see
 `kernels/cpu/roofline.py`). `read_bandwidth` and `product_rate` take a fraction of a second and need no compiler.
 """
 
@@ -146,7 +146,7 @@ def enough(timed: Callable[[int], float]) -> int:
     return n
 
 
-# Arrays with fewer bytes than this in all are concatenated: a call per array would take as long as reading it.
+# Arrays with fewer bytes in total are concatenated, because a call per array would take as long as reading the array.
 SMALL = 64 << 20
 
 
@@ -176,7 +176,7 @@ def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
     return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words
 
 
-# The most bytes of a reading: at 10 GB/s all readings take 0.2 s.
+# The most bytes that one sample reads, so that all samples take 0.2 s at 10 GB/s.
 MOST_BYTES = 512 << 20
 READINGS = 4
 
@@ -214,7 +214,7 @@ def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     return max(rates)
 
 
-# A product of a chunk of a prompt with a matrix of a usual size: some milliseconds on two cores.
+# The product of a chunk of a prompt with a matrix of a usual size; it takes some milliseconds on two cores.
 PRODUCT_ROWS, PRODUCT_SIDE = 512, 2048
 PRODUCTS = 5
 

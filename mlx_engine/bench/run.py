@@ -76,7 +76,7 @@ def rows(
 
 
 def _announce(announce: Announce, before: int, total: int, title: str, runs: int, of: int) -> None:
-    """Announce so many runs of a cell, after those of the cells before it."""
+    """Announce the progress of a cell, counted after the runs of earlier cells."""
     announce(before + runs, total, title)
 
 

@@ -73,7 +73,7 @@ class Result:
         }
 
 
-# The most numbers of a range on the command line.
+# The largest number of values of a range on the command line.
 MOST = 1000
 
 

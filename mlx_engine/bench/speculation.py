@@ -1,10 +1,11 @@
-"""Measure speculation: each text of a file is answered with and without proposed tokens, in turn.
+"""Measure speculative decoding: each text of a file is answered with and without proposed tokens, interleaved.
 
-A file has a JSON object per line: `prompt`, a text or messages; and, if wanted, `name`, `max_tokens`, `prediction`, and
-`right`, a share from 0 to 1. Each drafter that is loaded gets a row. With `right`, the tokens of the answer without
-proposals are proposed, each right with this probability: this gives the factor at a given acceptance, also of a model
-with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is counted. Answers are
-greedy, go on past end-of-text tokens, and must have the same ids with and without proposals.
+A file has a JSON object per line: `prompt`, a text or messages; and optionally `name`, `max_tokens`, `prediction`, and
+`right`, a probability. A prompt is answered `copies` times at once; with `prompts` in place of `prompt`, a list of
+different prompts is answered at once. Each drafter that is loaded gets a row. With `right`, the tokens of the answer
+without proposals are proposed, and each is right with this probability. This measures the factor at a given acceptance
+rate, also of a model with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is
+counted. Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.loop.request import Request
 
+    Answers = Mapping[Request, Sequence[int]]
+
 Row = dict[str, Any]
-KEYS = {"name", "prompt", "max_tokens", "prediction", "right", "drafter", "copies"}
+KEYS = {"name", "prompt", "max_tokens", "prediction", "right", "drafter", "copies", "prompts"}
 N_TOKENS = 256
 RECORDED = "recorded"
 
@@ -39,7 +42,7 @@ RECORDED = "recorded"
 class Recorded:
     """The drafter of an answer that is known: each token that it proposes is right with a given probability.
 
-    Which ones are wrong depends on their place alone, so that every run has the same ones.
+    Wrong tokens have the same positions in every run.
     """
 
     def __init__(self, answer: Sequence[int], right: float) -> None:
@@ -47,7 +50,7 @@ class Recorded:
         self._ids, self._n = [i if rng.random() < right else i + 1 for i in answer], 0
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Read the ids that have followed."""
+        """Add new ids of the answer."""
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
@@ -60,31 +63,34 @@ class Recorded:
 
 
 class Recordings:
-    """Makes the drafters of requests with the same known answer."""
+    """Makes the drafters of requests whose answers are known."""
 
-    def __init__(self, answer: Sequence[int], right: float) -> None:
-        self._answer, self._right = answer, right
+    def __init__(self, answers: Answers, right: float) -> None:
+        self._answers, self._right = answers, right
 
     def __call__(self, sequence: AnswerSequence) -> Recorded:
         """Return a drafter."""
-        return Recorded(self._answer, self._right)
+        return Recorded(self._answers[sequence.request], self._right)
 
     def end(self, sequence: AnswerSequence) -> None:
         """Keep nothing."""
 
 
 class RecordedPasses:
-    """A drafter that runs its passes, and then proposes tokens of a known answer in place of its own."""
+    """A drafter that runs its passes, and then proposes tokens of known answers in place of its own."""
 
-    def __init__(self, drafter: PassDrafter, answer: Sequence[int], right: float) -> None:
+    def __init__(self, drafter: PassDrafter, answers: Answers, right: float) -> None:
         self.name, self.most, self.share = drafter.name, drafter.most, drafter.share
         self.costs, self.n_hidden = drafter.costs, drafter.n_hidden
-        self._drafter, self._recorded = drafter, Recorded(answer, right)
+        self._drafter = drafter
+        self._recorded = {request: Recorded(answer, right) for request, answer in answers.items()}
 
     def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
-        """Return as many ids as the drafter."""
+        """Run the drafter, and return as many ids of the known answer as it proposes."""
         found = self._drafter.propose(wanted, budget)
-        return {one: self._recorded.after(len(one.output.token_ids), len(ids)) for one, ids in found.items()}
+        return {
+            one: self._recorded[one.request].after(len(one.output.token_ids), len(ids)) for one, ids in found.items()
+        }
 
     def release(self, sequence: AnswerSequence) -> None:
         """Give back the drafter's memory."""
@@ -105,8 +111,8 @@ def texts_of(file: Path) -> list[Row]:
             text = json.loads(line)
         except ValueError:
             text = None
-        if not isinstance(text, dict) or "prompt" not in text or not text.keys() <= KEYS:
-            expected = f"a JSON object with prompt and none but {', '.join(sorted(KEYS))}"
+        if not isinstance(text, dict) or len({"prompt", "prompts"} & text.keys()) != 1 or not text.keys() <= KEYS:
+            expected = f"a JSON object with prompt or prompts and none but {', '.join(sorted(KEYS))}"
             raise OptionError(f"{file}, line {n}: expected {expected}", option="--speculate", expected=expected)
         found.append({"name": f"line {n}", **text})
     if not found:
@@ -149,13 +155,13 @@ def _ways(engine: Engine, text: Row) -> Sequence[str]:
 def _row(text: Row, way: str, plain: Sequence[Row], proposing: Sequence[Row]) -> Row:
     off, on = (statistics.median(run["seconds"] for run in runs) for runs in (plain, proposing))
     off_cpu, on_cpu = (min(run["cpu_seconds"] for run in runs) for runs in (plain, proposing))
-    last, n = proposing[-1], len(plain[-1]["ids"]) - 1
+    last, n = proposing[-1], len(plain[-1]["ids"][0]) - 1
     return {
         "text": text["name"],
         "drafter": way if "right" not in text else f"{way}, {text['right']:.0%} right",
         "n_prompt": last["n_prompt"],
         "n_tokens": n + 1,
-        "copies": text.get("copies", 1),
+        "copies": len(prompts_of(text)),
         "off": n / off,
         "on": n / on,
         "factor": off / on,
@@ -167,24 +173,35 @@ def _row(text: Row, way: str, plain: Sequence[Row], proposing: Sequence[Row]) ->
     }
 
 
-def _proposing(engine: Engine, text: Row, way: str, answer: Sequence[int], n_tokens: int) -> Speculation:
-    """Return what proposes the tokens of a drafter, or those of the known answer."""
-    n, right, vocabulary = text.get("copies", 1), text.get("right", 1.0), int(engine.config.vocab_size)
+def prompts_of(text: Row) -> list[Any]:
+    """Return the prompts that are answered at once."""
+    return list(text["prompts"]) if "prompts" in text else [text["prompt"]] * text.get("copies", 1)
+
+
+def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Speculation:
+    """Return an object that proposes the tokens of a drafter, or the tokens of the known answers."""
+    right, vocabulary = text.get("right", 1.0), int(engine.config.vocab_size)
     if way == RECORDED:
-        return Speculation(Recordings(answer, right), vocabulary, usual=(LOOKUP,))
-    made = engine.new_speculation([way], slots=n, n_tokens=n_tokens)
-    passes = [RecordedPasses(one, answer, right) for one in made.passes] if "right" in text else made.passes
+        return Speculation(Recordings(answers, right), vocabulary, usual=(LOOKUP,))
+    made = engine.new_speculation([way], slots=len(answers), n_tokens=sum(request.longest for request in answers))
+    passes = [RecordedPasses(one, answers, right) for one in made.passes] if "right" in text else made.passes
     return Speculation(made.drafters, vocabulary, passes=passes)
 
 
-def _answered(engine: Engine, text: Row, way: str | None, answer: Sequence[int]) -> Row:
-    """Answer a text, as often at once as `copies` says; return ids, counts and the times after the first token."""
-    n = text.get("copies", 1)
+def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequence[int]]) -> Row:
+    """Answer the prompts of a text at once; return ids, counts and the times after each has a first token.
+
+    Args:
+        engine: the engine.
+        text: the text.
+        way: the drafter; None for none.
+        known: the answers without proposals, which the drafter may propose.
+    """
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
-    requests: list[Request] = [engine.request(text["prompt"], options) for _ in range(n)]
-    n_tokens = sum(r.longest for r in requests)
+    requests: list[Request] = [engine.request(prompt, options) for prompt in prompts_of(text)]
+    n, n_tokens = len(requests), sum(request.longest for request in requests)
     pool = engine.model.new_pool(n_tokens, n_sequences=n, n_proposed=MOST_STATES * n)
-    made = None if way is None else _proposing(engine, text, way, answer, n_tokens)
+    made = None if way is None else _proposing(engine, text, way, dict(zip(requests, known, strict=True)))
     scheduler = Scheduler(engine.model, pool, slots=n, speculation=made, traffic=Traffic.of(engine.model, pool))
     for request in requests:
         scheduler.submit(request)
@@ -201,8 +218,8 @@ def _answered(engine: Engine, text: Row, way: str | None, answer: Sequence[int])
             raise request.error
     n_tokens = sum(len(request.output.token_ids) for request in requests) - begun
     return {
-        "ids": list(requests[0].output.token_ids),
-        "n_prompt": len(requests[0].prompt_ids),
+        "ids": [list(request.output.token_ids) for request in requests],
+        "n_prompt": max(len(request.prompt_ids) for request in requests),
         "seconds": seconds,
         "cpu_seconds": cpu,
         "proposed": 0 if made is None else made.n_proposed,

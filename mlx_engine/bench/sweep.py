@@ -106,7 +106,7 @@ class Plan:
         return tests
 
 
-# The largest share of the machine's memory for a rung's weights.
+# The largest share of the machine's memory that a rung's weights may take.
 MEMORY = 0.5
 
 Announce = Callable[[int, int, str], None]

@@ -39,6 +39,7 @@ from mlx_engine.commands.options.model import (
     Strict,
     Think,
     choose_backend,
+    one_adapter,
 )
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
@@ -133,7 +134,7 @@ def chat(
     functions = [function for path in tools or () for function in functions_of(path)]
     described = tools_of(functions)
     how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
-    how["adapters"] = adapter or ()
+    how["adapters"] = one_adapter(adapter)
     prefixes.check()
     run = engine.constrained(replace(run, constraint=constraint.read()), is_chat=True)
     engine.configure_log()

@@ -38,6 +38,7 @@ from mlx_engine.commands.options.model import (
     Strict,
     Think,
     choose_backend,
+    one_adapter,
 )
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError, SourceError
@@ -293,7 +294,7 @@ def generate(
     from mlx_engine.engine import Engine, configure_log, open_source
 
     how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
-    how["adapters"] = adapter or ()
+    how["adapters"] = one_adapter(adapter)
     prompts.check()
     output.check()
     run = replace(run, constraint=constraint.read())

@@ -31,7 +31,13 @@ def inspect(
         ),
     ] = None,
     model_option: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="The same as the argument.")
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="The same as the argument. Several are shown with a line each, and with the memory of all together.",
+        ),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Print only the list of tensors.")] = False,
     filter_: Annotated[
@@ -79,7 +85,14 @@ def inspect(
         raise OptionError("--allow-setting needs --verify", option="--allow-setting", found=allow_setting)
     if model is not None and model_option is not None:
         raise OptionError("give the model either as an argument or with --model", option="--model", found=model_option)
-    path = resolve(next((name for name in (model, model_option) if name is not None), "builtin"))
+    names = model_option or ["builtin" if model is None else model]
+    if len(names) > 1:
+        if list_tensors or meta is not None or verify:
+            message = "several models have a line each; --tensors, --meta and --verify are for one model"
+            raise OptionError(message, option="--model", found=names)
+        print_several({name: run_facts(resolve(name), backend, context) for name in names}, as_json=json)
+        return
+    path = resolve(names[0])
     if verify:
         raise typer.Exit(print_findings(path, allow_setting or (), as_json=json))
     listing = open_listing(path)
@@ -256,6 +269,23 @@ def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         read = f"{size(facts['decode_bytes'])} read per token at {bandwidth / 1e9:.1f} GB/s, measured"
         rows.append(("decode", f"about {digits} tokens/s after {facts['context']:,} tokens: {read}"))
     return rows
+
+
+def print_several(found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print a line about each model, by `run_facts`, and whether those that run here fit into the memory together."""
+    models = [facts for facts in found.values() if facts["supported"]]
+    needed = sum(facts["weights_bytes"] + facts["kv_bytes"] for facts in models)
+    available = min((facts["available_bytes"] for facts in models), default=0)
+    fits = needed <= available
+    if as_json:
+        together = {"needed_bytes": needed, "available_bytes": available, "fits": fits}
+        print_json({"models": [{"model": name, "run": facts} for name, facts in found.items()], "together": together})
+        return
+    cells = [(plain(name), *(text for _, text in run_rows(facts)[:2])) for name, facts in found.items()]
+    print("\n".join(columns([(*row, "")[:3] for row in cells], "<<<")))
+    if models:
+        what = "`serve` keeps all of them" if fits else "`serve` unloads one if another one needs its memory"
+        print(f"together: {size(needed)} of {size(available)} available; {what}")
 
 
 def print_tensors(listing: Listing, rows: Sequence[TensorRow], *, stats: bool, head: int | None, as_json: bool) -> None:

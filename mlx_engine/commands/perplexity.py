@@ -10,7 +10,15 @@ import typer
 
 from mlx_engine.commands.console import BOM, notice, progress_bar, read_text, reports_errors
 from mlx_engine.commands.options.groups import takes_groups
-from mlx_engine.commands.options.model import AdapterPaths, Backend, ComputeOptions, Model, Strict, choose_backend
+from mlx_engine.commands.options.model import (
+    AdapterPaths,
+    Backend,
+    ComputeOptions,
+    Model,
+    Strict,
+    choose_backend,
+    one_adapter,
+)
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError
 
@@ -95,7 +103,7 @@ def perplexity(
         raise OptionError(f"--save: {file} is the text itself; name another file", option="save", found=str(file))
     used = choose_backend(backend, strict=strict)
     text = read_text("-", None, "FILE") if str(file) == "-" else read_text(None, file, "FILE")
-    how = {**compute.machine(), **compute.changes(windows.context), "adapters": adapter or ()}
+    how = {**compute.machine(), **compute.changes(windows.context), "adapters": one_adapter(adapter)}
     engine = _load(model, used, how, quiet=to.json)
     reference: Engine | Path | None = None
     if to.reference is not None:

@@ -323,7 +323,7 @@ def specs_of(given: Sequence[str], address: AddressOptions, found: Sequence[Mode
         found: models of --models-dir. Those that --model gives, too, are left out.
 
     Raises:
-        OptionError: two models have the same name, or an alias is of an unknown model.
+        OptionError: two models have the same name or alias, or an alias is of an unknown model.
     """
     specs = []
     for i, text in enumerate(given):
@@ -349,6 +349,10 @@ def _with_aliases(specs: Sequence[ModelSpec], aliases: Sequence[str]) -> list[Mo
         alias, model = (alias, model) if equals else (text, specs[0].name)
         if model not in names:
             message = f"--alias {text}: there is no model {model!r}; there are {', '.join(names)}"
+            raise OptionError(message, option="--alias", found=text)
+        taken = next((name for name, of in names.items() if name != model and alias in (name, *of)), None)
+        if taken is not None:
+            message = f"--alias {text}: {alias!r} is a name of the model {taken!r} already; choose another one"
             raise OptionError(message, option="--alias", found=text)
         names[model].append(alias)
     return [replace(spec, aliases=tuple(names[spec.name])) for spec in specs]
@@ -617,6 +621,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
 
         service = new_service(Worker(make), spec, address, loading.capacity, host)
         service.adapters = tuple(loading.how.get("adapters", ()))
+        service.check_names()
         service.turns = turns  # all models share the event loop
         new_worker = partial(worker_for, service, loading, cores)
         service.worker = new_worker(make)

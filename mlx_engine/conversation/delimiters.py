@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
+
+from mlx_engine.kernels.cached import cached_property
 
 # How many tokens at the end of a prompt are searched for an opening marker, which may be followed by white space.
 TAIL = 16

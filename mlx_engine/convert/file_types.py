@@ -1,7 +1,7 @@
 """The type of each tensor in a quantised GGUF file.
 
 Most targets are one type for all matrices. `q4_k_m`, `q5_k_m` and `q6_k` are llama.cpp's mixes: matrices whose errors
-count most get more bits, and rows that do not fill blocks of 256 weights get a type with blocks of 32.
+matter most get more bits, and matrices whose rows do not fill blocks of 256 weights get a type with blocks of 32.
 
 Source of the mixes: `llama_tensor_get_type_impl` and `tensor_type_fallback`,
 https://github.com/ggml-org/llama.cpp/blob/0c1e57098bba43ac29e6e3b677cdceebdd22334f/src/llama-quant.cpp
@@ -31,11 +31,11 @@ FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 TABLE = "token_embd.weight"
 # llama.cpp quantises these tables as the head, if the head is tied to the embedding table.
 TABLES = (TABLE, "per_layer_token_embd.weight")
-# A small matrix that llama.cpp never converts. Targets that are older than the mixes do.
+# A small matrix that llama.cpp never converts, and the targets that keep it. The other targets convert it.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
 # Architectures whose models with 80 layers and fewer KV heads than heads are "70B" in llama.cpp.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
-# llama.cpp has rules for Mixtral 8x7B, by its number of experts.
+# llama.cpp recognises Mixtral 8x7B by its number of experts, and has rules for it.
 FEW_EXPERTS = 8
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _VALUES = re.compile(r"attn_(v|qkv)\.weight$")
@@ -53,14 +53,14 @@ class FileConversion(Conversion):
 
 @dataclass(frozen=True)
 class Choice:
-    """The type of a tensor in the new file, and the type that was asked for; they differ if rows do not fill blocks."""
+    """The type of a tensor in the new file, and the requested type; they differ if rows do not fill blocks."""
 
     type: GGMLType
     asked: GGMLType
 
     @property
     def is_small(self) -> bool:
-        """Whether the type is the one that was asked for, or llama.cpp's in its place with blocks of 32."""
+        """Whether the type is the requested type, or llama.cpp's replacement with blocks of 32."""
         return self.type == self.asked or self.type.name == FALLBACKS.get(self.asked.name)
 
 
@@ -78,7 +78,7 @@ def types_of(
     found: dict[str, Choice | None] = {}
     for name in sorted(parts, key=_in_layers):
         kind = kind_of(name, len(parts[name].shape))
-        # The mix counts matrices of a kind, so it is asked for every matrix, in llama.cpp's order.
+        # The mix counts the matrices of each kind, so `type_of` is called for every matrix, in llama.cpp's order.
         mixed = mix.type_of(name) if mix is not None and kind is not None else None
         is_plain_table = name == TABLE and f"{HEAD}.weight" in parts
         given = None if is_plain_table else conversion.given(layer_type(name))
@@ -103,8 +103,8 @@ def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLTy
     Args:
         part: the matrix.
         conversion: the options.
-        given: the type that the options give to its layer, if they do.
-        mixed: the type that the mix gives to it, if there is one.
+        given: the type that the options give to its layer, or None.
+        mixed: the type that the mix gives to the matrix; None without a mix.
     """
     quant = conversion.quant if given is None else given
     if quant == KEEP:
@@ -119,10 +119,10 @@ def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLTy
 
 
 class Mix:
-    """llama.cpp's choice of types for a model.
+    """llama.cpp's rules for the types of a model's matrices.
 
-    The rules count the matrices of values and of `ffn_down` in the order of layers. Models with experts count
-    `ffn_down` by the number of the layer.
+    A type depends on the index of a matrix among the matrices `attn_v`, or `ffn_down`, in the order of layers. For
+    `ffn_down` in models with experts, the index is that of the layer.
     """
 
     def __init__(self, names: Collection[str], metadata: Mapping[str, object], quant: str) -> None:
@@ -172,5 +172,5 @@ def _layer(name: str) -> int:
 
 
 def _in_layers(name: str) -> tuple[int, str]:
-    """Return the place of a tensor in llama.cpp's order: by layer, then by name."""
+    """Return the sort key of a tensor in llama.cpp's order: by layer, then by name."""
     return _layer(name), name

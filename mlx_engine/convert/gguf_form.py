@@ -1,11 +1,11 @@
 """Convert a Hugging Face folder to the contents of a GGUF file: metadata, tokenizer and tensors.
 
-The result is verified by reading it back: the model definition must find the same configuration in the GGUF metadata as
-in the folder, and all its tensors.
+The result is verified by reading it back: the model definition must find all its tensors, and the same configuration in
+the GGUF metadata as in the folder.
 
 A `tokenizer.json` is converted only if the ids of every text stay the same. Three of its properties have no GGUF key
-and are dropped, as in other converters: Unicode normalisation to form C (Qwen); that U+2581 in a text for SPM is not a
-space; and how text next to a special token is split.
+and are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference between U+2581 and a
+space in texts for SPM; and the way in which text next to a special token is split.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.stored import TensorLayout
 
-# Matrices that are no factors of products: llama.cpp requires floats.
+# Matrices that are not multiplied with a vector; llama.cpp requires floats for them.
 FLOATS = (
     "position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ssm_norm.weight", ".ssm_a", ".ssm_d",
     ".ffn_gate_inp.weight", ".bias",
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class GGUFForm:
-    """The contents of a GGUF file, and lines for the user about settings that it does not have."""
+    """The contents of a GGUF file, and lines for the user about settings that were left out."""
 
     metadata: Mapping[str, object]
     parts: Mapping[str, Part]
@@ -61,7 +61,7 @@ class GGUFForm:
 
 
 def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
-    """Convert a Hugging Face folder's model and tokenizer, without settings in `allow_settings` it cannot implement.
+    """Convert a Hugging Face folder's model and tokenizer; drop settings in `allow_settings` that are not implemented.
 
     Raises:
         SourceError: there is no such folder, or a file is missing.
@@ -86,7 +86,7 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Return the tensors of the file. Several of the model may be rows of one, and some represent a setting."""
+    """Return the tensors of the file. One may hold several tensors of the model as rows; some encode a setting."""
     rows: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -148,7 +148,7 @@ def _read_back(
         )
 
 
-# Keys for end tokens other than `eos` that are not recognised by their text.
+# GGUF keys for end tokens in addition to `eos`, for tokens that readers do not recognise by their text.
 MORE_ENDS = ("eot", "eom")
 
 
@@ -167,17 +167,17 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 
 
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
-    """Return the vocabulary with added tokens adapted to GGUF, which matches them in unnormalised text."""
+    """Return the vocabulary with added tokens adapted to GGUF, which searches for them in unnormalised text."""
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
         taken = [flag for flag in ("single_word", "lstrip", "rstrip") if added[flag]]
         if taken:
-            raise refused(vocabulary, f"token {added['content']!r}", "found as it stands", taken[0])
+            raise refused(vocabulary, f"token {added['content']!r}", "found unchanged", taken[0])
         token_id = added["id"]
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
-                raise refused(vocabulary, f"token {added['content']!r}", "looked for in text as it is", "normalized")
-            # Unnormalised text has no such mark; merges produce the token of spaces.
+                raise refused(vocabulary, f"token {added['content']!r}", "searched in unnormalised text", "normalized")
+            # Unnormalised text has no such mark. Merges produce the token that stands for spaces.
             types[token_id] = TokenType.NORMAL
     return replace(vocabulary, types=types)
 
@@ -212,7 +212,7 @@ def _roles(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str, object]:
-    """Read the metadata back to find errors now, and add keys for end tokens that would not be recognised."""
+    """Read the metadata back as a check, and add keys for end tokens that would not be recognised."""
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
@@ -223,7 +223,7 @@ def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str,
 
 MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
 PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}
-# After spaces are replaced, there are none left to split at.
+# A split at spaces that never splits, because the normalizer has replaced all spaces.
 NO_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 
 
@@ -231,7 +231,7 @@ def refused(vocabulary: Vocabulary, what: str, expected: str, found: object) -> 
     """Return the error for a tokenizer that GGUF cannot represent; `what` names the setting."""
     return TokenizerError(
         f"{vocabulary.where}: expected {what} to be {expected}, found {found!s:.120}; GGUF cannot store this, so the "
-        "file would give other ids: quantise the folder on load instead, with --quant"
+        "file would give other token ids; quantise the folder on load instead, with --quant"
     )
 
 
@@ -250,7 +250,7 @@ def byte_level(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object
         raise refused(vocabulary, "pre_tokenizer", "one that GGUF has a name for", file["pre_tokenizer"])
     merges = [" ".join(pair) for pair in model["merges"]]
     if len({*merges}) < len(merges) or any(merge.count(" ") != 1 for merge in merges):
-        raise refused(vocabulary, "merges", "pairs without spaces, each listed once", "others")
+        raise refused(vocabulary, "merges", "pairs without spaces, each listed once", "other pairs")
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
@@ -260,7 +260,7 @@ def byte_level(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object
 
 
 def spm(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
-    """Return the metadata of an SPM: tokens, and scores that give the same merges.
+    """Return the metadata of an SPM tokenizer: tokens, and scores that give the same merges.
 
     Raises:
         TokenizerError: GGUF cannot represent a setting.
@@ -309,13 +309,13 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
     """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
 
     BPE merges the adjacent pair of lowest rank. SPM merges any adjacent pair that forms a token, the highest score
-    first. Both are equivalent if BPE merges the text of every token into that one token, which is checked here: two
-    adjacent tokens that form a token T are then always the pair of the last merge when BPE encodes T alone, since no
-    merge has crossed the ends of the pair. SPM chooses among the same pairs as BPE, and scores by the rank of that last
-    merge give the same order.
+    first. Both are equivalent if BPE merges the text of every token into this one token, which is checked here. Then
+    two adjacent tokens that form a token T are always the pair of the last merge when BPE encodes T alone, because no
+    merge has crossed the ends of the pair. So SPM chooses among the same pairs as BPE, and scores by the rank of the
+    last merge give the same order.
 
     Raises:
-        TokenizerError: SPM would produce a token that these merges do not.
+        TokenizerError: SPM would produce a token that the merges do not produce.
     """
     ids = {tokens[i]: i for i in normal}
     # Tokens of other types are matched before merging, or never produced from plain text.
@@ -324,17 +324,17 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
     for i, rank in last.items():
         if rank is None and any(tokens[i][:cut] in ids and tokens[i][cut:] in ids for cut in range(1, len(tokens[i]))):
             raise TokenizerError(
-                f"{where}: expected merges that make {tokens[i]!r:.40} (id {i:,}) of its own text, found none; in GGUF "
-                "scores decide, by which two tokens would: quantise the folder on load instead, with --quant"
+                f"{where}: expected merges that produce {tokens[i]!r:.40} (id {i:,}) from its text, found none; GGUF's "
+                "scores would produce it; quantise the folder on load instead, with --quant"
             )
-    # float32 is exact up to 2^24: ranks of merges may exceed that, numbers of tokens do not.
+    # Scores are float32, which is exact up to 2^24. Ranks of merges may be larger; numbers of tokens are not.
     made = sorted((rank, i) for i, rank in last.items() if rank is not None)
     places = {i: place for place, (_, i) in enumerate(made)}
     return [-float(places.get(i, len(made))) for i in range(len(tokens))]
 
 
 def last_step(text: str, ranks: Mapping[tuple[str, str], int]) -> int | None:
-    """Return the rank of the merge that makes `text` one token; None if merging ends with several tokens."""
+    """Return the rank of the last merge when BPE encodes `text`; None if several tokens remain."""
     parts, rank = list(text), None
     while len(parts) > 1:
         steps = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]

@@ -1,7 +1,7 @@
 """Quantise a Hugging Face folder or a GGUF file into a folder for MLX, which mlx-lm and this engine load.
 
-Matrices of products and embedding tables are quantised, as mlx-lm does; all other tensors keep their bytes. Rows that
-do not fill groups stay as they are.
+Matrices of linear layers and embedding tables are quantised, as in mlx-lm; all other tensors keep their bytes, and so
+do matrices whose rows do not fill groups.
 
 The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. The result is verified by
 reading it back: the model definition must find the same configuration in config.json as in the GGUF file.
@@ -45,7 +45,7 @@ from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
 
-# `model_type` of the text models whose GGUF architecture has another name, and that are not the first of their file.
+# `model_type` by GGUF architecture, where the names differ and the first name of the model file is not the right one.
 TEXT_MODELS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -53,7 +53,7 @@ TEXT_MODELS = {
     "qwen35moe": "qwen3_5_moe_text",
     "mistral3": "ministral3",
 }
-# `model_type` of models with a window that share the GGUF architecture of models without.
+# `model_type` of models with a sliding window, by that of models without a window and with the same GGUF architecture.
 WITH_WINDOW = {"olmo2": "olmo3"}
 
 
@@ -95,7 +95,7 @@ def _model_type(checkpoint: Checkpoint, config: Any) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Return settings with the shortest decimals of float32 numbers, which GGUF has."""
+    """Return settings in which each float, a float32 in GGUF, has the fewest decimals that give the same float32."""
     if isinstance(value, Mapping):
         return {key: _shortened(of) for key, of in value.items()}
     if isinstance(value, list):
@@ -146,7 +146,7 @@ def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
 
 
 def _decoder(vocabulary: Vocabulary) -> Any:
-    """Return the decoder of Hugging Face's own tokenizers of this kind."""
+    """Return the decoder that Hugging Face's tokenizers of this kind have."""
     if vocabulary.kind == "byte-level BPE":
         return decoders.ByteLevel()
     steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -168,9 +168,9 @@ def _config(vocabulary: Vocabulary, context_length: int) -> dict[str, object]:
     }
 
 
-# Bytes of tensors per file, as mlx-lm has it.
+# Bytes of tensors per file, as in mlx-lm.
 SHARD_BYTES = 5 << 30
-# Files of a folder that are not copied: weights, and what is written anew.
+# Files of a folder that are not copied: weights, and files that the conversion writes.
 NOT_COPIED = (
     "*.safetensors", "*.index.json", "*.bin", "*.gguf", "*.pth", "*.pt", "config.json", "README.md", ".*",
 )  # fmt: skip
@@ -191,17 +191,17 @@ def to_mlx_folder(
 
     Args:
         source: a GGUF file, a Hugging Face folder, or one that MLX has quantised.
-        target: a path where nothing is.
+        target: a path that does not exist.
         to: a key of `mlx_tensors.TARGETS`.
-        layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
+        layers: a key of `TARGETS` or "keep", by layer type, group of layer types, or `token_embd`.
         allow_settings: settings that are left out if they are not implemented.
-        allow_mixed: write the folder even if most bytes of the matrices cannot have the type that was asked for.
-        note: called with lines about such settings, about results of mlx-lm that differ from this engine's, and about
-            matrices that get another type than asked for.
+        allow_mixed: write the folder even if most bytes of the matrices cannot have the requested type.
+        note: called with lines about ignored settings, about results of mlx-lm that differ from this engine's, and
+            about matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
 
     Raises:
-        OptionError: a target or a layer is unknown, there is something at `target`, or most bytes cannot have the type.
+        OptionError: a type or a layer is unknown, `target` exists, or most bytes cannot have the type.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError, ModelError: the source is damaged, has NaN or infinity, or cannot be written for MLX.
         TokenizerError: a GGUF file has no tokenizer, or one that is not implemented.
@@ -267,7 +267,7 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
 def forms_of(
     config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, TensorLayout]]:
-    """Return the tensors and how the new folder stores them, by its config.json and the config of the model."""
+    """Return each tensor and its layout in the new folder, by name, for its config.json and the sizes of the model."""
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
     how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
@@ -277,7 +277,7 @@ def forms_of(
 
 
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
-    """Return the settings of the quantisation: those of `to`, and those of each matrix that differs."""
+    """Return the settings `quantization`: those of `to`, and those of each matrix with another type."""
     whole = settings_of(target_type(to, parts[0].type_before))
     by_name: dict[str, object] = {}
     for part in parts:
@@ -289,7 +289,7 @@ def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
 
 
 def settings_of(type_: GroupType) -> dict[str, object]:
-    """Return a type as mlx-lm's settings name it."""
+    """Return the settings with which mlx-lm describes a type."""
     return {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
 
 
@@ -352,18 +352,18 @@ def _copy_others(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-# The kinds of layers with rotary settings of their own.
+# The kinds of layers that have separate rotary settings.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Architectures that mlx-lm has only as the text model of another one, by the names of transformers.
+# Architectures that mlx-lm has only as the text model of a multimodal one, by the names of transformers.
 INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures whose nested settings mlx-lm reads.
 NESTED = ("ministral3", *INNER, *INNER.values(), *GEMMA4)
-# Architectures whose number of tokens mlx-lm reads outside of `text_config`.
+# Architectures whose `vocab_size` mlx-lm reads outside of `text_config`.
 SIZE_OUTSIDE = ("gemma3", "gemma4")
-# Rotary settings as transformers 4 has them.
+# The names of rotary settings in transformers 4.
 ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
-# Architectures whose kinds of layers have one base, and that have no key for a second.
+# Architectures with one rotary base for all kinds of layers, and no key for a second base.
 ONE_BASE = ("olmo3",)
 # Keys of nested settings that mlx-lm reads outside of `rope_scaling`.
 BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
@@ -375,13 +375,13 @@ def config_for_mlx(
     """Return a config that does not rely on defaults in which mlx-lm and transformers differ.
 
     `tie_word_embeddings` is written out: for Llama the defaults are opposite. transformers 5 nests the rotary settings
-    in `rope_parameters`, which most of mlx-lm 0.32 does not read: Llama's base would be 10,000 without a word. They are
-    written as transformers 4 did. In a model that also reads images, these are settings of the text model.
+    in `rope_parameters`, which most models of mlx-lm 0.32 do not read; Llama's base would silently be 10,000. So they
+    are written as in transformers 4. In a model that also reads images, these are settings of the text model.
 
     Args:
         config: config.json of the original folder.
         has_head: whether the folder has a matrix for the head.
-        known: the settings of the text model as they were read, `ConfigBase.to_hf`; the config may lack some of them.
+        known: the result of `ConfigBase.to_hf` for the text model; `config` may lack some of these settings.
     """
     text, known = config.get("text_config"), known or {}
     if isinstance(text, Mapping):
@@ -454,14 +454,14 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-# What mlx-lm's implementation of an architecture cannot load, and where its results differ. As of mlx-lm 0.32.
+# Models that mlx-lm 0.32 cannot load, and models for which its results differ.
 
 
-# Architectures whose heads have hidden_size / n_heads elements in mlx-lm, whatever config.json says.
+# Architectures for which mlx-lm ignores `head_dim` and uses hidden_size / n_heads.
 HEADS_OF_SIZE = ("granite", "granitemoehybrid", "lfm2", "mixtral", "phi3", "qwen2", "qwen2_moe")
-# Architectures for which mlx-lm has only the interval between layers that attend to all tokens.
+# Architectures for which mlx-lm has no list of layer types, only the interval between layers with full attention.
 BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
-# Architectures whose window mlx-lm does not have.
+# Architectures whose sliding window mlx-lm ignores.
 WITHOUT_WINDOW = ("gemma2", "phi3")
 
 
@@ -479,8 +479,8 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
     """
     if getattr(config, "n_kv_arrays", 2) == 1:
         raise ModelError(
-            f"{where}: expected attention with keys and values, found latent attention, whose matrices of heads mlx-lm "
-            "quantises in two parts; --to q8_0 or q4_0 writes a GGUF file"
+            f"{where}: expected attention with keys and values, found latent attention, whose head matrices mlx-lm "
+            "splits in two; --to q8_0 or q4_0 writes a GGUF file"
         )
     problem = _gpt2(config, has_head=has_head) if model_type == "gpt2" else _layers(model_type, config)
     if model_type in HEADS_OF_SIZE and config.head_dim * config.n_heads != config.hidden_size:
@@ -488,13 +488,13 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
         problem = f"heads of {size} elements, hidden_size / n_heads, found {config.head_dim}"
     if problem is not None:
         raise ModelError(
-            f"{where}: expected {problem}; mlx-lm's {model_type!r} has no other models: it would not load the folder "
+            f"{where}: expected {problem}; mlx-lm's {model_type!r} supports nothing else: it would not load the folder "
             "or compute something else; --to q8_0 or q4_0 writes a GGUF file"
         )
 
 
 def _gpt2(config: Any, *, has_head: bool) -> str | None:
-    """Return what mlx-lm expects of a GPT-2, and what was found; None if the model is like that."""
+    """Return a line with what mlx-lm expects of a GPT-2 and what was found; None if mlx-lm supports the model."""
     size = 4 * config.hidden_size
     if config.intermediate_size != size:
         return f"an FFN of {size:,}, 4 times the hidden size, found {config.intermediate_size:,}"
@@ -502,19 +502,19 @@ def _gpt2(config: Any, *, has_head: bool) -> str | None:
 
 
 def _layers(model_type: str, config: Any) -> str | None:
-    """Return what mlx-lm expects of the order of layers, and what was found; None if they have this order.
+    """Return a line with the order of layers that mlx-lm expects, and what was found; None if it is supported.
 
-    For some architectures it has only the interval between layers that attend to all tokens, and of gpt-oss that there
-    are layers of both kinds.
+    For some architectures mlx-lm has only the interval between layers with full attention. For gpt-oss it requires
+    layers of both kinds.
     """
     if model_type in BY_INTERVAL:
         kinds = getattr(config, "kinds", None)
         is_other = [kind == DELTA for kind in kinds] if kinds else [window is not None for window in config.windows]
         n = is_other.index(False) + 1 if False in is_other else 0
         if not n or is_other != [(i + 1) % n != 0 for i in range(len(is_other))]:
-            return "every n-th layer to attend to all tokens, found another order of layers"
+            return "full attention in every n-th layer, found another order of layers"
     if model_type == "gpt_oss" and len({window is None for window in config.windows}) < 2:
-        return "layers with a window and layers without, found one kind alone"
+        return "layers with a window and layers without, found only one kind"
     return None
 
 
@@ -523,9 +523,9 @@ def notes_on(model_type: str, config: Any) -> list[str]:
     windows = [window for window in config.windows if window is not None]
     found, rope = [], getattr(config, "rope", None)
     if model_type in WITHOUT_WINDOW and windows:
-        found.append(f"its attention has no window: its results differ after {min(windows):,} tokens")
+        found.append(f"its attention ignores the window, so its results differ after {min(windows):,} tokens")
     if isinstance(rope, Rotation) and rope.rule == "yarn" and not rope.truncate:
-        found.append("it rounds the limits of YaRN, as llama.cpp does: its results differ")
+        found.append("it rounds the limits of YaRN, as llama.cpp does, so its results differ")
     if isinstance(rope, Rotation) and rope.rule == "longrope":
-        found.append(f"it has LongRoPE's long factors only: its results differ up to {rope.context:,} tokens")
+        found.append(f"it has only LongRoPE's long factors, so its results differ up to {rope.context:,} tokens")
     return [f"mlx-lm's {model_type!r}: {line}" for line in found]

@@ -1,7 +1,7 @@
-"""The tensors of a folder for MLX: which tensors of the model each one holds, its type, and how it is made.
+"""The tensors of a folder for MLX: the model's tensors that each of them holds, its type, and its conversion.
 
-A tensor that the source stores as mlx-lm does keeps its bytes, also one that holds several of the model, such as
-Phi-3's queries, keys and values. All others are put together from the tensors of the model.
+If the source stores a tensor as mlx-lm does, its bytes are kept, even if it holds several tensors of the model, such as
+Phi-3's queries, keys and values. All other tensors are assembled from the tensors of the model.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from mlx_engine.weights.stored import TensorLayout
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 # The types of quants and of scales in safetensors, other than floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
-# The tensors of the model that one tensor of the new folder holds, and how it holds them.
+# The tensors of the model that one tensor of the new folder holds, and their layouts in it.
 Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
-# The end of the layer types of experts. MXFP4, in which gpt-oss publishes them, is kept unless layers ask for a type.
+# The suffix of experts' layer types. gpt-oss publishes experts in MXFP4, which is kept unless layers request a type.
 _EXPERTS = "_exps"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the new folder: its name, layer type and shape, its type before and in the new folder.
+    """A tensor of the new folder: its name, layer type, shape, and its types before and after the conversion.
 
-    `asked` is the type that was asked for, which rows that do not fill groups cannot have; None for a tensor that is to
-    keep its type. `before` returns the tensor before its conversion.
+    `asked` is the requested type; None for a tensor that keeps its type. The tensor gets another type if its rows do
+    not fill groups of `asked`. `before` returns the tensor before its conversion.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Part:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the new folder stores it in groups."""
+        """Whether the new folder stores the tensor in quantised groups."""
         return isinstance(self.type, GroupType)
 
     def entries(self) -> list[Entry]:
-        """Return the tensors that store it in the new folder."""
+        """Return the safetensors entries of this tensor, such as quants, scales and biases."""
         if not isinstance(self.type, GroupType):
             return [Entry(self.name, self.shape, self.type)]
         stem, (*outer, width) = self.name.removesuffix(WEIGHT), self.shape
@@ -88,12 +88,12 @@ def parts_of(
 
     Args:
         checkpoint: the model that is converted.
-        forms: the model's tensors, and how the new folder stores them, by GGUF name.
+        forms: the model's tensors and their layouts in the new folder, by GGUF name.
         to: a key of `TARGETS`.
-        layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
+        layers: a key of `TARGETS` or "keep", by layer type, group of layer types, or `token_embd`.
 
     Raises:
-        OptionError: the layers that one matrix holds are to get different types.
+        OptionError: `layers` requests different types for layer types that one matrix holds.
     """
     held: dict[str, list[tuple[Tensor, TensorLayout]]] = {}
     for tensor, stored in forms.values():
@@ -117,7 +117,7 @@ def _part(
         wanted = None if asked == KEEP else target_type(asked, type_before)
     type_ = type_before if wanted is None or shape[-1] % wanted.block_size else wanted
     if type_.block_size > 1 and not isinstance(type_, GroupType):
-        # Folders have no blocks of GGUF: the same values in groups, or in float32.
+        # Folders cannot hold GGUF blocks, so the same values are stored in groups, or in float32.
         type_ = EXACT.get(type_.name, F32) if kind is not None else F32
     return Part(name, kind or OTHERS, shape, type_before, type_, wanted, partial(_before, checkpoint, held))
 
@@ -132,7 +132,7 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
-    """Return whether the source has one tensor in the form of the new folder's."""
+    """Return whether the source has the tensor of the new folder in the same form."""
     stored = [tensor.stored(checkpoint.naming) for tensor, _ in held]
     same = all(replace(before, name=form.name) == form for before, (_, form) in zip(stored, held, strict=True))
     return same and len({before.name for before in stored}) == 1
@@ -150,7 +150,7 @@ def _before(checkpoint: Checkpoint, held: Held) -> Weight:
 
 
 def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], *, tied: bool) -> str:
-    """Return the target that is asked for a matrix with rows of these layer types."""
+    """Return the requested target of a matrix with rows of these layer types."""
     found = set[str]()
     for kind in kinds:
         names = [kind, *([HEAD] if kind == TABLE and tied else [])]
@@ -158,16 +158,14 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
         found.add(next((layers[name] for name in names if name in layers), to))
     if len(found) > 1:
         asked = ", ".join(sorted(found))
-        message = f"--layer must give {name} one type, which holds {', '.join(kinds)}, not {asked}"
+        message = f"--layer must give one type to {', '.join(kinds)}, which {name} holds, not {asked}"
         raise OptionError(message, option="--layer", found=asked)
     return found.pop()
 
 
-# How mlx-lm's folders store the tensors of a model: under which names, and in which form.
-#
-# A tensor that mlx-lm has as transformers has it keeps its name and its form. The others are here: experts are stacked,
-# Granite 4's gate and up are cut in two, GPT-2's matrices are not transposed, and a text model inside of a model of
-# images has mlx-lm's prefix.
+# The names and layouts of tensors in mlx-lm's folders. Most tensors have the same name and form as in transformers. The
+# exceptions: experts are stacked, Granite 4's fused gate and up are split, GPT-2's matrices are not transposed, and the
+# text model of an image model has mlx-lm's prefix.
 
 
 # A part of one expert, and the module of a layer that has the experts.
@@ -178,20 +176,20 @@ _EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
 _LAYER = re.compile(r"\.layers\.\d+$")
-# The prefixes of a text model inside of another model, and of tensors of transformers' GPT-2.
+# The prefixes of the text model in a multimodal model, and of tensors of transformers' GPT-2.
 _INNER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)")
 _INNER_HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
 _GPT2 = re.compile(r"^(?:transformer\.|model\.)?")
 
 
 def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: bool = False) -> TensorLayout:
-    """Return how a folder that mlx-lm writes stores a tensor.
+    """Return the layout of a tensor in a folder that mlx-lm writes.
 
     Args:
         tensor: a tensor of the model.
         model_type: `model_type` of the folder's config.json.
         n_experts: the number of experts in each layer.
-        is_inner: whether the model is inside of another one, `language_model` in mlx-lm.
+        is_inner: whether the model is the text model of a multimodal one, `language_model` in mlx-lm.
     """
     stored = tensor.stored("hf")
     expert, dense = _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
@@ -211,7 +209,7 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
 
 
 def _module(block: str, model_type: str) -> str:
-    """Return the module of `block` in which mlx-lm has all experts of a layer."""
+    """Return the module of `block` in which mlx-lm stacks all experts of a layer."""
     if model_type == "gpt_oss":
         return "experts"
     # Gemma 4 has experts in the layer itself, other models in a module of the layer.
@@ -225,7 +223,7 @@ TARGETS: dict[str, int | str] = {
     **{f"mlx-{bits}bit": bits for bits in AFFINE_BITS},
     **{f"mlx-{mode}": mode for mode in FIXED},
 }
-# Stored floats whose type scales and biases get, as mlx-lm has it; for all other weights they are float32.
+# If weights are stored in one of these types, scales and biases get the same type, as in mlx-lm; otherwise float32.
 HALVES = ("F16", "BF16")
 
 

@@ -1,7 +1,7 @@
-"""Quantise a GGUF file or a Hugging Face folder into a new GGUF file. Only matrices are quantised.
+"""Quantise the matrices of a GGUF file or a Hugging Face folder into a new GGUF file.
 
-The embedding table is quantised too: with tied embeddings it is the output head, and its type is the head's; otherwise
-it has the type of all layers. Quantised lookups cost no time, and the table is a large part of a small model.
+The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table cost
+no time. If embeddings are tied, the table is the head and gets its type; otherwise it gets the type of all layers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from mlx_engine.weights.conversion import Conversion
 
 # `general.quantization_version`: the version of the block formats since 2023.
 QUANTIZATION_VERSION = 2
-# Values compared at a time; a multiple of every block size.
+# The number of values that are compared at a time: a multiple of every block size.
 PIECE = 1 << 20
 
 
 @dataclass
 class Line:
-    """Totals of one layer type: number of matrices, bytes before and after, squared errors.
+    """Totals of one layer type: number of matrices, bytes before and after the conversion, squared errors.
 
     `squares` are the squared errors of `n_values` values, and `power` the squares of the values that were converted.
     """
@@ -59,14 +59,14 @@ class Line:
 
     @property
     def relative_rmse(self) -> float:
-        """The root mean square error of the matrices that were converted, relative to their root mean square."""
+        """The root mean square error of the converted matrices, relative to the root mean square of their values."""
         return math.sqrt(self.squares / self.power) if self.power else 0.0
 
     def add(self, before: Weight, new: Weight, where: str) -> None:
         """Add a tensor, before and after its conversion.
 
         Raises:
-            FormatError: values of the new tensor have become infinite.
+            FormatError: the conversion made values infinite.
         """
         self.count += 1
         self.types[new.type.name] = self.types.get(new.type.name, 0) + 1
@@ -129,10 +129,10 @@ def requantize(
     Args:
         source: a GGUF file or a Hugging Face folder.
         target: the file to write.
-        conversion: the types of the matrices; a `FileConversion` has more of them.
+        conversion: the types of the matrices; a `FileConversion` allows more types.
         allow_settings: settings of a folder that are left out if they are not implemented.
-        allow_mixed: write the file even if most bytes of the matrices cannot have the type that was asked for.
-        note: called with lines about such settings, and about matrices that get another type than asked for.
+        allow_mixed: write the file even if most bytes of the matrices cannot have the requested type.
+        note: called with lines about ignored settings, and about matrices that do not get the requested type.
         progress: called with (tensors written, total tensors).
 
     Raises:
@@ -143,7 +143,8 @@ def requantize(
         ModelError: GGUF cannot represent the configuration of a folder.
         TokenizerError: GGUF cannot represent the tokenizer of a folder.
     """
-    # The new file replaces an existing one, which must not be a pipe or a device. A symbolic link itself is replaced.
+    # The new file replaces an existing file, which must not be a pipe or a device. If `target` is a symbolic link, the
+    # new file replaces the link itself.
     plain = not os.path.lexists(target) or (target.is_file() and not target.is_symlink())
     if not plain:
         raise OptionError(f"{target} is neither a new nor an existing file", option="OUT", found=str(target))
@@ -173,7 +174,7 @@ def requantize(
 def _types(
     source: Path, form: GGUFForm, conversion: Conversion, note: Callable[[str], None], *, allow_mixed: bool
 ) -> dict[str, GGMLType]:
-    """Return the types of the tensors of the new file by name, after checks of what was asked for."""
+    """Check the requested types, and return the types of the new file's tensors by name."""
     conversion.check(str(source), form.parts)
     types = {name: part.type for name, part in form.parts.items()}
     matrices = []
@@ -262,11 +263,11 @@ class Matrix:
 
     Attributes:
         name: its name.
-        columns: weights of a row, which have to fill blocks.
-        nbytes: its bytes in the source.
-        asked: the type that was asked for.
-        type: the type that it gets.
-        is_small: whether that type has as few bits, or is the one that llama.cpp chooses in its place.
+        columns: the number of weights in a row, which must be a multiple of the type's block size.
+        nbytes: the bytes of the matrix in the source.
+        asked: the requested type.
+        type: the type that the matrix gets.
+        is_small: whether `type` has at most as many bits as `asked`, or is llama.cpp's replacement for it.
     """
 
     name: str
@@ -278,15 +279,15 @@ class Matrix:
 
 
 def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allow_mixed: bool) -> None:
-    """Report the matrices whose rows do not fill blocks of the type that was asked for, and their sum.
+    """Report the matrices whose rows do not fill blocks of the requested type, and their share of the bytes.
 
     Args:
         matrices: all matrices to convert.
         note: called with a line for each such matrix and one for the sum.
-        allow_mixed: write even if most bytes do not get what was asked for.
+        allow_mixed: accept that most bytes do not get the requested type.
 
     Raises:
-        OptionError: less than half of the bytes get what was asked for, and `allow_mixed` is not set.
+        OptionError: less than half of the bytes get the requested type, and `allow_mixed` is not set.
     """
     others = [matrix for matrix in matrices if matrix.type != matrix.asked]
     if not others:

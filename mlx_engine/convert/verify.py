@@ -99,9 +99,9 @@ def _types(listing: Listing) -> Iterator[Finding]:
 
 
 def _model(checkpoint: Checkpoint, progress: Progress) -> tuple[list[Finding], int | None]:
-    """Return the findings about settings and tensors, and the number of embedding rows if known."""
+    """Return the findings about settings and tensors, and the number of embedding rows, or None if it is unknown."""
     if not checkpoint.shapes:
-        detail = "none at all: a file of a vocabulary alone, which `tokenize` can use but no model"
+        detail = "none: the file has a vocabulary alone, which only `tokenize` can use"
         return [Finding(Level.FAIL, "tensors", detail)], None
     try:
         plan: Plan = model_file(checkpoint).plan(checkpoint)
@@ -143,7 +143,7 @@ def _values(checkpoint: Checkpoint, names: Sequence[str], progress: Progress) ->
             detail = f"{name} has values that are not finite: {what}; download the file again"
             yield Finding(Level.FAIL, "values", detail)
     if not n_bad:
-        yield Finding(Level.PASS, "values", f"those of all {len(names):,} tensors are finite")
+        yield Finding(Level.PASS, "values", f"the values of all {len(names):,} tensors are finite")
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path, vocab_size: int | None) -> Iterator[Finding]:

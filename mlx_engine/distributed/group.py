@@ -33,7 +33,7 @@ HOSTFILE, RANK = "MLX_HOSTFILE", "MLX_RANK"
 
 
 class Group(ABC):
-    """The ranks of a run, from the view of one rank.
+    """The ranks of a run, as seen by one of them.
 
     Attributes:
         rank: the number of this process.
@@ -49,12 +49,12 @@ class Group(ABC):
 
     @property
     def next(self) -> int:
-        """The next neighbour; the next one of the last rank is rank 0."""
+        """The next rank in the ring; after the last rank comes rank 0."""
         return (self.rank + 1) % self.size
 
     @property
     def previous(self) -> int:
-        """The previous neighbour; the previous one of rank 0 is the last rank."""
+        """The previous rank in the ring; before rank 0 comes the last rank."""
         return (self.rank - 1) % self.size
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Group(ABC):
 
     @abstractmethod
     def gather(self, array: A) -> A:
-        """Return the arrays of all ranks (size, ...), in the order of the ranks. Every rank calls it, with one shape.
+        """Return the arrays of all ranks (size, ...), in rank order. All ranks must call it with equal shapes.
 
         An MLX array is gathered when it is evaluated.
 
@@ -109,10 +109,10 @@ class Group(ABC):
 
 
 class Ring(Group):
-    """MLX's ring. Its calls wait in C++ without the GIL; a lost connection ends them with an error.
+    """MLX's ring. Its calls wait in C++ without the GIL, and raise an error if a connection is lost.
 
-    While a receive is pending, a thread of MLX polls a socket without pause and uses a core. So receive only when there
-    is nothing else to compute.
+    While a receive is pending, a thread of MLX polls a socket and uses a whole core. So receive only when there is
+    nothing else to compute.
     """
 
     def __init__(self) -> None:
@@ -192,11 +192,11 @@ class Ring(Group):
 def launched() -> bool:
     """Return whether `mlx.launch` has started this process as one of several."""
     path = Path(os.environ.get(HOSTFILE) or os.devnull)
-    return RANK in os.environ and path.exists() and path.stat().st_size > 1  # a newline alone if there is one rank
+    return RANK in os.environ and path.exists() and path.stat().st_size > 1  # for a single rank the file is "\n"
 
 
 def gather_values(group: Group, value: Any) -> list[Any]:
-    """Return a value of each rank that JSON can express, in the order of the ranks. Every rank calls it."""
+    """Return the values of all ranks, which JSON must be able to encode, in rank order. All ranks must call it."""
     data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
     sizes = group.gather(np.array(data.size, dtype=np.int64)).tolist()
     padded = np.zeros(max(sizes), dtype=np.uint8)
@@ -211,11 +211,11 @@ _MAPS = Path("/proc/self/maps")
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Return a context that gives the pages of the buffers allocated inside it back to the system, on Linux.
+    """Return a context that, on Linux, releases the pages of the ring's buffers that are allocated inside it.
 
-    MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls. A page
-    that is given back is zero again when it is next read. Pages are given back only if exactly one new mapping has the
-    size of the buffers, and all of it is zero.
+    MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls. A
+    released page is zero again when it is next read. Pages are released only if exactly one new mapping has the size of
+    the buffers, and all its bytes are zero.
     """
     before = _mappings()
     yield

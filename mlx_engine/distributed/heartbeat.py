@@ -1,11 +1,11 @@
-"""The heartbeat of a run: all ranks end within 10 s when one dies, stops or loses its link, and one line names it.
+"""The heartbeat of a run. If a rank dies, stops or loses its link, all ranks end within 10 s and one line names it.
 
-Every rank sends a beat each half second on a TCP connection to rank 0, and rank 0 to every rank. A rank that sends none
-for 8 s is given up. MLX's calls wait in C++ and cannot be interrupted, so a thread ends the process. Rank 0 prints the
-line and ends the others; if rank 0 itself is gone, rank 1 prints it.
+Every half second each rank sends a message, a beat, to rank 0 on a TCP connection, and rank 0 sends one to each rank. A
+rank without a beat for 8 s counts as dead. MLX's calls wait in C++ and cannot be interrupted, so a thread ends the
+process. Rank 0 prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
 
 The ranks join on these connections before MLX connects them, because MLX blocks indefinitely on a missing rank while
-holding the GIL. No thread of Python runs meanwhile: a timer in C has the same deadline, and no rank is named.
+holding the GIL. No Python thread runs while MLX connects, so a timer in C applies the same deadline; it names no rank.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from mlx_engine.errors import DistributedError
 
-# Seconds between beats, and without one after which a rank is given up: all end within 10 s.
+# Seconds between beats, and seconds without a beat after which a rank counts as dead; all ranks then end within 10 s.
 INTERVAL, LIMIT = 0.5, 8.0
-# Seconds after the last rank that joined, or after this one, in which another must join; and between two attempts. A
-# rank takes 20 s and more for its imports if other processes use all cores.
+# Seconds within which the next rank must join, counted from the latest join; and seconds between two attempts. A rank
+# takes 20 s and more for its imports if other processes use all cores.
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the others when the run has ended.
 PATIENCE = 5.0
-# Seconds that a rank with an error lives on: most errors are those of all ranks, and rank 0 reports them.
+# Seconds that a rank with an error waits before it ends. Most errors occur on all ranks, and rank 0 reports them.
 COURTESY = 1.0
-# Seconds that the last rank waits before it connects, so that rank 0 listens already: after a refused connection MLX
-# waits for 1 s.
+# Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
+# MLX would wait for 1 s.
 HEAD_START = 0.1
-# Bytes per second that the slowest link carries. A long message may take its time.
+# Bytes per second of the slowest link: it determines how long a large message may take.
 SLOWEST = 1e6
-# What a rank sends first. It has a fixed length, so that nothing behind it is read with it.
+# The first message of a rank. It has a fixed length, so that reading it reads no byte of the next message.
 HELLO = "rank {:<8}\n"
 FAILED = 1
 START_AGAIN = "all ranks end, start them again"
@@ -50,19 +50,19 @@ R = TypeVar("R")
 
 
 class Report(NamedTuple):
-    """What a rank has exchanged with the others."""
+    """Counts of the messages and gathers of a rank."""
 
     sent: int = 0  # messages to the next rank
-    awaited: int = 0  # the number of the message from the previous rank that it waits for; 0 if it waits for none
-    gathers: int = 0  # gathers that it has begun
-    awaited_gather: int = 0  # the number of the gather whose end it waits for; 0 if it waits for none
+    awaited: int = 0  # number of the message from the previous rank that the rank waits for; 0 for none
+    gathers: int = 0  # gathers that have begun
+    awaited_gather: int = 0  # number of the gather whose end the rank waits for; 0 for none
     nbytes: int = 0  # bytes of the awaited message or gather
 
 
 class Beat(NamedTuple):
-    """What a rank tells rank 0, or rank 0 a rank: a line of JSON."""
+    """A message from a rank to rank 0, or from rank 0 to a rank, sent as a line of JSON."""
 
-    met: int = 0  # meeting points that the rank has reached; from rank 0, those that all ranks have reached
+    met: int = 0  # barriers that the rank has reached; from rank 0: that all ranks have reached
     woken: int = 0  # how often rank 0 has woken the others
     code: int | None = None  # the exit code with which all ranks end
     error: str = ""  # an error of the rank, which rank 0 prints
@@ -87,8 +87,8 @@ class Heartbeat:
         hosts: the host of each rank, for messages.
 
     Attributes:
-        report: returns what this rank has exchanged with the others.
-        end: called once with an exit code and a line to print (or None) when the run has to end.
+        report: returns this rank's counts of messages and gathers.
+        end: called once, when the run has to end, with an exit code and a line to print or None.
         interval, limit, joining: `INTERVAL`, `LIMIT` and `JOINING`.
     """
 
@@ -100,7 +100,7 @@ class Heartbeat:
         self.rank, self._hosts = rank, hosts
         self._peers: dict[int, socket.socket] = {}
         self._beat, self._heard = Beat(), defaultdict[int, Beat](Beat)
-        # By rank: the number of its beats since the report of any rank has changed.
+        # By rank: the number of its beats since any rank's report last changed.
         self._unchanged = Counter[int]()
         self._n_woken, self._is_connecting = 0, False
         self._is_closing, self._is_ending, self._has_ended = False, False, False
@@ -110,12 +110,12 @@ class Heartbeat:
     # ---- the beginning ----
 
     def join(self, port: int) -> None:
-        """Wait until all ranks have called this, connected with rank 0 at this port of its host. The port is then free.
+        """Connect to rank 0 at `port` and wait until all ranks have joined. Afterwards the port is free.
 
-        A rank that does not come in time ends the run, and one line names it.
+        If a rank does not join in time, the run ends and one line names the rank.
 
         Raises:
-            DistributedError: rank 0 cannot listen there; or the run has ended, and `end` has returned.
+            DistributedError: rank 0 cannot listen at the port; or the run has ended, and `end` has returned.
         """
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
         missing = [0] * (not self._connect(port)) if self.rank else self._admit(port)
@@ -126,8 +126,9 @@ class Heartbeat:
     def connected(self, ring: Callable[[], R]) -> R:
         """Return the ring that connects this rank with its neighbours, once all ranks have connected.
 
-        If this takes longer than the limit, a timer in C ends the process without the GIL, which `ring` may keep. A
-        rank that dies is named if the ring of rank 0 is done; otherwise a line says that the ranks did not connect.
+        If this takes longer than the limit, a timer in C ends the process; the timer does not need the GIL, which
+        `ring` may hold. A rank that dies is named if rank 0 has connected; otherwise a line says that the ranks did not
+        connect.
 
         Raises:
             DistributedError: the run has ended, and `end` has returned.
@@ -137,7 +138,7 @@ class Heartbeat:
             faulthandler.dump_traceback_later(self.limit + 1, exit=True, file=nowhere)
             try:
                 if self.rank == 0:
-                    # A shell prints the line when it can read nothing more: this process has ended.
+                    # A shell prints the line when its input closes, which means that this process has ended.
                     command = ["/bin/sh", "-c", 'read line || echo "error: $1" >&2', "sh", NOT_CONNECTED]
                     with self._sending:
                         if not self._is_ending:  # otherwise another thread prints why
@@ -148,7 +149,7 @@ class Heartbeat:
                 self._drop_notice()
                 self._meet()
             except BaseException as error:  # SIGTERM, too: mlx.launch sends it to all ranks when one has died
-                time.sleep(COURTESY)  # if the ring failed because another rank has died, that rank is named first
+                time.sleep(COURTESY)  # if the ring failed because another rank died, that rank gets named first
                 if isinstance(error, DistributedError):
                     self._stop(FAILED, f"error: {self._names([self.rank])}: {error}; {START_AGAIN}")
                 raise
@@ -165,7 +166,7 @@ class Heartbeat:
             self._notice = None
 
     def _admit(self, port: int) -> list[int]:
-        """Wait for the other ranks, on rank 0; return those that have not come in time."""
+        """Wait on rank 0 for the other ranks; return those that have not joined in time."""
         missing, host = set(range(1, len(self._hosts))), self._hosts[0]
         try:
             listening = socket.create_server((host, port), backlog=len(self._hosts))
@@ -183,7 +184,7 @@ class Heartbeat:
         return sorted(missing)
 
     def _greet(self, peer: socket.socket, missing: set[int]) -> bool:
-        """Listen to a missing rank that has connected; return whether it is one."""
+        """Read the greeting of a new connection. If its rank is missing, listen to the rank and return True."""
         peer.settimeout(self.limit)
         try:
             hello = peer.recv(len(HELLO.format(0))).decode()
@@ -195,7 +196,7 @@ class Heartbeat:
         return True
 
     def _connect(self, port: int) -> bool:
-        """Connect with rank 0; return whether it has been there in time."""
+        """Connect to rank 0; return whether it answered in time."""
         deadline = time.monotonic() + self.joining
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(OSError):
@@ -204,7 +205,7 @@ class Heartbeat:
                     peer.sendall(HELLO.format(self.rank).encode())
                     self._listen(0, peer)
                     return True
-                peer.close()  # on one machine a socket may meet itself
+                peer.close()  # on one machine a socket can connect to itself
             time.sleep(RETRY)
         return False
 
@@ -216,7 +217,7 @@ class Heartbeat:
         threading.Thread(target=self._listen_to, args=(rank, peer), name=f"rank {rank}", daemon=True).start()
 
     def _meet(self) -> None:
-        """Wait until all ranks have called this.
+        """Wait at a barrier until all ranks have called this method.
 
         Raises:
             DistributedError: the run has ended, and `end` has returned.
@@ -243,9 +244,10 @@ class Heartbeat:
         self._is_ending = True
 
     def leave(self, code: int, error: str = "") -> None:
-        """End this rank's part, on other ranks than 0.
+        """End this rank's part of the run; not called on rank 0.
 
-        After an error let rank 0 end first if it has the same one; if not, have it print this one and end all ranks.
+        After an error, wait for rank 0 to end with the same error. If it does not, send the error to rank 0, which
+        prints it and ends all ranks.
         """
         if code:
             time.sleep(COURTESY)
@@ -258,7 +260,7 @@ class Heartbeat:
         time.sleep(self.limit + 2 * self.interval)
 
     def _give_up(self, found: str, gone: Sequence[int] = ()) -> None:
-        """End the run because of what was found. Rank 0 prints it, or rank 1 if rank 0 is gone."""
+        """End the run with the error `found`. Rank 0 prints it, or rank 1 if rank 0 is dead."""
         prints = self.rank == 0 or (0 in gone and self.rank == 1)
         self._stop(FAILED, f"error: {found}; {START_AGAIN}" if prints else None)
 
@@ -271,7 +273,7 @@ class Heartbeat:
         self._say(code=code)
         self._drop_notice()
         self.end(code, line)
-        with self._news:  # not before: no other thread is to report an error of its own meanwhile
+        with self._news:  # only now, so that no other thread reports an error of its own
             self._has_ended = True
             self._news.notify_all()
 
@@ -292,7 +294,7 @@ class Heartbeat:
     # ---- beats ----
 
     def _wait_for(self, holds: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until beats of the others fulfil a condition, or the run ends."""
+        """Wait until beats of other ranks make a condition true, or the run ends."""
         with self._news:
             self._news.wait_for(lambda: self._has_ended or holds(), seconds)
 
@@ -300,8 +302,8 @@ class Heartbeat:
         """Send the other ranks a beat with these changes."""
         with self._sending:
             self._beat = self._beat._replace(report=self.report(), **changes)
-            for peer in list(self._peers.values()):  # others may join meanwhile
-                with contextlib.suppress(OSError):  # the thread that listens finds out
+            for peer in list(self._peers.values()):  # a copy, because other ranks may join meanwhile
+                with contextlib.suppress(OSError):  # the listening thread detects the loss
                     peer.sendall(json.dumps(self._beat).encode() + b"\n")
 
     def _send_beats(self) -> None:
@@ -313,7 +315,7 @@ class Heartbeat:
             time.sleep(self.interval)
 
     def _listen_to(self, rank: int, peer: socket.socket) -> None:
-        """Read a rank's beats until it ends, or is given up."""
+        """Read a rank's beats until the rank ends or counts as dead."""
         found = "exited"
         try:
             with peer, peer.makefile("rb") as lines:
@@ -332,7 +334,7 @@ class Heartbeat:
             self._news.notify_all()
 
     def _hear(self, rank: int, beat: Beat) -> None:
-        """Note a beat; end the run if it asks for it."""
+        """Record a beat; end the run if the beat has an exit code."""
         with self._news:
             if beat.report != self._heard[rank].report:
                 self._unchanged.clear()
@@ -344,14 +346,14 @@ class Heartbeat:
         if beat.error:
             self._give_up(f"{self._names([rank])}: {beat.error}")
         elif is_end and beat.code:
-            self._stop(beat.code, None)  # the rank that sends this has printed why
+            self._stop(beat.code, None)  # the sending rank has printed the reason
 
     def _find_lost_messages(self) -> None:
         """End the run, on rank 0, if a link loses messages while both of its ranks live.
 
-        A rank that computes for long sends nothing either, so a wait counts only when the message has been sent: by
-        the previous rank, or in a gather by all ranks. Beats without a change are counted, not seconds, and the
-        smallest count of all ranks matters: a stopped rank sends none.
+        A message is lost if it was sent (by the previous rank, or in a gather by all ranks) and does not arrive. A long
+        wait alone proves nothing, because the sender may still compute. Waits are counted in beats without a change,
+        not in seconds, and the smallest count of all ranks is used, because a stopped rank sends no beats.
         """
         ranks = range(len(self._hosts))
         reports = [Report(*self._heard[rank].report) for rank in ranks]
@@ -364,7 +366,8 @@ class Heartbeat:
                 self._give_up(f"{self._names([(rank - 1) % len(ranks)])}: {found}")
             elif report.awaited_gather and all(each.gathers >= report.awaited_gather for each in reports):
                 waiting = [each for each in ranks if reports[each].awaited_gather == report.awaited_gather]
-                # A rank whose gather has ended may not have sent all blocks: it lacks memory, or its link is lost.
+                # A rank whose gather has ended may not have sent all blocks, because it lacks memory or its link is
+                # lost.
                 named = [each for each in ranks if each not in waiting] or waiting
                 found = f"a gather that all ranks have begun does not end on {self._names(waiting)}"
                 self._give_up(f"{self._names(named)}: {found}")

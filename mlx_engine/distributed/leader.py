@@ -31,16 +31,16 @@ from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import COUNTED
 from mlx_engine.weights.model import FirstFault, Model
 
-# Messages without a pass: the run ends; there is no work for a while.
+# Messages without a pass: END ends the run; REST says that ranks may sleep until the next pass.
 END, REST = "end", "rest"
 
 
 def nothing() -> None:
-    """Do nothing: the function `sleep` of ranks that never sleep."""
+    """Do nothing. Ranks that never sleep use this as `sleep`."""
 
 
 def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
-    """Yield the messages of rank 0, up to the end of the run, and forward each to the next rank.
+    """Yield the messages of rank 0 until the end of the run; forward each message to the next rank.
 
     Args:
         group: the ranks.
@@ -59,10 +59,10 @@ def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
 
 
 class SharedModel(Model):
-    """A model that all ranks run together; the object that rank 0 uses.
+    """A model that all ranks run together. Rank 0 uses it like a model in one process.
 
     Attributes:
-        config, backend, program: of rank 0's part of the model.
+        config, backend, program: those of rank 0's part of the model.
         n_stages: the number of passes that may be in progress.
         is_broken: whether a pass was interrupted on this rank.
         free: the free memory of each rank.
@@ -71,7 +71,7 @@ class SharedModel(Model):
     is_shared = True
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None) -> None:
-        """Make the model.
+        """Wrap rank 0's share of a model.
 
         Args:
             model: rank 0's share.
@@ -88,7 +88,7 @@ class SharedModel(Model):
     @property
     @abstractmethod
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer keeps of a sequence."""
+        """The cache of each layer."""
 
     @abstractmethod
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
@@ -105,12 +105,12 @@ class SharedModel(Model):
 
     def forward_hidden(self, batch: Batch) -> Array | None:
         """Raise ModelError: ranks exchange logits, not hidden states."""
-        raise ModelError("embeddings: expected a model that one process runs alone, found ranks; load it without them")
+        raise ModelError("embeddings: expected a model in one process, found ranks; load the model without --shard")
 
     def kv_capacity(self) -> tuple[int, int | None]:
-        """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits it.
+        """Return the bytes of keys and values that fit into the free memory of all ranks, and the limiting rank.
 
-        The memory is that after loading.
+        The free memory was measured after loading.
         """
         if not self.free:
             return available_memory(), 0
@@ -119,7 +119,7 @@ class SharedModel(Model):
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
         """Return the first value that is not finite in the passes that `run` begins, on all ranks; None if all are.
 
-        The ranks run these passes with every operation in its composed form.
+        In these passes the ranks run blocks as composed primitives, not as fused kernels.
         """
         self._is_searching = True
         try:
@@ -139,7 +139,7 @@ class SharedModel(Model):
         return {**message, SEARCH: True} if self._is_searching else message
 
     def idle(self) -> None:
-        """Have the other ranks sleep until the next pass, because there is no work."""
+        """Signal that there is no work, so the other ranks sleep until the next pass."""
         if self._wake is not None and not self._rests:
             self.tell({REST: True})
             self._rests = True
@@ -147,7 +147,7 @@ class SharedModel(Model):
     def end(self, *, timeline: bool = False) -> list[list[Span]]:
         """End the run of the other ranks. With `timeline`, return when each rank computed its part of each pass.
 
-        Only pipelines return this: in other runs all ranks compute each pass together.
+        Only pipelines return spans, because otherwise all ranks compute each pass at the same time.
         """
         self.tell({END: ""})
         self._group.close()
@@ -166,8 +166,7 @@ class SharedModel(Model):
         """Return a context for rank 0's part of a pass; if the pass is interrupted, no other pass can begin.
 
         Raises:
-            DistributedError: the pass has failed; or an earlier pass was interrupted, and other ranks still wait for
-                it.
+            DistributedError: the pass failed, or other ranks still wait for an earlier pass, which was interrupted.
         """
         self.check_unbroken()
         self.is_broken = True
@@ -189,7 +188,7 @@ class SharedModel(Model):
             raise _incomplete("a forward pass was interrupted")
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
+        """Return a KV pool for `n_tokens` tokens; `options` are arguments of `KVPool`."""
         return self._messages.pool(self.kv_layers, n_tokens, **options)
 
 
@@ -199,7 +198,7 @@ def _incomplete(found: str) -> DistributedError:
 
 # ---- the first value that is not finite ----
 
-# The key of a message for a pass of a search, and the message after the last of these passes.
+# The key of messages about passes of a search, and the message that ends the search.
 SEARCH, FOUND = "search", "found"
 
 
@@ -215,12 +214,12 @@ class FaultSearch:
         self._model, self._group = model, group
         self._traced: Decoder | None = None
         self._n_passes = self._n_values = 0
-        # The position of the first such value, which orders the values of all ranks, and the fields of `FirstFault`
-        # after rank.
+        # The position of the first value that is not finite, for comparison with other ranks, and fields of
+        # `FirstFault`.
         self._first: tuple[list[int], str, list[int]] | None = None
 
     def model_of(self, message: Message) -> Decoder:
-        """Return the model that runs a pass: this rank's share, in a search with operations in their composed form."""
+        """Return the model that runs a pass: this rank's share. In a search, its blocks run as composed primitives."""
         if SEARCH not in message:
             return self._model
         if self._traced is None:
@@ -230,7 +229,7 @@ class FaultSearch:
         return self._traced
 
     def check(self, name: str, x: Array) -> None:
-        """Check a value, unless an earlier one was not finite."""
+        """Check a value, unless an earlier value of this search was not finite."""
         self._n_values += 1
         if self._first is not None:
             return
@@ -241,19 +240,19 @@ class FaultSearch:
             self._first = place, self._counted(name), [int(np.isnan(values).sum()), n_bad, int(values.size)]
 
     def end(self) -> FirstFault | None:
-        """End the search, and return the first value of all ranks that is not finite. Every rank calls it."""
+        """End the search; return the first value that is not finite on any rank. All ranks must call this method."""
         found: list[Any] = gather_values(self._group, self._first)
         self._traced, self._first, self._n_passes, self._n_values = None, None, 0, 0
         faults = [(place, rank, name, counts) for rank, of in enumerate(found) if of for place, name, counts in [of]]
         if not faults:
             return None
         place, rank, name, counts = min(faults)
-        # A sum over ranks is not finite on all of them.
+        # If several ranks have the same value, it is a sum over ranks, so no rank is named.
         is_of_one = [of for of, *_ in faults].count(place) == 1
         return FirstFault(name, rank if is_of_one else None, *counts)
 
     def _counted(self, name: str) -> str:
-        """Return the name of a value with the layer's index in the whole model."""
+        """Return the name of a value, with the layer's index in the whole model instead of in this rank's share."""
         block, _, rest = name.partition(".")
         index, _, what = rest.partition(".")
         return f"{block}.{int(index) + self._model.stage.first}.{what}" if what in COUNTED else name
@@ -266,7 +265,7 @@ class FreeMemory(NamedTuple):
     """The memory of a rank.
 
     Attributes:
-        computer: the name of its computer.
+        computer: a unique name of the rank's computer.
         free: bytes of free memory of this computer.
         kv: bytes of keys and values of its layers or heads, for one whole context.
     """
@@ -277,13 +276,13 @@ class FreeMemory(NamedTuple):
 
 
 def free_memory(group: Group, model: Decoder) -> list[FreeMemory]:
-    """Return the memory of each rank; `model` is this rank's part of the model. Every rank calls this function."""
+    """Return the memory of each rank; `model` is this rank's part of the model. All ranks must call this function."""
     kv = pool_nbytes(model.kv_layers, int(model.config.context_length), 1)
     return [FreeMemory(*of) for of in gather_values(group, [this_computer(), available_memory(), kv])]
 
 
 def least_capacity(ranks: Sequence[FreeMemory], kv: int) -> tuple[int, int]:
-    """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits them.
+    """Return the bytes of keys and values that fit into the free memory of all ranks, and the rank that is the limit.
 
     Ranks on one computer share its memory.
 
@@ -303,7 +302,7 @@ def this_computer() -> str:
 
 # ---- when each rank computed ----
 
-# The number of spans that a rank keeps, or more.
+# The number of spans that a rank keeps at least.
 MOST_SPANS = 4096
 # The width of a drawing in characters, and the number of the latest passes that it shows.
 WIDTH, LATEST = 96, 12
@@ -312,9 +311,9 @@ IDLE = "."
 
 
 class Span(NamedTuple):
-    """A rank's part of a pass: the number of the pass, its tokens, and when it began and ended, in seconds.
+    """A rank's part of a pass: the number of the pass, its tokens, and its start and end in seconds.
 
-    The times are those of the rank's own clock, so a drawing of several machines is as exact as their clocks agree.
+    Each rank uses its own clock, so a drawing of several machines is only as accurate as their clocks are synchronised.
     """
 
     number: int
@@ -324,7 +323,7 @@ class Span(NamedTuple):
 
 
 def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
-    """Return a line for each rank: the last digit (in base 36) of the pass that it computed, and dots where it waited.
+    """Return a line of characters for each rank: the last base-36 digit of the pass that ran, or a dot while it waited.
 
     Each line ends with the share of the time in which the rank computed.
     """

@@ -1,9 +1,10 @@
 """Messages of rank 0 to the other ranks: KV pools, copies of pages, and forward passes.
 
-Rank 0 runs the scheduler, with sequences and page tables in a `KVPool`. The stores of this pool are only numbers
-(`RemotePool`). Each rank, including rank 0, allocates the stores of its own layers under these numbers (`StagePools`).
-A message has the page tables of the sequences of a pass, so the other ranks keep none, and rolling back a pass needs no
-message. Messages are JSON, because unpickling data from a network is unsafe.
+Rank 0 runs the scheduler, with sequences and page tables in a `KVPool`. A store is the memory of a layer's keys and
+values, or states. In rank 0's pool each store is only a number (`RemotePool`). Each rank, including rank 0, allocates
+the stores of its own layers under these numbers (`StagePools`). A message has the page tables of the sequences of a
+pass, so the other ranks keep none, and rolling back a pass needs no message. Messages are JSON, because unpickling data
+from a network is unsafe.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def receive_message(group: Group, rank: int) -> Message:
 
 @dataclass(frozen=True, eq=False)
 class RemoteStore:
-    """The number of a store of a pool, and its bytes on all ranks. Each rank has a part of the store, or nothing."""
+    """The number of a store, and its bytes on all ranks together. A rank has the store, a part of it, or nothing."""
 
     number: int
     n_slots: int
@@ -53,21 +54,21 @@ class RemoteStore:
 
 
 class RemotePool:
-    """Takes the place of the backend in a `KVPool` on rank 0: numbers the stores, and turns changes into messages."""
+    """Replaces the backend in the `KVPool` of rank 0: numbers the stores, and records changes for the next message."""
 
     def __init__(self, pool: int, changes: deque[list[Any]], kv_type: str) -> None:
         self._pool, self._changes, self._kv_type, self._n = pool, changes, kv_type, 0
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> RemoteStore:
-        """Return an entry for a store of keys and values."""
+        """Record the allocation of a store for keys and values, and return its number."""
         return self._entry(n_slots, n_arrays * n_kv_heads * row_nbytes(head_dim, self._kv_type))
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
-        """Return an entry for a store of states."""
+        """Record the allocation of a store for states, and return its number."""
         return self._entry(n_slots, math.prod(shape) * BYTES_PER_FLOAT)
 
     def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
-        """Record that the rank with the store has to copy the slots."""
+        """Record that the ranks with the store have to copy `n` slots."""
         self._changes.append(["copy", self._pool, store.number, source, target, n])
         return store
 
@@ -85,7 +86,7 @@ class RemotePool:
 
 
 class BatchMessages:
-    """Rank 0's pools, and the messages about them to the other ranks."""
+    """Rank 0's pools. Makes the messages of passes to the other ranks."""
 
     def __init__(self) -> None:
         self._changes: deque[list[Any]] = deque()
@@ -93,7 +94,7 @@ class BatchMessages:
         self._n_pools = 0
 
     def pool(self, layers: Sequence[CacheLayer], n_tokens: int, **options: Any) -> KVPool:
-        """Return a pool for all layers of the model. Its memory is on the ranks; the options are those of `KVPool`."""
+        """Return a pool for all layers of the model. The ranks have its memory. `options` are arguments of `KVPool`."""
         number = self._n_pools
         self._n_pools += 1
         kv_type = next((layer.type for layer in kv_layers(layers)), "f32")
@@ -112,7 +113,7 @@ class BatchMessages:
     def message(self, batch: Batch) -> Message:
         """Return the message of a forward pass, with all changes since the last one."""
         page, ends = batch.stores.page, [kv.length for kv in batch.groups[0].spans] if batch.groups else []
-        if not ends:  # a model that has only states has no page tables
+        if not ends:  # a model with states alone has no page tables
             last = np.cumsum(batch.lengths) - 1
             ends = [batch.positions[i] + 1 for i in last.tolist()]
         changes = [self._changes.popleft() for _ in range(len(self._changes))]
@@ -130,7 +131,7 @@ class BatchMessages:
 
 @dataclass
 class StagePool:
-    """The stores of one pool that this rank has: by number, and by layer; and the groups of layers that use them."""
+    """This rank's stores of one pool, by number and by layer, and the groups of layers that use them."""
 
     stores: Stores
     windows: list[int | None]

@@ -1,12 +1,12 @@
-"""Pipeline: each rank runs some layers of every forward pass, and sends the hidden states to the next rank.
+"""Pipeline parallelism: each rank runs a range of layers of every pass, and sends hidden states to the next rank.
 
 Rank 0 embeds the tokens and begins each pass. The last rank computes the logits and sends them to rank 0. While later
-ranks run a pass, rank 0 begins other passes, of other sequences or of the next tokens of a prompt. If top-k or greedy
-sampling suffices, only the largest logits are sent to rank 0. Every rank runs passes in the order in which rank 0
-begins them, so that each pass has the same bits as in one process.
+ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If top-k or
+greedy sampling suffices, only the largest logits are sent to rank 0. Every rank runs passes in the order in which rank
+0 begins them, so that each pass has the same bits as in one process.
 
-The split (which layers each rank runs) follows the bytes of layers and the speed and memory of machines. The bytes of a
-layer are its weights, and the keys and values of one sequence: a rank holds both, and each pass reads both.
+The split (which layers each rank runs) follows from the bytes of layers and from the speed and memory of machines. The
+bytes of a layer are its weights, and the keys and values of one sequence, because each pass reads both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
 
-# The key of the last message if the ranks report when they computed.
+# The key of the last message, if ranks are to send their spans.
 TIMELINE = "timeline"
 
 
@@ -52,7 +52,8 @@ class StageRunner:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._pools = StagePools(model.backend, model.kv_layers, model.stage.first)
         own = model.layers[0].input
-        # The width of the hidden states and of the own inputs of this rank's layers and of all later layers.
+        # Widths of the hidden states, of the per-layer inputs of this rank's layers, and of those of all later layers
+        # too.
         n_inputs = own.columns[1] - own.columns[0] if own is not None else 0
         stage = model.stage
         self._hidden, self._own = int(model.config.hidden_size), (stage.end - stage.first) * n_inputs
@@ -74,7 +75,7 @@ class StageRunner:
             )
             began = time.time()
         rest = None
-        if self._width > self._hidden + self._own:  # later layers have inputs of their own
+        if self._width > self._hidden + self._own:  # later layers have per-layer inputs
             rest = be.columns(x, self._hidden + self._own, self._width)
             x = be.columns(x, 0, self._hidden + self._own)
         if stage.is_last:
@@ -132,11 +133,11 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
 
 
 class Pending:
-    """A pass in progress, whose logits may not have arrived.
+    """A pass in flight, whose logits may not have arrived.
 
     Attributes:
         n_rows: rows of logits.
-        best: how many of the largest logits of a row the last rank sends; None for all.
+        best: the number of largest logits per row that the last rank sends; None for all.
         found: the logits.
     """
 
@@ -146,7 +147,7 @@ class Pending:
 
 
 class Pipeline(SharedModel):
-    """A model whose later layers run on other ranks. As many passes may be in progress as there are ranks."""
+    """A model whose later layers run on other ranks. With N ranks, up to N passes may be in flight."""
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
         super().__init__(model, group, wake)
@@ -155,7 +156,7 @@ class Pipeline(SharedModel):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer of the whole model keeps of a sequence."""
+        """The cache of each layer of the whole model."""
         return self._model.whole_kv_layers
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
@@ -176,7 +177,7 @@ class Pipeline(SharedModel):
         return lambda: self._logits(pending)
 
     def _best(self, batch: Batch) -> int | None:
-        """Return how many of the largest logits of a row are sent; None for all logits, if they take fewer bytes."""
+        """Return the number of largest logits per row to send; None for all logits if they take fewer bytes."""
         return batch.best if packs(batch.best, int(self.config.vocab_size)) else None
 
     def _logits(self, pending: Pending) -> Array:
@@ -212,9 +213,9 @@ class Pipeline(SharedModel):
 # ---- the split ----
 
 OPTION = "--split"
-# The speed of a machine is measured by the product of one row with a matrix of this size, 32 MiB in float32. The
-# product is repeated for some seconds, and at least a few times. The median is used, because ranks that share a machine
-# do not disturb each other in all repetitions.
+# The speed of a machine is measured by a gemv with a float32 matrix of this size, 32 MiB. The product is repeated for
+# some seconds, and at least a few times. The median is used, because ranks that share a machine do not disturb each
+# other in all repetitions.
 N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
@@ -240,7 +241,7 @@ def parsed(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     sound = all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts)
     if not sound:
-        message = f"{OPTION}: {shown(text)} is no list of layers of each rank, such as 20,8"
+        message = f"{OPTION}: {shown(text)} is not a list of the layers of each rank, such as 20,8"
         raise OptionError(message, option=OPTION, found=text)
     return tuple(map(int, parts))
 
@@ -260,7 +261,7 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
     for end in ends[:-1]:
         if end > latest:
             raise OptionError(
-                f"{OPTION}: layers {latest} to {n_layers - 1} must be on one rank, because the last of them share the "
+                f"{OPTION}: layers {latest} to {n_layers - 1} must be on one rank, because later ones share the "
                 f"keys and values of the first; {text} cuts before layer {end}",
                 option=OPTION,
                 found=text,
@@ -282,7 +283,7 @@ def layer_bytes(model: ModelParts, n_tokens: int) -> tuple[list[int], int]:
 
 
 def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cuts: Collection[int]) -> list[int]:
-    """Return the numbers of layers with which the slowest rank is fastest; among equal splits, the most even one.
+    """Return the numbers of layers that minimise the time of the slowest rank; among equal splits, the most even one.
 
     The time of a rank is proportional to the bytes of its layers, and of the head on the last rank. Embedding tables
     stay in the file.
@@ -334,7 +335,7 @@ def machines_of(measured: Sequence[tuple[str, float, int]]) -> list[Machine]:
 
 
 def measured_speed(backend: Backend) -> float:
-    """Return the bytes of a float32 matrix that a backend multiplies with one row in a second."""
+    """Measure and return the bytes per second of a backend's gemv with a float32 matrix."""
     weight = Weight.pack("speed", np.ones((N_OUTPUTS, N_INPUTS), dtype=np.float32), F32)
     ends = list[float]()
     with backend.session():

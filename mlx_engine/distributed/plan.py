@@ -1,8 +1,8 @@
-"""Plan a model on several machines without running anything: what each rank holds, and the expected tokens/s.
+"""Plan a model on several machines without running it: the part of each rank, and the expected tokens/s.
 
-Every size comes from the model's outline: its layers, embedding tables and head as parts that hold, read and multiply
-so many bytes (`ModelParts`). Layers are cut into runs for the ranks (`pipeline`, `tensor`), and bandwidths, rates of
-arithmetic and links give the time of a pass (`Timing`). A run with `--shard pipeline` chooses its split with the same
+`ModelParts` has the bytes that each layer, the embedding tables and the head hold and read, and their operations; they
+follow from the model's outline. `pipeline` and `tensor` divide the parts among the ranks. `Timing` computes the time of
+a pass from memory bandwidth, arithmetic rate and links. A run with `--shard pipeline` chooses its split with the same
 parts.
 """
 
@@ -24,7 +24,7 @@ from mlx_engine.errors import OptionError
 from mlx_engine.models.layer import Attention, GatedAndMixture, LatentAttention, Layer, RowNorms, SharedAttention
 from mlx_engine.weights.outline import ACTIVATIONS, Outline, Outlined
 
-# Attributes of a model that are neither embedding tables nor what computes them.
+# Attributes of a model that do not belong to its embedding tables.
 NOT_TABLES = ("config", "layers", "program", "output", "output_norm", "_backend")
 
 
@@ -62,19 +62,19 @@ class Part:
     """A layer of a model, its embedding tables, or its head.
 
     Attributes:
-        arrays: all arrays that it holds.
-        tables: those of `arrays` of which a pass reads a few rows.
+        arrays: all arrays of the part.
+        tables: the arrays of which a pass reads only a few rows.
         read: bytes of the matrices that every pass reads.
-        experts: bytes of experts.
+        experts: bytes of the experts' matrices.
         expert_share: the share of the experts that one token uses.
-        multiplied: weights that one token is multiplied with; of experts, the share that it uses.
+        multiplied: multiplications with weights per token; of experts, only the chosen ones count.
         scored: multiplications of attention per query and visible token.
-        attended: the keys and values that its attention reads; None for a state or no attention.
-        kept: what the layer keeps of a sequence; None for a layer that shares the keys and values of another.
-        exchanges: messages of the size of hidden states that tensor parallelism sends to every other rank: the sums
-            after attention and FFN, one more for experts in parallel with a dense FFN, and queries and keys that are
-            normed as a whole.
-        is_head: whether only the last token of a sequence is computed.
+        attended: the cache of keys and values that the layer's attention reads; None for a state or no attention.
+        kept: the layer's own cache of a sequence; None if it shares the keys and values of another layer.
+        exchanges: number of messages of the size of hidden states that tensor parallelism sends to every other rank:
+            one for each sum (after attention, after the FFN, and after experts in parallel with a dense FFN), and one
+            each for queries and keys that a norm over all heads reads.
+        is_head: whether the part computes only the last token of a sequence.
     """
 
     arrays: tuple[Outline, ...] = ()
@@ -90,14 +90,14 @@ class Part:
     is_head: bool = False
 
     def without_tables(self) -> Part:
-        """Return the part on a rank that reads rows of its tables from the file."""
+        """Return the part without its tables, for a rank that reads rows of the tables from the file."""
         return replace(self, arrays=tuple(array for array in self.arrays if array not in self.tables), tables=())
 
     def work(self, of: Pass) -> Work:
         """Return the work of a pass."""
         n_tokens = of.n_sequences * of.n_tokens
         computed = of.n_sequences if self.is_head else n_tokens
-        # A query attends to the tokens before it and to itself: on average to half of the new ones.
+        # A query attends to the tokens before it and to itself, so on average to half of the new tokens.
         seen, at_once = of.depth + (of.n_tokens + 1) / 2, float(of.depth + of.n_tokens)
         kv = 0.0
         if self.attended is not None:
@@ -112,17 +112,17 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class ModelParts:
-    """A model as a row of parts, or what one rank of tensor parallelism has of it.
+    """A model as a list of parts, or the slices of these parts that one rank of tensor parallelism has.
 
     Attributes:
-        tables: embedding tables, and what computes the hidden states before the first layer.
+        tables: embedding tables, and other arrays that compute the hidden states before the first layer.
         layers: one part per layer.
         head: the norm and the matrix of the head; a tied head is an array of the tables.
-        left: bytes of embedding tables that stay in the file, of which a pass reads a few rows.
+        left: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
         total: bytes of all weights.
-        hidden: floats per token that go from layer to layer.
+        hidden: floats per token that one layer passes to the next.
         vocab_size: number of logits.
-        widest: the most rows and columns of a matrix in sum, without the head.
+        widest: the largest sum of rows and columns of a matrix other than the head.
         cuts: the indices of layers that may be the first of a rank.
     """
 
@@ -211,7 +211,7 @@ def _found(value: Any, kind: type) -> Iterator[Any]:
 
 
 class _Best(NamedTuple):
-    """The largest cost of a rank, the sum of the squares of all, and where each rank begins."""
+    """The largest cost of a rank, the sum of the squared costs of all ranks, and the first layer of each rank."""
 
     largest: float
     squares: float
@@ -230,10 +230,10 @@ def balanced(
         n_layers: number of layers, at least one per rank.
         n_ranks: number of ranks.
         cuts: the indices of layers that may be the first of a rank.
-        cost: called with (rank, first layer, the layer after the last); infinite where they do not fit.
+        cost: called with (rank, first layer, the layer after the last); infinite if these layers do not fit.
 
     Returns:
-        The number of layers of each rank; None if every way has an infinite cost.
+        The number of layers of each rank; None if every split has an infinite cost.
     """
     best = {0: _Best(0.0, 0.0, ())}
     for rank in range(n_ranks):
@@ -257,7 +257,7 @@ def _longer(before: _Best, cost: float, start: int) -> _Best:
 # ---- machines and links ----
 
 BITS = 8
-# Linux runs a thread that has waited for about this many seconds before others of the same core.
+# Time slice of the Linux scheduler in seconds, approximately: a thread that has waited this long runs next on its core.
 SLICE = 3e-3
 
 
@@ -268,12 +268,12 @@ class Host:
     Attributes:
         memory: bytes that the model may take.
         bandwidth: bytes per second that a rank reads while no other rank runs.
-        compute: floating-point operations per second of a rank's products while no other rank runs.
+        compute: floating-point operations per second of a rank while no other rank runs.
         cores: cores of the machine; None if each rank has enough of them.
         ranks: ranks on this machine.
         threads: threads of each rank.
-        together: how much longer a rank's work takes while other ranks on the machine work, because they share its
-            memory bandwidth.
+        together: factor by which a rank's work takes longer while other ranks on the machine work, because ranks share
+            its memory bandwidth.
     """
 
     memory: int
@@ -286,29 +286,29 @@ class Host:
 
     @property
     def crowding(self) -> float:
-        """How much longer a rank's work takes while all ranks compute, because they share the memory and the cores."""
+        """Factor by which a rank's work takes longer while all ranks compute, because they share memory and cores."""
         together = self.together if self.ranks > 1 else 1.0
         return together * (1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores))
 
     @property
     def delay(self) -> float:
-        """Seconds until a rank reads a message that has arrived, because another rank reads its sockets on its core."""
+        """Seconds from a message's arrival until a rank reads it, because another rank polls sockets on its core."""
         return 0.0 if self.cores is None else SLICE / 2 * max(0.0, 1 - self.cores / self.ranks)
 
     def seconds(self, work: Work) -> float:
         """Return the time of a rank's work while no other rank runs.
 
-        It is sqrt(r^2 + a^2), for r = bytes / bandwidth and a = operations / rate of arithmetic, because reading and
-        arithmetic overlap in part. Passes of 1 to 8 requests on one core were within 7 % of it; the longer of r and a
-        was up to a quarter too short.
+        The time is sqrt(r^2 + a^2), for r = bytes / bandwidth and a = operations / rate of arithmetic, because reading
+        and arithmetic overlap in part. Measured passes of 1 to 8 requests on one core were within 7 % of this time;
+        max(r, a) was up to a quarter too short.
         """
         return math.hypot(work.nbytes / self.bandwidth, work.flops / self.compute)
 
     def among_waiting(self, work: Work) -> float:
         """Return the time of a rank's work while the other ranks wait for messages.
 
-        A rank that waits takes a core, too: the ring reads its sockets in a loop. The system first runs the rank whose
-        message has arrived, and lets the others have their share of the cores after a slice of time.
+        A waiting rank uses a core too, because the ring polls its sockets. The system first runs the rank whose message
+        has arrived; after a time slice, it gives the waiting ranks their share of the cores.
         """
         seconds = self.seconds(work)
         share = 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
@@ -317,7 +317,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection of two neighbours in the ring, the same in both directions.
+    """A connection of two neighbours in the ring, with the same rate in both directions.
 
     Attributes:
         rate: bits per second.
@@ -345,13 +345,13 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Asked:
-    """What the machines shall do.
+    """The workload of the machines.
 
     Attributes:
         context: tokens of each sequence in the cache.
         slots: sequences at the same time.
         prompt: tokens of the prompt whose time is estimated.
-        best: how many of the largest logits the choice of a token needs; None for all.
+        best: the number of largest logits that sampling needs; None for all.
     """
 
     context: int
@@ -362,16 +362,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank holds.
+    """The part of the model that one rank holds, and its memory.
 
     Attributes:
-        host: its machine; `host.memory` is what this rank may take.
+        host: its machine; `host.memory` is the memory that this rank may use.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all of them.
-        tables: the embedding tables, if it has them.
-        head: the head, if it has it.
+        tables: the embedding tables, if the rank holds them.
+        head: the head, if the rank holds it.
         weights: bytes of its weights.
-        kv_token: bytes of keys and values of a token, where no window limits them.
+        kv_token: bytes of keys and values per token, until a window is full.
         kv: bytes of the pages of all sequences, and of their states.
         workspace: bytes of activations and logits.
     """
@@ -388,12 +388,12 @@ class Rank:
 
     @property
     def needed(self) -> int:
-        """Bytes of all."""
+        """Bytes of weights, cache and workspace together."""
         return self.weights + self.kv + self.workspace
 
     @property
     def left(self) -> int:
-        """Bytes of the host that are left; negative if it lacks them."""
+        """Bytes of the host's memory that stay free; negative if the rank does not fit."""
         return self.host.memory - self.needed
 
     def work(self, of: Pass) -> Work:
@@ -402,13 +402,13 @@ class Rank:
 
 
 def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int] | None = None) -> list[Rank]:
-    """Return the ranks of a pipeline, in which each rank has a run of layers.
+    """Return the ranks of a pipeline. Each rank has consecutive layers.
 
-    Without `split` the slowest rank takes as little time per token as it can while every rank fits. If no split fits,
-    the fullest rank lacks as little as it can.
+    Without `split`, choose the split that fits and in which the slowest rank takes the least time per token. If no
+    split fits, choose the one in which the fullest rank lacks the least memory.
 
     Raises:
-        OptionError: there are more ranks than layers, or `split` does not cut the layers that the model has.
+        OptionError: there are more ranks than layers, or `split` does not fit the model's layers.
     """
     n_layers = len(model.layers)
     most = len(model.cuts) + 1
@@ -434,7 +434,7 @@ def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequ
 
 
 def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) -> list[Rank]:
-    """Return the ranks of tensor parallelism, of which each has its slice of the model."""
+    """Return the ranks of tensor parallelism. Each rank has a slice of the model."""
     every = range(len(slices[0].layers))
     return [
         _rank(model, host, asked, every, is_first=True, is_last=True) for model, host in zip(slices, hosts, strict=True)
@@ -442,10 +442,10 @@ def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) ->
 
 
 def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
-    """Return the smallest number of such hosts that hold the model as a pipeline; None if no number does."""
+    """Return the smallest number of such hosts that hold the model as a pipeline; None if no number is enough."""
     runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
     while first < len(model.layers):
-        # A rank that takes as many layers as fit leaves the fewest to the others.
+        # Greedy: if each rank takes as many layers as fit, the fewest ranks are needed.
         fitting = [end for end in ends if end > first and runs.needed(first, end) <= host.memory]
         if not fitting:
             return None
@@ -496,7 +496,7 @@ def _workspace(model: ModelParts, *, is_last: bool) -> int:
 
 
 class _Runs:
-    """Bytes and work of every run of layers, from sums over the layers before each: there are many runs to compare."""
+    """Bytes and work of ranges of layers, computed from prefix sums because many ranges are compared."""
 
     def __init__(self, model: ModelParts, asked: Asked) -> None:
         token = Pass(1, 1, asked.context)
@@ -508,14 +508,14 @@ class _Runs:
         self._model, self._tables, self._head = model, model.tables.work(token), model.head.work(token)
 
     def needed(self, first: int, end: int) -> int:
-        """Return what a rank with these layers needs."""
+        """Return the bytes that a rank with the layers [first, end) needs."""
         is_last = end == len(self._model.layers)
         tables = self._model.tables if is_last else self._model.tables.without_tables()
         around = [*([tables] if first == 0 else []), *([self._model.head] if is_last else [])]
         return self._needed[end] - self._needed[first] + held(around) + _workspace(self._model, is_last=is_last)
 
     def work(self, first: int, end: int) -> Work:
-        """Return the work of a rank with these layers in a pass of one token."""
+        """Return the work of a rank with the layers [first, end) in a pass of one token."""
         found = self._work[end] - self._work[first]
         found = found + self._tables if first == 0 else found
         return found + self._head if end == len(self._model.layers) else found
@@ -528,14 +528,14 @@ ShardKind: TypeAlias = Literal["pipeline", "tensor"]
 
 @dataclass(frozen=True)
 class Messages:
-    """What one pass sends over each link of the ring.
+    """The messages of one pass on each link of the ring.
 
     Attributes:
         hidden: bytes of a message of hidden states.
-        n_hidden: number of such messages, each of which waits for the one before.
+        n_hidden: number of messages of hidden states; each waits for the previous one.
         logits: bytes of a message of logits.
-        n_logits: number of such messages.
-        n_begin: number of messages of few bytes after which the last rank begins.
+        n_logits: number of messages of logits.
+        n_begin: number of short messages, which announce a pass to the last rank.
     """
 
     hidden: int
@@ -562,15 +562,15 @@ class Messages:
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second, and where the time of a token of a single request goes.
+    """Expected tokens per second, and the time of a token of a single request.
 
     Attributes:
-        decode: of one request.
-        decode_all: of all requests together, when every rank is busy.
-        prefill: of one prompt.
-        prefill_all: of as many prompts as there are requests.
-        compute_seconds: of a token of one request, on all ranks.
-        link_seconds: of a token of one request, on all links.
+        decode: generated tokens per second of a single request.
+        decode_all: generated tokens per second of all requests together, when every rank is busy.
+        prefill: prompt tokens per second of a single prompt.
+        prefill_all: prompt tokens per second of one prompt per request, all at the same time.
+        compute_seconds: computation per token of a single request, summed over the ranks.
+        link_seconds: messages per token of a single request, summed over the links.
     """
 
     decode: float
@@ -583,7 +583,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of passes of a model on ranks with links; `best` is that of `Asked`."""
+    """The time of passes of a model on ranks with links; `best` as in `Asked`."""
 
     model: ModelParts
     ranks: Sequence[Rank]
@@ -594,10 +594,10 @@ class Timing:
     def messages(self, of: Pass) -> Messages:
         """Return the messages of a pass on the critical path.
 
-        In a pipeline hidden states cross every border, and the last rank sends logits to the first. With tensor
-        parallelism every sum gathers the hidden states of all ranks, which takes one step of the ring per other rank,
-        and the last rank begins when rank 0's message about the pass has gone through all others. If the largest
-        logits suffice, a rank sends them and their columns.
+        In a pipeline each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
+        parallelism every sum gathers the hidden states of all ranks, in one step of the ring per other rank. The last
+        rank begins when rank 0's message about the pass has been forwarded to it. If the largest logits suffice, a rank
+        sends only these and their columns.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
@@ -612,7 +612,7 @@ class Timing:
         return Messages(hidden, exchanges * others, FLOAT_BYTES * n_logits * of.n_sequences, others, n_begin=others)
 
     def rates(self, asked: Asked, chunk: int) -> Rates:
-        """Return the expected rates; a pass has at most `chunk` tokens of a prompt."""
+        """Return the expected rates, if a pass has at most `chunk` tokens of a prompt."""
         token = Pass(1, 1, asked.context)
         chunks = [Pass(1, min(chunk, asked.prompt - at), at) for at in range(0, asked.prompt, chunk)]
         n_parts = 1 if self.shard == "tensor" else min(len(self.ranks), asked.slots)
@@ -627,7 +627,7 @@ class Timing:
         )
 
     def alone(self, of: Pass) -> float:
-        """Return the seconds of a pass while there is no other."""
+        """Return the seconds of a pass while no other pass is in flight."""
         return self.compute(of) + self.sent(of)
 
     def sent(self, of: Pass) -> float:
@@ -636,7 +636,7 @@ class Timing:
         return messages.seconds(self.link) + messages.n * delay
 
     def compute(self, of: Pass) -> float:
-        """Return the seconds of a pass without messages: ranks of a pipeline compute in turn, slices at once."""
+        """Return the seconds of a pass without messages. Only ranks of a pipeline compute in turn."""
         if self.shard == "pipeline":
             return sum(rank.host.among_waiting(rank.work(of)) for rank in self.ranks)
         return max(rank.host.seconds(rank.work(of)) * rank.host.crowding for rank in self.ranks)
@@ -659,9 +659,9 @@ class Timing:
         return done[-1] + self.link.seconds(self.messages(passes[-1]).logits) if len(self.ranks) > 1 else done[-1]
 
     def turn(self, of: Pass, n_parts: int) -> float:
-        """Return the seconds in which each of `n_parts` passes goes once through all ranks.
+        """Return the seconds in which each of `n_parts` passes runs once on all ranks.
 
-        These are the seconds of one pass, or more if a rank or a link is busy with the passes of all parts.
+        This is the time of one pass, or longer if one rank or link needs more time for all `n_parts` passes.
         """
         if n_parts == 1:
             return self.alone(of)
@@ -680,17 +680,17 @@ class Summary:
     Attributes:
         about: model, architecture and backend.
         model: the parts of the model.
-        ranks: what each rank holds.
+        ranks: the part of each rank.
         link: every link of the ring.
-        asked: what the machines shall do.
+        asked: the workload of the machines.
         shard: "pipeline" or "tensor".
         per_token: the messages of a decoded token.
         chunk: tokens of the longest part of the prompt.
         per_chunk: the messages of this part.
         rates: the expected rates.
         smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
-            does.
-        measured: "bandwidth" and "compute", where they were measured on this machine.
+            is enough.
+        measured: "bandwidth" and "compute", if they were measured on this machine.
     """
 
     about: dict[str, str]
@@ -714,14 +714,14 @@ class Summary:
         """Make the plan of a model on some machines.
 
         Args:
-            slices: the model; with tensor parallelism, what each rank has of it, after the whole model.
+            slices: the whole model; with tensor parallelism, followed by each rank's slice of it.
             hosts: the host of each rank.
             link: every link.
-            asked: what the machines shall do.
+            asked: the workload of the machines.
             shard: "pipeline" or "tensor".
             split: layers of each rank of a pipeline; None to choose them.
             chunk: the most tokens of a prompt in a pass.
-            measured: "bandwidth" and "compute", where they were measured on this machine.
+            measured: "bandwidth" and "compute", if they were measured on this machine.
             about: model, architecture and backend.
 
         Raises:
@@ -752,7 +752,7 @@ class Summary:
 
     @property
     def duplicated(self) -> int:
-        """Bytes of weights that the ranks hold beyond those of one process."""
+        """Bytes of weights that all ranks hold in addition to the weights of one process."""
         return max(0, sum(rank.weights for rank in self.ranks) - self.model.total)
 
     @property

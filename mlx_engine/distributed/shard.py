@@ -37,7 +37,7 @@ from mlx_engine.weights.outline import outlined
 
 
 class Shard(ABC):
-    """The way in which the ranks of a group share a model. Made by `join`.
+    """The way in which the ranks of a group share a model: a pipeline or tensor parallelism. `join` returns one.
 
     Attributes:
         kind: the value of `--shard`.
@@ -76,14 +76,14 @@ class Shard(ABC):
 
     @abstractmethod
     def shared(self, model: Decoder, wake: Callable[[], None] | None) -> SharedModel:
-        """Return the whole model, as rank 0 uses it, from rank 0's share; `wake` wakes ranks that sleep."""
+        """Return a model for rank 0 that runs on all ranks; `model` is rank 0's share. `wake` wakes sleeping ranks."""
 
     @abstractmethod
     def run_passes(self, model: Decoder, sleep: Callable[[], None]) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
 
     def lead(self, model: Model) -> Model:
-        """Return the whole model, as rank 0 uses it, from rank 0's share."""
+        """Return a model for rank 0 that runs on all ranks; `model` is rank 0's share."""
         self._model = self.shared(cast(Decoder, model), None if self._heartbeat is None else self._heartbeat.wake)
         self._model.free = free_memory(self.group, cast(Decoder, model))
         return self._model
@@ -94,9 +94,9 @@ class Shard(ABC):
         self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
-        """End the other ranks after the last pass, and make the time line if it is wanted. Called on rank 0.
+        """End the other ranks after the last pass; set `timeline` if requested. Only rank 0 calls this method.
 
-        Return False if they cannot end so, because a pass was interrupted.
+        Return False if the ranks cannot end in this way, because a pass was interrupted.
         """
         model, self._model = self._model, None
         if model is None or model.is_broken:
@@ -105,9 +105,9 @@ class Shard(ABC):
         return True
 
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
-        """End the run on all ranks with an exit code: after the last pass if the code is 0, else at once.
+        """End the run on all ranks with an exit code. If it is 0, the ranks end after the last pass, else at once.
 
-        Rank 0 prints the error of another rank.
+        Rank 0 also prints the errors of other ranks.
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
@@ -120,12 +120,12 @@ class Shard(ABC):
 
 
 class PipelineShard(Shard):
-    """Ranks that run some layers each.
+    """A pipeline: each rank runs a range of layers.
 
     Args:
         group: the ranks.
-        split: the number of layers of each rank; None to decide by measured speed and memory.
-        heartbeat: ends the process if a rank dies.
+        split: the number of layers of each rank; None to choose them by measured speed and memory.
+        heartbeat: the heartbeat, which ends the process if another rank dies.
     """
 
     kind = "pipeline"
@@ -155,7 +155,7 @@ class PipelineShard(Shard):
 
 
 class TensorShard(Shard):
-    """Ranks that run all layers, each with its slices of the matrices."""
+    """Tensor parallelism: each rank runs all layers with its slices of the matrices."""
 
     kind = "tensor"
 
@@ -172,7 +172,7 @@ class TensorShard(Shard):
         follow_tensor(model, self.group, sleep)
 
 
-# By the value of --shard: a function of the ranks, the split and the heartbeat that makes the `Shard`.
+# By the value of --shard: a function that returns the `Shard` for a group, a split and a heartbeat.
 KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
     PipelineShard.kind: PipelineShard,
     TensorShard.kind: lambda group, split, heartbeat: TensorShard(group, heartbeat),
@@ -194,7 +194,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     if not launched():
         raise OptionError("--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ...", option="--shard")
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    importlib.import_module("mlx.core")  # imported first: the import takes long, and ranks have little time to connect
+    importlib.import_module("mlx.core")  # slow, so before the ranks have to connect in time
     heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
     heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
     group = heartbeat.connected(Ring)
@@ -206,7 +206,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def version() -> str:
-    """Return the version of MLX and a digest of this package's source: two checkouts of one release may differ."""
+    """Return the version of MLX and a digest of this package's source, because checkouts of one release may differ."""
     hashed = hashlib.sha256()
     for file in sorted(PACKAGE.rglob("*.py")):
         hashed.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())

@@ -5,17 +5,17 @@ are added (`all_sum`) or concatenated (`all_columns`). A sum adds the ranks in t
 the number of ranks and not on the batch.
 
 Rank 0 announces each pass by a message, which is forwarded from rank to rank (`messages.py`). All ranks then make the
-same exchanges in the same order. Messages and exchanges share connections and are told apart only by their order, so
-every rank ends a pass before the next message is sent, also on lazy backends.
+same exchanges in the same order. Messages and exchanges share connections and are distinguished only by their order. So
+every rank finishes a pass before the next message is sent, also on lazy backends.
 
-Projections to queries, keys, values, gate and up are cut by rows (outputs), the projections after them by columns
-(inputs), on borders of the blocks of the stored type. So each rank computes whole heads and whole columns of the FFN
-from whole hidden states, and its products of the output and down projections are parts of a sum over all ranks. The
-head is cut by rows. Each expert is cut like a dense FFN, so that all ranks have the same work for every choice of
-experts, and no rank lacks an expert. Norms, routers and small projections are on every rank.
+Projections to queries, keys, values, gate and up are cut by rows (outputs); the output and down projections are cut by
+columns (inputs), between blocks of the stored type. So each rank computes some heads, and some columns of the FFN's
+inner activations, from the full hidden states. Its products of the output and down projections are partial sums, which
+are added over all ranks. The head is cut by rows. Each expert is cut like a dense FFN, so that the ranks have equal
+work whichever experts are chosen. Norms, routers and small projections are on every rank.
 
-A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary. All
-matrices of a layer that must agree share one partition.
+A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary.
+Matrices of a layer that must be divided alike share one partition.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from mlx_engine.weights.plan import Tensor
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
-# The largest share of a rank, relative to an even share: 35 blocks may be divided into 17 and 18, but 3 not into 1 and
-# 2.
+# The largest allowed share of a rank, relative to an even share: two ranks may divide 35 blocks into 17 and 18, but not
+# 3 blocks into 1 and 2.
 MOST_UNEVEN = 1.2
 
 
 class Partition(ABC):
-    """The division of an axis among ranks. `str` gives the sizes, for messages."""
+    """The division of an axis among ranks. `str()` returns the sizes, for messages."""
 
     @abstractmethod
     def fits(self, size: int) -> bool:
@@ -57,7 +57,7 @@ class Partition(ABC):
 
     @abstractmethod
     def ranges(self, rank: int, size: int) -> Ranges:
-        """Return the ranges [first, last) of a rank, ascending."""
+        """Return the ranges [first, end) of a rank, ascending."""
 
 
 def is_even(n: int, size: int) -> bool:
@@ -72,7 +72,7 @@ class Pieces(Partition):
     Attributes:
         n: pieces of each section.
         widths: the width of a piece, by section.
-        what: the sizes, for messages.
+        what: a description of the sizes, for messages.
     """
 
     n: int
@@ -95,16 +95,16 @@ class Pieces(Partition):
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of attention. A rank has whole KV heads and all queries that read them.
+    """The heads of attention. A rank has whole KV heads and all query heads that read them.
 
-    If there are more ranks than KV heads, several ranks have a copy of one KV head, and divide its query heads.
+    If there are more ranks than KV heads, several ranks have a copy of the same KV head and divide its query heads.
 
     Attributes:
         n_heads: H.
         n_kv_heads: G, a divisor of H.
         head_dim: E.
-        block: weights of a block of the output projection's type, whose columns are cut between blocks.
-        equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
+        block: the block size of the output projection's type. The projection's columns are cut between blocks.
+        equal: whether all ranks must have the same number of heads, because a norm is over the heads of all ranks.
     """
 
     n_heads: int
@@ -115,11 +115,11 @@ class Heads:
 
     @property
     def ratio(self) -> int:
-        """Query heads of a KV head."""
+        """The number of query heads of a KV head."""
         return self.n_heads // self.n_kv_heads
 
     def _pieces(self, size: int) -> tuple[int, int]:
-        """Return the number of pieces that are divided, and the query heads of a piece; 0 if pieces are not whole."""
+        """Return the number of pieces, and the query heads of a piece; 0 if a piece would not have whole heads."""
         heads = self.ratio if size <= self.n_kv_heads else 1
         heads *= self.block // math.gcd(self.block, heads * self.head_dim)
         return (0, heads) if self.n_heads % heads else (self.n_heads // heads, heads)
@@ -150,7 +150,8 @@ class Heads:
 class OfHeads(Partition):
     """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide.
 
-    If `are_normed`, keys are not cut where ranks have copies of a KV head: a norm reads every head once.
+    If `are_normed`, keys cannot be divided when ranks have copies of a KV head, because the norm must read each head
+    once.
     """
 
     heads: Heads
@@ -198,7 +199,7 @@ def by_blocks(width: int, block: int) -> Pieces:
 
 
 ROWS, COLUMNS = 0, 1
-# The tensors that are cut, by the name without layer and ending: the partition of the axis, and the axis.
+# By name without layer and suffix: the kind of partition and the axis of each tensor that is cut.
 CUT = {
     **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
     "attn_k": ("keys", ROWS),
@@ -219,7 +220,7 @@ CUT = {
     "ssm_out": ("delta values", COLUMNS),
     **dict.fromkeys(("output", "token_embd"), ("vocabulary", ROWS)),
 }
-# The tensors of which every rank holds all, in addition to norms.
+# The tensors, in addition to norms, that every rank holds as a whole.
 WHOLE = {
     *(
         "exp_probs_b",
@@ -233,7 +234,7 @@ WHOLE = {
     *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
     *("per_layer_token_embd", "per_layer_model_proj"),
 }
-# By the kind of partition: the matrix whose columns are cut between blocks.
+# By kind of partition: the matrix whose columns are cut between blocks.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
@@ -244,7 +245,7 @@ _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.\d+)?(?:\.(?:we
 
 
 class Name(NamedTuple):
-    """A tensor's layer, or None, and its name without layer, expert and ending."""
+    """A tensor's layer, or None, and its name without layer, expert and suffix."""
 
     layer: int | None
     part: str
@@ -259,7 +260,7 @@ class Name(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The cut of a tensor: its axis and partition. A matrix that is cut by COLUMNS gives parts of a sum."""
+    """The cut of a tensor: its axis and partition. The products of a matrix that is cut by COLUMNS are partial sums."""
 
     axis: int
     partition: Partition
@@ -267,7 +268,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Slices:
-    """The cuts of a model's tensors; every rank holds all of a tensor without a cut.
+    """The cuts of a model's tensors. Every rank holds the whole of a tensor that has no cut.
 
     Attributes:
         where: the file, for messages.
@@ -293,7 +294,7 @@ class Slices:
                 found[name] = Cut(axis, partitions.of(layer, kind))
             elif part not in WHOLE and "norm" not in part:
                 raise NotShardableError(
-                    where=where, name=name, expected="a tensor that is known to be cut by rows or columns, or whole",
+                    where=where, name=name, expected="a tensor with a rule: cut by rows, cut by columns, or whole",
                     found="another", hint="run the model on one machine, or by layers with --shard pipeline",
                 )  # fmt: skip
         return cls(where, found)
@@ -309,23 +310,23 @@ class Slices:
                 continue
             partitions = {id(cut.partition): cut.partition for cut in self.cuts.values()}.values()
             sizes = [n for n in range(2, MOST_RANKS + 1) if all(partition.fits(n) for partition in partitions)]
-            would = f"{', '.join(map(str, sizes))} would do" if sizes else "no other number would do"
+            would = f"possible with {', '.join(map(str, sizes))} ranks" if sizes else "no number of ranks works"
             raise NotShardableError(
                 where=self.where, name=name, expected=f"sizes that {size} ranks can share", found=str(cut.partition),
                 hint=f"{would}; --shard pipeline cuts between layers",
             )  # fmt: skip
 
     def ranges(self, name: str, rank: int, size: int) -> tuple[int, Ranges] | None:
-        """Return the axis and the ranges of a tensor that a rank holds; None if it holds all of it."""
+        """Return the axis and the ranges of a tensor that a rank holds; None if the rank holds the whole tensor."""
         cut = self.cuts.get(name)
         return None if cut is None or self.is_bias_of_sum(name) else (cut.axis, cut.partition.ranges(rank, size))
 
     def is_partial(self, linear: str) -> bool:
-        """Return whether the products of a linear layer, such as "blk.0.ffn_down", are parts of a sum."""
+        """Return whether the products of a linear layer, such as "blk.0.ffn_down", are partial sums."""
         return CUT.get(Name.of(linear).part, ("", ROWS))[1] == COLUMNS
 
     def is_bias_of_sum(self, name: str) -> bool:
-        """Return whether a tensor is the bias of a layer whose products are parts of a sum; only one rank adds it."""
+        """Return whether a tensor is the bias of a layer whose products are partial sums. Only one rank adds it."""
         return name.endswith(".bias") and self.is_partial(name)
 
 
@@ -334,13 +335,13 @@ class _Partitions:
 
     def __init__(self, planned: Planned) -> None:
         self._planned, self._config = planned, planned.config
-        # Not `functools.cache` of a method, which would refer to itself and keep the file's metadata.
+        # `functools.cache` on a method would make a reference cycle, which keeps the file's metadata in memory.
         self._made: dict[tuple[int | None, str], Partition] = {}
         self._matrices: dict[Name, list[str]] = {}  # all experts of a layer have one key
         for name in planned.tensors:
             if name.endswith(".weight"):
                 self._matrices.setdefault(Name.of(name), []).append(name)
-        # One block size for all layers: layers that share keys and values must be cut alike.
+        # All layers use one block size, because layers that share keys and values must be cut alike.
         outputs = [names for of, names in self._matrices.items() if of.part == "attn_output"]
         self._attention = self._block(name for names in outputs for name in names)
 
@@ -373,11 +374,12 @@ class _Partitions:
     def _delta(self, layer: int, kind: str) -> Partition:
         """Return a partition by key heads.
 
-        Value head h reads key head h % n_key_heads, in section h // n_key_heads, or all lie by key head in one section.
+        Value head h reads key head h % n_key_heads and lies in section h // n_key_heads; or the value heads of each key
+        head are adjacent, in a single section.
         """
         of = self._config
         block = self._block([f"blk.{layer}.ssm_out.weight"])
-        heads = block // math.gcd(block, of.value_dim)  # so many value heads fill whole blocks
+        heads = block // math.gcd(block, of.value_dim)  # the number of value heads that fill whole blocks
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
         shared = of.n_value_heads // of.n_key_heads
         per_section = (heads * shared,) if of.are_neighbors else (heads,) * shared
@@ -390,7 +392,7 @@ class _Partitions:
         return Pieces(n, widths[kind], f"{of.n_key_heads} key heads of the delta rule, {heads} in a block of columns")
 
     def _block(self, names: Iterable[str]) -> int:
-        """Return the number of columns at whose multiples all of these matrices can be cut."""
+        """Return the number of columns at whose multiples all named matrices can be cut."""
         return math.lcm(*{type_.block_size for name in names for type_ in self._types(name)})
 
     def _types(self, name: str) -> tuple[GGMLType, ...]:
@@ -408,7 +410,7 @@ def _stored_type(planned: Planned, tensor: Tensor) -> GGMLType:
 def sliced(planned: Planned, rank: int, size: int) -> Planned:
     """Return a planned model that loads only the slices of one rank.
 
-    The backend of the model needs the group of the ranks (`Backend.group`).
+    The model's backend needs the group of ranks (`Backend.group`).
 
     Raises:
         NotShardableError: a matrix cannot be cut into `size` parts.
@@ -451,14 +453,14 @@ class RankSlices:
         return layer.with_mixers(lambda mixer: self._mixer(i, mixer))
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return the rows of a projection that this rank uses: those that it has of `like`, with the same heads."""
+        """Return the rows of a projection that this rank uses: the rows of the same heads as its slice of `like`."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]
         return Columns(first, last, of, are_all_here=held == of)
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
-        """Return a mixer with this rank's heads or channels, and a state of their size."""
+        """Return a mixer with this rank's heads or channels, and with the state shapes of these."""
         if isinstance(mixer, Attention):
             norms = mixer.norms
             if isinstance(norms, RowNorms):
@@ -510,7 +512,7 @@ def _run(model: Decoder, pools: StagePools, message: Message) -> Array | None:
 
 
 class TensorParallel(SharedModel):
-    """A model whose tensors several ranks share. All ranks run each pass together, so only one can be in progress."""
+    """A model whose tensors several ranks share. All ranks run each pass together, so one pass can be in flight."""
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
         super().__init__(model, group, wake)

@@ -15,7 +15,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from mlx_engine.constraint import Constraint, bounded
 from mlx_engine.errors import ConstraintError, OptionError, shown
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.machine.forks import kept_over_forks
 
 if TYPE_CHECKING:

@@ -134,14 +134,16 @@ class DraftModel:
         """Return the settled ids that the draft model runs next; None if it can propose nothing for the sequence."""
         ids, held = sequence.ids, self._held.get(sequence)
         config = self.model.config
+        longest = min(int(config.context_length), self.pool.n_tokens, sequence.request.longest + MOST)
+        if len(ids) > longest:  # it will never read them all again
+            self.release(sequence)
+            return None
         if held is None:
-            longest = min(int(config.context_length), self.pool.n_tokens, sequence.request.longest + MOST)
             held = self._held[sequence] = _Held(self.pool.sequence(longest))
             self.prefix.attach(held.kv, ids[:-1])
         self._settle(held, ids)
         new = ids[held.kv.length : held.kv.length + budget]
-        is_too_long = held.kv.length + len(new) > held.kv.capacity
-        if not new or is_too_long or max(new) >= int(config.vocab_size):
+        if not new or max(new) >= int(config.vocab_size):
             return None
         return SequenceInput(new, held.kv, wanted=int(held.kv.length + len(new) == len(ids)))
 

@@ -56,7 +56,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
-    """Check the logits (R, V) of the last R of the tokens `ids`, which were run from the first token on.
+    """Check the logits (R, V) of the last R of the tokens `ids`, run from the first one with the default adapter.
 
     Raises:
         NotFiniteError: a row has NaN or infinities.
@@ -66,14 +66,15 @@ def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
         raise not_finite(model, ids[: len(ids) - len(be.host(logits)) + r + 1], row)
 
 
-def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteError:
+def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int | None = None) -> NotFiniteError:
     """Return the error for logits (V,) after the tokens `ids`, with the first value that is not finite.
 
-    The tokens are run again from the first one, with every operation in its composed form.
+    The tokens are run again from the first one, with every operation in its composed form, and with the adapter of this
+    number, see `KVSequence.adapter`; None is the default.
     """
     verify = "`inspect --verify` checks the file's weights"
     try:
-        found = model.first_fault(partial(_run_again, ids))
+        found = model.first_fault(partial(_run_again, ids, adapter))
     except DistributedError:  # the ranks can no longer search
         raise
     except Exception as error:  # for example too little memory for the search: the error then names no origin
@@ -92,11 +93,12 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
     )  # fmt: skip
 
 
-def _run_again(ids: Sequence[int], model: Model) -> None:
+def _run_again(ids: Sequence[int], adapter: int | None, model: Model) -> None:
     """Run the tokens from the first one, up to the logits of the last one."""
     be = model.backend
     with be.session(), np.errstate(all="ignore"):
         kv = model.new_kv(len(ids))
+        kv.adapter = kv.adapter if adapter is None else adapter
         for start in range(0, len(ids), LONGEST_PASS):
             is_last = start + LONGEST_PASS >= len(ids)
             logits = forward(model, SequenceInput(ids[start : start + LONGEST_PASS], kv, wanted=int(is_last)))

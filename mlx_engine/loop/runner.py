@@ -364,7 +364,7 @@ class ModelRunner:
                 failed.append((chunk, chunk.error))
             elif first is not None and first.row in bad:
                 ids = chunk.sequence.sampler.ids[: first.position]
-                failed.append((chunk, not_finite(self._model, ids, bad[first.row])))
+                failed.append((chunk, not_finite(self._model, ids, bad[first.row], chunk.sequence.kv.adapter)))
             elif first is not None:
                 settled = zip(chunk.samplers, chunk.choices, strict=True)
                 chosen.append((chunk, [sampler.settle(choice) for sampler, choice in settled]))
@@ -401,7 +401,7 @@ class ModelRunner:
             ]
             if bad:
                 ids = chunk.sequence.ids[: first + bad[0] + 1]
-                failed.append((chunk, not_finite(self._model, ids, rows[bad[0]])))
+                failed.append((chunk, not_finite(self._model, ids, rows[bad[0]], chunk.sequence.kv.adapter)))
             else:
                 reader.read(be, first, rows)
         return failed

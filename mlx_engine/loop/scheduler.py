@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mlx_engine.cache import KVPool
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.errors import ContextLengthError, DistributedError
+from mlx_engine.errors import ContextLengthError, DistributedError, again
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.loop.output import FinishReason
 from mlx_engine.loop.request import Request, ScheduledChunk, Sequence
@@ -374,7 +374,7 @@ class Scheduler:
         except Exception as error:
             if not self._runner.is_idle:  # the tokens of submitted passes cannot be computed
                 for sequence in self._runner.sequences:
-                    self._fail(sequence, error)
+                    self._fail(sequence, again(error))
                 return PassOutput()
         outputs = []
         for sequence in [sequence for sequence in self.running if self._is_ready(sequence)]:

@@ -29,6 +29,7 @@ from typing import NamedTuple, Protocol
 
 from mlx_engine.cache.pool import LONGEST_PASS, kv_layers
 from mlx_engine.loop.request import ScheduledChunk, Sequence
+from mlx_engine.observe.log import warn
 from mlx_engine.options import AUTO_SPECULATION, DRAFT, LOOKUP, MTP, OFF
 from mlx_engine.weights.model import Model
 
@@ -313,6 +314,7 @@ class Speculation:
         self.n_hidden = max((drafter.n_hidden for drafter in self.passes), default=0)
         # The time that drafters have taken since a pass was measured.
         self._drafting = 0.0
+        self._failed = set[str]()
 
     def propose(
         self, chunks: abc.Sequence[ScheduledChunk], is_settled: Callable[[Sequence], bool], n_pages: int
@@ -464,7 +466,11 @@ class Speculation:
         if not wanted:
             return
         began, budget = self._clock(), LONGEST_PASS if len(chunks) == 1 else SHARED
-        found = drafter.propose(wanted, budget)
+        try:
+            found = drafter.propose(wanted, budget)
+        except Exception as error:  # no answer needs proposals
+            self._stop(drafter, wanted, error)
+            found = {}
         seconds = self._clock() - began
         self._drafting += seconds
         if drafter.costs.is_known:  # prompts that were read do not count
@@ -512,8 +518,17 @@ class Speculation:
             costs += [f"{line}, of {drafter.name} by sequences" for line in drafter.costs.lines()]
         return [f"Speculation: {drafts}", *(f"  {line}" for line in (*rates, *costs))]
 
+    def _stop(self, drafter: PassDrafter, sequences: abc.Iterable[Sequence], error: Exception) -> None:
+        """Use a drafter that has failed no more, and give back what it holds for the sequences of its last passes."""
+        self._failed.add(drafter.name)
+        warn(f"the drafter '{drafter.name}' has failed ({type(error).__name__}: {error}); it proposes no more tokens")
+        for sequence in sequences:
+            drafter.release(sequence)
+
     def _may_use(self, name: str, sequence: Sequence) -> bool:
         """Return whether a request lets a drafter propose tokens."""
+        if name in self._failed:
+            return False
         asked = sequence.request.options.speculate
         return name in self._usual if asked == AUTO_SPECULATION else asked == name
 

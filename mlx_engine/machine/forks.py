@@ -1,8 +1,8 @@
 """Locks that are safe across fork().
 
-`fork` copies a lock as it is, but of all threads only the one that forks. A lock that another thread holds would stay
-locked in the child for ever, and what it protects might be half changed. So the thread that forks first acquires all
-locks of this module, and both processes release them afterwards.
+`fork` copies every lock in its current state, but only the calling thread. A lock that another thread holds would stay
+locked in the child process for ever, and the data that it protects might be inconsistent. So the thread that forks
+first acquires all locks of this module, and both processes release them afterwards.
 
 This serves programs that load a model and then fork: pre-forking web servers, and `multiprocessing` on Linux.
 """
@@ -15,7 +15,7 @@ import time
 import weakref
 from typing import Protocol, TypeVar
 
-# Seconds that a fork waits for the locks of other threads: a lock of a backend is held for a forward pass.
+# Seconds that a fork waits for the locks of other threads. A thread holds the lock of a backend for a forward pass.
 PATIENCE = 10.0
 
 
@@ -31,18 +31,18 @@ class Lock(Protocol):
 
 L = TypeVar("L", bound=Lock)
 
-# Each lock, and whether a thread that holds it acquires further locks of this table.
+# Each lock, and whether it is an outer lock: its holder may acquire further locks of this table.
 _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
-# Locks that a thread of the parent held for all of PATIENCE when this process was forked: they are never released here.
+# Locks that a thread of the parent did not release within PATIENCE before the fork; this process never releases them.
 abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()
 _forking = threading.RLock()
 _acquired: list[Lock] = []
 
 
 def kept_over_forks(lock: L, *, is_outer: bool = False) -> L:
-    """Return the lock, which is acquired before each fork from now on, for as long as it exists.
+    """Register a lock to be acquired before each fork, for as long as the lock exists; return the lock.
 
-    A lock whose holder acquires others of these must be an outer one; a fork acquires outer locks first.
+    Set `is_outer` if a thread that holds the lock acquires other registered locks; a fork acquires outer locks first.
     """
     _locks[lock] = is_outer
     return lock

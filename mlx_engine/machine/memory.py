@@ -1,9 +1,9 @@
 """Free memory, usable cores, and the memory pages of mapped files.
 
-Cores and free memory are those of the machine, within the limits of its container. Pages of weights are read ahead of
-the first pass, and released when the weights have been converted. A page fault on a mapped file also maps neighbouring
-pages from the page cache, up to 2 MiB on Linux. A rank that reads half of the rows of a matrix would have two thirds to
-three quarters of the matrix resident.
+Cores and free memory are those of the machine, within the limits of its container. Pages of weights are read before the
+first pass, and released when the weights have been converted. A page fault on a mapped file also maps neighbouring
+pages from the page cache, up to 2 MiB on Linux. Thus a rank that reads half of the rows of a matrix would have two
+thirds to three quarters of it resident.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from mlx_engine.observe import log
 
-# The names of the limit, of the bytes in use, and of the bytes in use that the system can free at any time.
+# By cgroup version, the names of: the limit, the bytes in use, and the bytes in use that the system can free.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
@@ -28,14 +28,14 @@ _FILES = {
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can take now: the free memory, within the limits of its control groups."""
+    """Return the bytes that this process can allocate: the free memory, within the limits of its control groups."""
     import psutil  # imported here: it takes 10 ms
 
     return max(0, min([int(psutil.virtual_memory().available), *_left(root)]))
 
 
 def give_back_freed() -> None:
-    """Return memory to the system that glibc keeps after it was freed."""
+    """Return freed memory, which glibc keeps, to the system."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -62,7 +62,7 @@ def _left_in(group: Group) -> int | None:
 
 
 class Group(NamedTuple):
-    """A folder with limits of this process, and the cgroup version, 1 or 2."""
+    """The folder of a control group of this process, and the cgroup version, 1 or 2."""
 
     version: int
     folder: Path
@@ -130,15 +130,15 @@ def _version_1(folder: Path) -> Iterator[float]:
         yield quota / period
 
 
-# The bytes of a file within which Linux maps pages around the one that is read.
+# On a page fault Linux maps at most this many bytes of a file around the page that is read.
 AROUND = 2 << 20
 
 
 def release(read: np.ndarray, prepared: object) -> None:
     """Release the pages of the mapped file that `read` is a view of, unless `prepared` is a view of them, too.
 
-    A converted weight is not read again. Its pages would count as this process's memory until the end of loading: for
-    a bfloat16 file as much as half of the weights in float32.
+    A converted weight is not read again, but its pages would count as this process's memory until the end of loading.
+    For a bfloat16 file they take half as much as the weights in float32.
     """
     file = _file_of(read)
     if file is not None and not is_view(prepared, read):
@@ -146,16 +146,16 @@ def release(read: np.ndarray, prepared: object) -> None:
 
 
 def is_view(prepared: object, read: np.ndarray) -> bool:
-    """Return whether what a backend has prepared still reads the memory of the weight `read`."""
+    """Return whether `prepared`, a backend's weight, is a view of the memory of the stored weight `read`."""
     held = prepared if isinstance(prepared, np.ndarray) else getattr(prepared, "data", None)
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
 
 
 def map_small_pages(view: np.ndarray) -> None:
-    """Let the system map the file of a view in small pages.
+    """Ask the system to map the file of a view in small pages.
 
-    It maps large ones (2 MiB) as a whole, and drops them as a whole, so that parts of matrices between parts that are
-    not needed would be mapped again, with their neighbours, when a pass reads them.
+    Large pages (2 MiB) are mapped and dropped as a whole. If only some parts of a matrix are needed, dropping the other
+    parts would drop needed parts too; the next pass would map both again.
     """
     file = _file_of(view)
     if file is not None and hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -190,7 +190,7 @@ def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> Non
 
 
 def _give_back(file: mmap.mmap, start: int, stop: int) -> None:
-    """Give back the pages of [start, stop). Whole pages only: the others hold bytes of the neighbours."""
+    """Release the pages that lie wholly in [start, stop); the pages at its ends may hold bytes of other tensors."""
     start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
     if start < stop and hasattr(file, "madvise"):
         with contextlib.suppress(OSError):  # pages that are locked in memory

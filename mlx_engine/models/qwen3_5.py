@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 from mlx_engine.backends.base import Backend
@@ -31,6 +30,7 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.models.decoder import Decoder, NextToken
 from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors
 from mlx_engine.weights.parameters import Parameters
@@ -158,6 +158,9 @@ HEAD = "lm_head.weight"
 # Returns the rows of a delta net for a config and a checkpoint, and whether mlx-lm wrote it.
 DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
 
+# Returns the tensors of the experts of the layer of multi-token prediction, whose module in a folder is given.
+ExtraExperts: TypeAlias = Callable[[Any, Checkpoint, str], list[Tensor]]
+
 # Tensors of every model, in addition to those of attention and of delta nets.
 EVERYWHERE = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
@@ -210,10 +213,11 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows)
     }
 
 
-def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table) -> list[Tensor]:
+def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: ExtraExperts | None) -> list[Tensor]:
     """Return the tensors of the layer of multi-token prediction; none if the checkpoint has no single, whole one.
 
-    In folders it is the module `mtp`, in GGUF files the layer after the model's own.
+    In folders it is the module `mtp`, in GGUF files the layer after the model's own. Its experts are added to the rows
+    of the table, if it has some.
     """
     i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
     plus = table["output_norm.weight"].plus
@@ -223,6 +227,7 @@ def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table) -> list[Tensor
         if "*" in name and row.kind in (None, ATTENTION)
     }
     found = layer_tensors(cfg, rows, i)
+    found += [] if experts is None else experts(cfg, checkpoint, f"{prefix}mtp.layers.0.mlp")
     found.append(Tensor(f"blk.{i}.{JOINED}.weight", f"{prefix}{FC}", (cfg.hidden_size, 2 * cfg.hidden_size)))
     for name, hf in NEXT_NORMS.items():
         stored = TensorLayout(f"{prefix}mtp.{hf}.weight", plus=plus)
@@ -404,9 +409,13 @@ def _check_rows(s: Settings, cfg: Config) -> None:
 
 
 def plan(
-    checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense: bool = True, delta: DeltaRows = delta_rows
+    checkpoint: Checkpoint,
+    config_type: type[Config] = Config,
+    *,
+    experts: ExtraExperts | None = None,
+    delta: DeltaRows = delta_rows,
 ) -> Plan:
-    """Return the config and the expected tensors of a checkpoint, without an FFN if it is not dense.
+    """Return the config and the expected tensors of a checkpoint, without those of experts of the model's own layers.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
@@ -415,8 +424,8 @@ def plan(
     if checkpoint.naming == "gguf":
         config = config_type.read(s, "gguf", checkpoint.n_embeddings)
         _check_rows(s, config)
-        rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
-        extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
+        rows = table(config, checkpoint, is_dense=experts is None, delta=delta)
+        extra = extra_tensors(config, checkpoint, rows, experts)
         return Plan(config, tensors(config, rows, "optional"), extra=extra)
     text = s.mapping("text_config") or s
     tied = text.flag("tie_word_embeddings", False)
@@ -427,6 +436,6 @@ def plan(
     _check_rows(text, config)
     unused = [name for name in checkpoint.shapes if name.startswith(("model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
-    rows = table(config, checkpoint, is_dense=is_dense, delta=delta)
-    extra = extra_tensors(config, checkpoint, rows) if is_dense else ()
+    rows = table(config, checkpoint, is_dense=experts is None, delta=delta)
+    extra = extra_tensors(config, checkpoint, rows, experts)
     return Plan(config, tensors(config, rows, head), (*unused, *heads), extra=extra)

@@ -7,7 +7,7 @@ up to 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlx_engine.backends.experts import Routing
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -16,8 +16,17 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.models import qwen3_5
 from mlx_engine.models.layer import LayerTensors, Mixture
 from mlx_engine.models.qwen3_5 import STEMS
-from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts, with_shared_expert
-from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.experts import (
+    Count,
+    Names,
+    expert_tensors,
+    experts,
+    of_all,
+    shared_tensors,
+    with_experts,
+    with_shared_expert,
+)
+from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.table import stem_of
 
 ARCHITECTURES = ("qwen35moe", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -60,15 +69,22 @@ class Model(qwen3_5.Model):
         return Mixture(t.norm("ffn_norm"), experts(t.p, t.i, config.n_experts, routing))
 
 
+NAMES = Names(is_fused=True)
+
+
+def of_extra(cfg: Config, checkpoint: Checkpoint, block: str) -> list[Tensor]:
+    """Return the tensors of the experts of the layer of multi-token prediction; `block` is its module in a folder."""
+    i = cfg.n_layers
+    made = expert_tensors(cfg, checkpoint, NAMES, cfg.intermediate_size, i, [block])
+    return [*made, *shared_tensors(cfg.hidden_size, cfg.shared_size, i, f"{block}.{NAMES.shared}")]
+
+
 def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made, names = (
-        qwen3_5.plan(checkpoint, Config, is_dense=False),
-        Names(is_fused=True, stem=stem_of(checkpoint, STEMS)),
-    )
+    made, names = qwen3_5.plan(checkpoint, Config, experts=of_extra), replace(NAMES, stem=stem_of(checkpoint, STEMS))
     made = with_experts(made, checkpoint, names, made.config.intermediate_size)
     return with_shared_expert(made, names, made.config.shared_size)

@@ -95,6 +95,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = qwen3_5.plan(checkpoint, Config, is_dense=False, delta=_delta)
+    made = qwen3_5.plan(checkpoint, Config, experts=qwen3_5_moe.of_extra, delta=_delta)
     made = with_experts(made, checkpoint, Names(), made.config.intermediate_size)
     return with_shared_expert(made, Names(), made.config.shared_size)

@@ -120,7 +120,7 @@ def requantize(
 ) -> NDArray[np.uint8]:
     """Convert the weights in `raw` from type `from_` to type `to`. Only one piece per thread is expanded to float32.
 
-    The bytes do not depend on `threads`: each piece is converted by itself.
+    The bytes do not depend on `threads`, because each piece is converted separately.
 
     Raises:
         UnsupportedTypeError: `from_` cannot be read, or `to` cannot be written.

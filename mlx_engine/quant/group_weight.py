@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.quant import packing
 from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME
@@ -74,7 +74,7 @@ class GroupWeight(Weight):
         return join(self.type, self.parts)
 
     def _blocks(self, first: int, last: int) -> NDArray[np.uint8]:
-        """Make these blocks alone."""
+        """Return only the given blocks."""
         cut = [part[first:last] for part in self.parts.in_order]
         return join(self.type, Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None))
 
@@ -145,7 +145,7 @@ def split(weight: Weight, type_: GroupType) -> Parts:
 
 
 def _words(columns: NDArray[np.uint8]) -> NDArray[np.generic]:
-    """View columns of bytes as the widest items: NumPy copies an item at a time."""
+    """View columns of bytes as the widest possible items, because NumPy copies one item at a time."""
     width = columns.shape[1]
     return columns.view(f"V{width}")
 
@@ -159,7 +159,7 @@ EXACT: Mapping[str, GroupType] = {
 OFFSETS = {"Q8_0": 128, "Q4_0": 8}
 
 GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")
-# The byte of the scale that is infinite in MLX and 2 ** 128 in GGUF.
+# The byte of the only scale that differs: it is infinite in MLX and 2 ** 128 in GGUF.
 _UNLIKE = 255
 # Groups that are converted at a time: temporaries take a few megabytes.
 _PART = 1 << 17

@@ -1,7 +1,7 @@
 """Rows of keys and values as a cache stores them, in NumPy: the definition that all backends follow.
 
 A row is one head of one token. `f32` is exact; `f16` and `bf16` round to nearest even; `q8_0` has blocks of 32 numbers
-along the head, in ggml's form. The numbers that are read back are the ones that attention sums, in float32.
+along the head, in ggml's form. Attention uses the rounded values, in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "q8_0": np.ui
 
 
 def default_type(activations: str) -> str:
-    """Return the type of keys and values that goes with a type of activations: f16 and bf16 keep theirs."""
+    """Return the default type of keys and values for a type of activations: f16, bf16, else f32."""
     return activations if activations in DTYPES else "f32"
 
 

@@ -1,9 +1,9 @@
 """The IQ formats: IQ1 to IQ3 store the indices of points of a grid, IQ4 the indices of 16 levels.
 
-IQ1, IQ2 and IQ3 divide 256 weights into groups of 8 or 4; a group is a point of a grid. A point's coordinates are taken
-from a few levels. A grid of K coordinates with L levels has the points `level[digit 0], ..., level[digit K - 1]` of
-some numbers below L ** K, in ascending order, where digit 0 is the lowest digit of the number in base L. `grids.bin`
-has one bit per number below L ** K, which is 1 if the point is in the grid.
+IQ1, IQ2 and IQ3 divide 256 weights into groups of 8 or 4. A group is a point of a grid (a codebook of vectors), and
+each coordinate of a point is one of a few levels. A grid of K coordinates with L levels is a set of numbers below L **
+K, in ascending order. The digits of a number in base L are the indices of its levels, the lowest digit first.
+`grids.bin` has one bit per number below L ** K, which is 1 if the point is in the grid.
 
 Sources: `dequantize_row_iq*` of `ggml-quants.c`, and the tables `iq*_grid` of `ggml-common.h`, in
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src
@@ -182,7 +182,7 @@ def signs(bits: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def with_parity(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Set bit 7 of 7-bit numbers so that the number of ones is even: IQ2_XXS, IQ2_XS and IQ3_XXS leave it out."""
+    """Set bit 7 of 7-bit numbers so that the number of ones is even; IQ2_XXS, IQ2_XS and IQ3_XXS do not store bit 7."""
     folded = bits ^ bits >> np.uint8(4)
     folded ^= folded >> np.uint8(2)
     folded ^= folded >> np.uint8(1)

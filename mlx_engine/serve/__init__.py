@@ -1,1 +1,1 @@
-"""The HTTP server: the API of OpenAI over one engine thread, and a page that shows what the engine does."""
+"""The HTTP server: the APIs of OpenAI and Anthropic, and a page with a chat and a live view of the engine."""

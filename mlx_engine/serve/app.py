@@ -47,7 +47,7 @@ from mlx_engine.serve.sse import LateStream, failure_event, unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The limit of /tokenize, in bytes per token of the limit of /detokenize.
+# /tokenize accepts this many bytes of text per token that /detokenize accepts.
 BYTES_PER_TOKEN = 8
 
 # The memory for bodies that are being read, in multiples of the largest body.
@@ -105,7 +105,7 @@ def create_app(models: Models) -> Starlette:
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
-    # A path with an extra slash is an error. A redirect would lead to any host that the header Host names.
+    # A path with an extra slash is an error, because a redirect would lead to any host in the header Host.
     app.router.redirect_slashes = False
     return app
 
@@ -179,7 +179,7 @@ class Endpoint:
         await unless_gone(receive, self._answer(scope, body, respond))
 
     async def _answer(self, scope: Scope, body: bytes, respond: Respond) -> None:
-        """Wait until the model can be used, and respond. A stream begins after a while, with comments."""
+        """Wait until the model can be used, and respond. If this takes long, a stream begins with comments."""
         if self._handler is None:
             assert self._about is not None  # noqa: S101 - an endpoint has one of the two
             await self._about(self._models, body, respond)
@@ -234,13 +234,13 @@ async def describe(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def health(models: Models, body: bytes, respond: Respond) -> None:
-    """Report whether the server is well: 200 if it is, 503 if not."""
+    """Report the server's health: status 200, or 503 if it cannot answer requests."""
     state = models.health
     await respond(json_response({"status": state}, 200 if state == "ok" else 503))
 
 
 async def ready(models: Models, body: bytes, respond: Respond) -> None:
-    """Report whether a request would be answered: 200 if it would, 503 if not; and the states of several models."""
+    """Report whether a request would be answered, by status 200 or 503, and with several models the state of each."""
     state = models.readiness
     states = {} if models.is_alone else {"models": {model.name: model.state for model in models}}
     await respond(json_response({"status": state, **states}, 200 if state == "ok" else 503))
@@ -309,7 +309,7 @@ def _text(service: Service, body: bytes) -> Response:
 
 
 async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> None:
-    """Describe the tokenizer as vLLM does. Clients that tokenize by this server read the end-of-text token from it."""
+    """Describe the tokenizer in vLLM's form, from which clients of /tokenize read the end-of-text token."""
     tokenizer = service.engine.tokenizer
     names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     found: dict[str, object] = {name: None if i is None else tokenizer.token(i) or None for name, i in names.items()}
@@ -319,7 +319,7 @@ async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> Non
 
 def too_many(param: str, n: int, most: int, what: str) -> ApiError:
     """Return the error for a parameter that is too long."""
-    message = f"{param}: {n:,} {what} are too many; at most {most:,} are taken at once"
+    message = f"{param}: {n:,} {what} are too many; at most {most:,} are accepted per request"
     return ApiError(400, message, param=param, code="invalid_value")
 
 

@@ -26,12 +26,12 @@ class Progress(NamedTuple):
 
 
 class Call:
-    """One or more requests whose answers are one reply.
+    """The requests of one HTTP call, whose answers form one reply.
 
     Attributes:
         requests: the requests, in the order of the prompts.
-        accepted: a future that is done when the scheduler has accepted the requests. If it has not, the future raises
-            the error.
+        accepted: a future that is done when the scheduler has accepted or refused the requests; if refused, it has the
+            error.
         error: the error that ended a request, or None.
         received: when the HTTP request arrived, in seconds of the server's clock.
         tokenized: when all prompts had been encoded.
@@ -71,7 +71,7 @@ class Call:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether an answer is not complete yet."""
+        """Whether an answer is still incomplete."""
         return any(progress.finish_reason is None for _, progress in self.outputs)
 
     @property
@@ -92,7 +92,7 @@ class Call:
 
     async def changed(self, seconds: float | None = None) -> bool:
         """Wait at most `seconds` for an update; return whether there was one."""
-        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with an update.
+        # Not asyncio.wait_for, which before Python 3.12 loses a cancellation that arrives together with an update.
         with move_on_after(seconds):
             await self._changed.wait()
         is_new = self._changed.is_set()

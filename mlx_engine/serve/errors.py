@@ -24,8 +24,8 @@ from mlx_engine.errors import (
 # The position of a value in an error about messages, such as `messages[0].content`.
 PLACE = re.compile(r"(messages\S*) to be ")
 
-# Clients recognise this error by words of its message: langchain-openai by "prompt is too long", litellm by "this
-# model's maximum context length is".
+# Clients recognise this error by its text: langchain-openai by "prompt is too long", litellm by "this model's maximum
+# context length is".
 TOO_LONG = "the prompt is too long: with max_tokens, this model's maximum context length is exceeded on this server; "
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}

@@ -61,9 +61,8 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    The answers count against the slots and the queue from the beginning: first as a single answer, and with their real
-    number after the body has been parsed. While the request waits for its turn, only the bytes of its body are in
-    memory.
+    The answers take places in the slots and the queue from the beginning: one place at first, and one per answer after
+    the body has been parsed. While the request waits for its turn, only the bytes of its body are in memory.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # refuse at once what cannot be answered now
@@ -82,7 +81,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
         params.forget_prompt()
         del reading
-    # Do not await here: the places in the queue are free until the call has taken them.
+    # No await here, because another request could take the reserved places in the queue before this call does.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
@@ -90,7 +89,7 @@ def _parsed(service: Service, body: bytes, form: Form) -> Body:
     """Return the checked parameters of a request; called in a thread if the body is large.
 
     Raises:
-        ApiError: a parameter is invalid, or the model does not suit it.
+        ApiError: a parameter is invalid, or the model does not support it.
     """
     params = form.parse(body)
     service.check_model(params.model)
@@ -117,7 +116,7 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
 
 
 def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn) -> tuple[list[Request], Reading]:
-    """Return the requests of all prompts, and what was read; called in a thread.
+    """Return the requests of all prompts, and the `Reading`; called in a thread.
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
@@ -162,12 +161,12 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Return the prompt `ids` with the beginning of its answer, which the new tokens continue.
+    """Append the given beginning of the answer to the prompt `ids`; generation continues it.
 
     Args:
         tokenizer: the tokenizer of the prompt.
         ids: the prompt, at whose end the template has begun the turn of the assistant.
-        reading: the request, which has the beginning of the answer.
+        reading: the request; `reading.begun` is the beginning of the answer.
         is_free: whether the answer has no constraint. A constraint would apply only to the new tokens.
         check: called with the text before it is encoded.
 
@@ -234,7 +233,7 @@ async def _answer(
     finally:
         if service.recorder is not None:
             service.recorder.record(call, reply.id)
-    # Log-probabilities of a long answer take a tenth of a second to write.
+    # In a thread, because encoding the log-probabilities of a long answer as JSON takes a tenth of a second.
     await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))
 
 

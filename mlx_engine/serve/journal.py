@@ -1,10 +1,9 @@
-"""The journal: one line per request, with all that is needed to run the request again, and with its answers.
+"""The journal: one line per request, with its answers and all data that running it again needs.
 
 A thread appends the lines, so that a slow or full disk never delays answers.
 
-`replay` runs the requests of a journal again through a scheduler, and compares every token and log-probability. So an
-operator can find out why the server gave an answer, and whether a change of the machine, the version or the options
-changes any answer.
+`replay` runs the requests of a journal again through a scheduler, and compares every token and log-probability. It
+shows whether a change of the machine, the version or the options changes any answer.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from mlx_engine.serve.replies import timings
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The largest number of lines that wait for the disk; further lines are lost and counted.
+# The largest number of lines that wait to be written; further lines are dropped and counted.
 QUEUE = 1024
 
 
@@ -140,7 +139,7 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-# Options that change no token, and the one that is a struct of its own.
+# Options that change no token; and `sampling`, whose fields are written one by one.
 LEFT_OUT = ("sampling", "logprobs", "timeout", "prediction")
 
 # The options of `load` that a line may have; `replay` passes them to `load`.
@@ -234,7 +233,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options of a run with these answers. The run of a cancelled request ends at the same token.
+        """Return the options for running the request again. If it was cancelled, the run ends at the same token.
 
         Raises:
             OptionError, TypeError: an option is invalid.
@@ -392,7 +391,7 @@ def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> 
 def _replayed(engine: Engine, scheduler: Scheduler, entries: Sequence[tuple[int, Entry]]) -> Iterator[Result]:
     queue, running = deque(entries), dict[Request, tuple[int, Entry]]()
     while queue or running:
-        # As many requests wait as run, so that a free slot is filled in the next step.
+        # Submit twice as many requests as there are slots, so that a free slot is filled in the next step.
         while queue and len(running) < 2 * scheduler.slots:
             number, entry = queue.popleft()
             try:
@@ -412,7 +411,7 @@ def differences(engine: Engine, entry: Entry, request: Request) -> list[str]:
         return []
     found = []
     for i, (choice, output) in enumerate(zip(entry.choices, request.outputs, strict=True)):
-        # Answers of a cancelled request end at different lengths; the run ends with the longest.
+        # Answers of a cancelled request have different lengths; the new run gives each the length of the longest.
         n = None if choice.finish_reason is not None else len(choice.token_ids)
         difference = _difference(engine, choice, output, n)
         if difference is not None:
@@ -430,7 +429,7 @@ def _difference(engine: Engine, choice: Choice, output: Output, n: int | None) -
         if np.float32(before).tobytes() != np.float32(now).tobytes():
             return f"token {position}: expected the log-probability {before!r}, found {now!r}"
     if digest(ids, values) != choice.digest:
-        return "tokens and log-probabilities are equal, but the digest in the journal is another"
+        return "tokens and log-probabilities are equal, but the digest in the journal differs"
     return None
 
 

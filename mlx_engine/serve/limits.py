@@ -1,7 +1,8 @@
-"""Bounds on reading requests: bodies arrive at a bounded rate, and are parsed and encoded in turns.
+"""Bounds on reading requests: a limited rate for bodies, and a limited number of threads that parse and encode.
 
-The event loop, the engine thread and the threads that parse and encode share one interpreter. Reading requests must
-leave most of its time to the others, so that `/health` is answered and tokens are generated.
+The event loop, the engine thread and the threads that parse and encode share the GIL. Reading requests must leave it
+free for most of the time, so that `/health` is answered and tokens are generated. A turn is the permission to parse and
+encode one request.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def check_key(headers: Headers, key: str | None) -> None:
         return
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = [bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-    # The time of this comparison does not depend on the number of right characters.
+    # The time of this comparison does not depend on the number of correct characters.
     if not any(hmac.compare_digest(one.strip().encode("latin-1"), key.encode()) for one in given):
         message = "wrong or missing API key; send the header 'Authorization: Bearer KEY' with this server's key"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
@@ -81,8 +82,8 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
 
 def _too_large(limit: int) -> ApiError:
     message = f"the body is larger than {limit:,} bytes; send less, or start the server with a larger bound"
-    # The connection stays open, and the rest of the body is read and dropped. Closing would reset the connection, and
-    # most clients lose a response if that happens before they have sent everything.
+    # The connection stays open, and the rest of the body is read and dropped. Closing it would reset the connection,
+    # and most clients lose the response if the connection is reset before they have sent the whole body.
     return ApiError(413, message, code="request_too_large")
 
 
@@ -102,7 +103,7 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """Reads large bodies one piece after the other, at a bounded rate, and holds a bounded number of their bytes."""
+    """Reads large bodies in pieces, at a bounded rate, and bounds the memory that they take."""
 
     def __init__(self) -> None:
         self._n_bytes = 0
@@ -110,12 +111,12 @@ class Bodies:
 
     @contextmanager
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
-        """Return a function that receives the messages of one body. It waits after each LARGE bytes at least.
+        """Return a function that receives the messages of one body, and that waits at least once per LARGE bytes.
 
-        Small bodies do not wait, and neither do the few bytes of a slow body.
+        Small bodies and bodies that arrive slowly do not wait.
 
-        It raises ApiError if the large bodies that are being read have more than `most` bytes together, without the
-        first bytes of each. It calls `check` before each further message; what that raises ends the reading.
+        The function raises ApiError if the large bodies that are being read have more than `most` bytes together, not
+        counting the first bytes of each. It calls `check` before each further message; an exception ends the reading.
         """
         n_read = n_held = n_since = 0
 
@@ -154,7 +155,7 @@ def _busy(what: str, most: str, headers: Mapping[str, str] | None = None) -> Api
 
 
 class Turn:
-    """Runs work in a thread, one piece after the other.
+    """The turn of one request: runs its work in a thread.
 
     Attributes:
         is_large: whether the request is large.
@@ -240,6 +241,6 @@ class Turns:
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)
         self._begin()
-        # Without this, glibc would keep the memory that large requests have freed.
+        # glibc would otherwise keep the memory that large requests have freed.
         if turn.is_large and not self._running:
             give_back_freed()

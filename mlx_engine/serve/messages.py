@@ -61,7 +61,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model thinks before it answers, if its template has a switch for thinking."""
+    """Turns thinking before the answer on or off, if the model's template has a switch for thinking."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -94,7 +94,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     metadata: dict[str, Any] | None = None
-    cache_control: Any = None  # marks for caching have no effect: the prefix cache needs none
+    cache_control: Any = None  # no effect: the prefix cache is automatic
     betas: Any = None
     container: Any = None
     context_management: Any = None
@@ -152,7 +152,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return asked_format(ResponseFormat(type="json_schema", json_schema=schema), "output_config.format")
 
     def forget_prompt(self) -> None:
-        """Drop the messages."""
+        """Free the memory of the messages."""
         self.messages, self.system, self.tools = [], None, None
 
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _read_answer(chat: Chat, content: Any, at: str) -> None:
 
 
 def _tools(chat: Chat, tools: Sequence[Json]) -> list[Json]:
-    """Return the tools in the form of chat, without those that the API's own servers run."""
+    """Return the tools in the form of chat, without tools that run only on the API's own servers."""
     found: dict[str, Json] = {}
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
@@ -274,7 +274,7 @@ class MessagesReply(PartsReply):
         }
 
     def begin(self) -> bytes:
-        """Return the event with the empty message, before it is known how many tokens the cache has."""
+        """Return the event with the empty message. The number of cached tokens is not known yet."""
         return named_event({"type": "message_start", "message": {**self._message([]), "usage": self._usage()}})
 
     def heartbeat(self) -> bytes:
@@ -354,7 +354,7 @@ class MessagesReply(PartsReply):
 
 
 def _object(text: str) -> Json:
-    """Return arguments as an object, because the API needs one: empty if the token limit has cut them off."""
+    """Return arguments as an object, as the API requires; an empty object if the token limit has cut them off."""
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

@@ -63,12 +63,12 @@ LIMITS: Mapping[str, Schema] = {
 ERRORS = {
     400: "A parameter is invalid; `param` names it.",
     401: "The API key is missing or wrong.",
-    403: "The host is none of this server, the request comes from another web page, or a body is not declared as JSON.",
+    403: "The header Host is not a name of this server, another web page sent the request, or a body is not JSON.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     429: "The queue is full, or too many large requests wait; the header Retry-After has the seconds to wait.",
-    500: "The server has a fault.",
+    500: "The server has an internal error.",
     503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
 }
 POST_ERRORS = (400, 401, 403, 408, 413, 429, 500, 503)
@@ -144,7 +144,7 @@ OPERATIONS = [
 
 
 class Limits(NamedTuple):
-    """The bounds of the served model. Those of several models differ, so the document has none of them: None.
+    """The bounds of the served model. With several models the bounds differ, so they are None and left out.
 
     Attributes:
         names: the names of all models; None if any name is served.
@@ -183,12 +183,12 @@ class Limits(NamedTuple):
 
 
 def _most(rule: str, most: int | None) -> Schema:
-    """Return a rule with an upper bound; nothing if there is none."""
+    """Return a rule with an upper bound; an empty schema if there is no bound."""
     return {} if most is None else {rule: most}
 
 
 def document(models: Models) -> Schema:
-    """Return the document as it holds for the served model, or for all of them.
+    """Return the document for the served model, or for all served models.
 
     Raises:
         ApiError: the only model is not loaded.
@@ -247,7 +247,7 @@ def _ref(kind: type[msgspec.Struct]) -> Schema:
 
 
 def _limit(schemas: dict[str, Any], of: Limits) -> None:
-    """Add to the schemas of requests what their types do not say."""
+    """Add the requirements to the schemas of requests that their types do not express."""
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
     token = {"type": "integer", "minimum": 0, **_most("maximum", of.last_id)}
     limits = {**LIMITS, "n": {"minimum": 1, **_most("maximum", of.slots)}}
@@ -294,7 +294,7 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
 
 
 def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
-    """Add what the types of requests for embeddings and rankings do not say."""
+    """Add the requirements to the schemas of embedding and rerank requests that their types do not express."""
     several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
     text, dimensions = TEXTS["items"], {"minimum": 1, **_most("maximum", of.hidden_size)}
     embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]

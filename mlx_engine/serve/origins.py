@@ -1,9 +1,9 @@
 """Accept or refuse requests by their headers Host, Origin and Content-Type.
 
-Any web page can make the browser of its reader send requests to a server on the reader's machine. Browsers send Origin
-with these requests, unless they only read; their bodies can be plain text, but not JSON, without asking the server
-first. A page cannot read the replies, except by DNS rebinding: the attacker changes the address of the page's name to
-that of the server, so that the browser takes both for one site. Then the header Host has the name of the page.
+Any web page can make the browser send requests to a server on the user's machine. Except for reads (GET), browsers send
+the header Origin. Without a preflight request, a body can be plain text, but not JSON. A page cannot read the replies,
+except by DNS rebinding: the attacker changes the DNS entry of the page's host to the address of the server, so that the
+browser treats both as one site. Then the header Host has the name of the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.prometheus import Counter
 
-# A host as in an address, an IPv6 address in brackets, and perhaps a port; and a name or an IPv4 address.
+# A host (an IPv6 address in brackets, a name or an IPv4 address) and an optional port; below, a valid host name.
 HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 PORTS = {"http": "80", "https": "443"}
@@ -28,9 +28,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def host_name(text: str) -> str | None:
-    """Return a host in the form in which hosts are compared: lower case, without brackets and a dot at its end.
+    """Normalise a host for comparison: lower case, without brackets and without a dot at its end.
 
-    None for a text that is no host, such as one with a port.
+    Return None for a text that is not a host, such as one with a port.
     """
     if ":" in text:
         try:
@@ -41,7 +41,7 @@ def host_name(text: str) -> str | None:
 
 
 def host_names(names: Iterable[str]) -> frozenset[str]:
-    """Return hosts as `check_host` compares them; those that are none are left out."""
+    """Return normalised hosts, without invalid ones."""
     return frozenset(name for name in map(host_name, names) if name is not None)
 
 
@@ -53,10 +53,10 @@ def _parsed(host: str) -> tuple[str, str] | None:
 
 
 def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
-    """Check that a request was sent to one of these hosts, on any port; None allows every host, and none at all.
+    """Check that the header Host names one of these hosts, on any port; None accepts every header, and its absence.
 
     Raises:
-        ApiError: the request has another host, none or several.
+        ApiError: the request has another Host, no Host or several.
     """
     if hosts is None:
         return
@@ -72,7 +72,7 @@ def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
 
 
 def check_origin(headers: Headers, origins: Collection[str]) -> None:
-    """Check that a request comes from no web page, from one of this server, or from one of these origins.
+    """Check that a request does not come from a web page other than this server's own and those in `origins`.
 
     Raises:
         ApiError: the request comes from another web page.
@@ -97,7 +97,7 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def check_content_type(headers: Headers) -> None:
-    """Check that the body of a request is JSON, which other web pages cannot send without asking.
+    """Check that a body is declared as JSON, which other web pages cannot send without a preflight request.
 
     Raises:
         ApiError: the content type is another one, or missing.
@@ -114,7 +114,7 @@ class OriginGuard:
 
     Args:
         app: the application that it guards.
-        hosts: the hosts as `host_names` returns them; None for any.
+        hosts: the result of `host_names`; None for any host.
         origins: web pages that may use the application, besides its own; "*" is every page.
         errors: counts the refusals by their status.
     """

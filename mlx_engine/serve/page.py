@@ -26,7 +26,7 @@ from mlx_engine.serve.sse import EventStream, event, unless_gone
 from mlx_engine.serve.status import Status
 
 FILE = Path(__file__).with_name("page.html")
-# Seconds between two events at least, and between two comments that keep a silent connection open.
+# The least seconds between two events; and seconds after which a comment keeps an idle connection open.
 PAUSE, HEARTBEAT = 0.2, 15.0
 
 
@@ -40,10 +40,10 @@ def routes(
     """Return the routes of the page.
 
     Args:
-        snapshots: yields the latest status of the engine that a query string names, and then each newer one; those that
-            came meanwhile are skipped. It may raise ApiError.
+        snapshots: yields the latest status of the engine that a query string names, and then newer ones. Statuses that
+            a slow reader misses are skipped. It may raise ApiError.
         refusal: returns the response to a request whose headers lack the API key, otherwise None. It is called only for
-            `/events`. `/` contains no data; the page asks its reader for the key when a request is answered with 401.
+            `/events`. `/` contains no data; the page asks the user for the key when a request is answered with 401.
         pause: the least number of seconds between two statuses.
         heartbeat: seconds without a status after which a comment is sent.
     """
@@ -125,7 +125,7 @@ async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat:
 
 
 async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
-    """Return the next status, None after the last: a task cannot raise StopAsyncIteration to its awaiter."""
+    """Return the next status; None after the last, because a task cannot raise StopAsyncIteration."""
     return await anext(snapshots, None)
 
 
@@ -133,6 +133,6 @@ class UntilGone(EventStream):
     """A response of events that ends when its client leaves, for a route without `Endpoint`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write all events, unless the client leaves before."""
+        """Write all events until the client disconnects."""
         with suppress(ClientGoneError):
             await unless_gone(receive, super().__call__(scope, receive, send))

@@ -3,7 +3,8 @@
 `mlx_engine.options` declares which options of a run are parameters, with their types. The parameters that constrain
 answers have OpenAI's names and vLLM's.
 
-An unknown parameter is refused by its name. One that is not implemented is accepted with a value that has no effect.
+An unknown parameter is an error that names it. A parameter that is not implemented is accepted only with a value that
+has no effect.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ NOOPS_OF_RERANK: Mapping[str, Schema] = {"user": ANY}
 
 
 def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:
-    """Return the parameters of a request without those that change nothing.
+    """Return the parameters of a request without parameters that have no effect.
 
     Raises:
         ApiError: a parameter that is not implemented has a value that would change something.
@@ -85,14 +86,14 @@ def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[
 
 
 def _changes_nothing(value: object, schema: Schema) -> bool:
-    # JSON's true is not its 1, but Python's is.
+    # In JSON, unlike Python, true is not equal to 1.
     return "enum" not in schema or any(value == one and type(value) is type(one) for one in schema["enum"])
 
 
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
 
-# A key of logit_bias. Others would have the same number twice, or too many digits for Python.
+# A key of logit_bias. Leading zeros would allow the same id twice; more digits would be too many for Python.
 TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
@@ -138,7 +139,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
     function: Function
 
     def shown(self) -> dict[str, Any]:
-        """Return the tool as chat templates read it: with all keys but `strict`, some templates read absent ones."""
+        """Return the tool for chat templates: all keys except `strict`, also absent ones, which some templates read."""
         about = self.function
         schema = about.parameters or {"type": "object", "properties": {}}
         function = {"name": about.name, "description": about.description or "", "parameters": schema}
@@ -176,14 +177,14 @@ TOOL_CHOICES = ("none", "auto", "required")
 
 
 class Reading(NamedTuple):
-    """What a request asks for, in the form that all APIs share.
+    """A request in the form that all APIs share.
 
     Attributes:
         prompts: the prompts, each with as many answers as the request has choices.
-        ignored: the names of what the server ignores in the request.
+        ignored: the names of parameters and parts of the request that the server ignores.
         about: keyword arguments of the class of the reply.
         choice: which tools of the prompt an answer must or may call.
-        begun: the text with which the answer has begun: the new tokens follow it.
+        begun: the given beginning of the answer, which generation continues.
         begun_in: the parameter that has this text.
     """
 
@@ -198,7 +199,7 @@ class Reading(NamedTuple):
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
     """The body of a request of any of the APIs, with the options of `DECLARED`. None is the default of each."""
 
-    # Whether more tokens than fit may be asked for: clients of some APIs always send the same large number.
+    # Whether a token limit above the context is reduced to it: clients of some APIs always send the same large number.
     limit_is_bound: ClassVar[bool] = False
 
     model: str | None = None
@@ -243,11 +244,11 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         return Asked()
 
     def read(self, template: str | None) -> Reading:
-        """Return the prompts for a model with this chat template. This may take time, and is done in a thread."""
+        """Return the prompts for a model with this chat template. Called in a thread, because it may take time."""
         raise NotImplementedError
 
     def forget_prompt(self) -> None:
-        """Drop the prompts when they have become tokens: parsed, they take several times the memory of their JSON."""
+        """Free the prompts after encoding, because parsed prompts take several times the memory of their JSON."""
         raise NotImplementedError
 
     def check(self, slots: int) -> None:
@@ -261,11 +262,11 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return keyword arguments of `Options.of`, without max_tokens and logprobs.
 
-        `defaults` replace those of the API. Without a seed, one is drawn: the reply reports it, so that every answer
-        can be repeated.
+        `defaults` replace the defaults of the API. If there is no seed, a random seed is chosen; the reply has it, so
+        that every answer can be reproduced.
 
         Raises:
-            ApiError: a value is outside of what the API allows.
+            ApiError: a value is out of the API's range.
         """
         given: dict[str, Any] = {"temperature": 1.0, **(defaults or {}), "seed": secrets.randbits(63)}
         for name in DECLARED:
@@ -331,7 +332,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
             ApiError: a value is invalid.
         """
         _require(1 <= self.n_choices <= slots, "n", f"must be from 1 to {slots}, the slots of this server", self.n)
-        # Only `Options` gives -1 a meaning; here None stands for "as many as fit".
+        # `Options` accepts -1 for "as many as fit", but the API uses None for this.
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
             _require(n is None or n >= 0, name, "must be at least 0", n)
@@ -391,7 +392,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return [ChatPrompt(messages, self._tools(), variables=self.chat_template_kwargs or {})]
 
     def read(self, template: str | None) -> Reading:
-        """Return the conversation, and what its answers may call."""
+        """Return the conversation, and the tools that its answers may call."""
         found = super().read(template)
         effort = thinking_variables(template, None, self.reasoning_effort)
         (prompt,) = found.prompts
@@ -413,7 +414,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         self.messages, self.chat_template_kwargs, self.tools, self.prediction = [], None, None, None
 
     def _tools(self) -> list[dict[str, Any]]:
-        """Return the tools of the prompt. Without a choice of tools there are none, so that no model can call one."""
+        """Return the tools of the prompt; none if `tool_choice` is "none", so that the model cannot call any."""
         return [] if self.tool_choice == "none" else [tool.shown() for tool in self.tools or ()]
 
     def _tool_choice(self) -> ToolChoice:
@@ -422,7 +423,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
-        """Check the parameters. The engine checks the messages, except their roles, which it would accept as given."""
+        """Check the parameters and the roles of messages. The engine checks the other contents of messages."""
         super().check(slots)
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         is_one = not both or self.max_tokens == self.max_completion_tokens
@@ -572,7 +573,7 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None)
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body is no JSON: {error or 'it is empty'}; send a JSON object in UTF-8"
+        message = f"the body is not JSON: {error or 'it is empty'}; send a JSON object in UTF-8"
         raise ApiError(400, message, code="invalid_json") from None
     if not isinstance(data, dict):
         message = f"the body must be a JSON object with the parameters, not {type(data).__name__}"
@@ -581,7 +582,7 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None)
         given = without_noops(data, known or {})
         try:
             return msgspec.convert(given, kind)
-        except msgspec.ValidationError:  # whole numbers with a point are rare, and looking for them takes time
+        except msgspec.ValidationError:  # whole numbers such as 1.0 are rare, and replacing them takes time
             plain = {name: value if name in AS_IS else _whole(value) for name, value in given.items()}
             return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -612,24 +613,24 @@ def _explained(text: str) -> ApiError:
 
 
 def _top_k(given: int) -> int | None:
-    """Return None for 0 and -1, which other servers write for "no limit"."""
+    """Return None for 0 and -1, which mean "no limit" on other servers."""
     return None if given in (0, -1) else given
 
 
 def _seed(given: int) -> int:
-    """Return a seed >= 0: those of OpenAI may be negative."""
+    """Convert a seed to a number >= 0, because OpenAI allows negative seeds."""
     _require(given in SEEDS, "seed", "must be a 64-bit integer", given)
     return given % (1 << 64)
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
-    """Return the biases by token id: keys in JSON are strings."""
+    """Return the biases with int keys, because keys in JSON are strings."""
     wrong = next((key for key in given if re.fullmatch(TOKEN_ID, key) is None), None)
     _require(wrong is None, "logit_bias", "must have token ids as keys, such as 17", wrong)
     return {int(key): value for key, value in given.items()}
 
 
-# How a parameter becomes an option, where they differ.
+# Conversions of parameters whose values differ from those of the option.
 READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "logit_bias": _bias}
 
 

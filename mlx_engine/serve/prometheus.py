@@ -65,7 +65,7 @@ DISK = {
     "nbytes": "Bytes of files of prefixes.",
     "written": "Files of prefixes that were written.",
     "dropped": "Files of prefixes that were not written: too many waited, or the disk failed.",
-    "damaged": "Files of prefixes that were removed because they were not as expected.",
+    "damaged": "Files of prefixes that were removed because they were damaged.",
     "removed": "Files of prefixes that were removed to keep within --prefix-disk.",
 }
 
@@ -92,7 +92,7 @@ class Metrics:
         self._proposed_by = Counter("spec_decode_draft_tokens_by_drafter", "Proposed tokens by drafter.", "drafter")
         self._accepted_by = Counter("spec_decode_accepted_tokens_by_drafter", "Right tokens by drafter.", "drafter")
         self._accepted_at = Counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by their place.", "position"
+            "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by position.", "position"
         )
         self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
         self._between = Histogram("inter_token_latency_seconds", "Between two tokens of an answer.", BETWEEN_TOKENS)
@@ -102,7 +102,7 @@ class Metrics:
         self._decode = Histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST)
 
     def add(self, update: StepUpdate) -> None:
-        """Count what a step did."""
+        """Update the counters after a step."""
         report = update.report
         if report.requests:
             self._steps.add()
@@ -139,7 +139,7 @@ class Metrics:
             self._between.observe(seconds)
 
     def text(self, load: Load) -> str:
-        """Return all metrics, with the present use of the engine."""
+        """Return all metrics, including the current use of the engine."""
         return "\n".join(self.lines(load)) + "\n"
 
     def lines(self, load: Load) -> list[str]:
@@ -163,7 +163,7 @@ def text_of_models(
     """Return the metrics of a server with several models, each with the label `model_name`, as vLLM has it.
 
     Args:
-        server: counts errors and clients that left, which have no model.
+        server: counts errors and disconnected clients, which belong to no model.
         models: the metrics of each model, and the use of its engine.
         loads: how often each model has been loaded, and whether it is now.
     """

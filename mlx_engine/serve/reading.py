@@ -28,7 +28,7 @@ TEXTS = {
 }
 MEDIA = ("image", "input_image", "image_url", "document", "input_file", "file", "input_audio", "video")
 
-# By the effort of a request, the effort that chat templates read; any other becomes "high".
+# The effort for chat templates, by the effort of a request; all other efforts become "high".
 EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium"}
 
 
@@ -37,7 +37,7 @@ class Chat:
 
     Attributes:
         messages: the messages, as `ChatPrompt` takes them.
-        ignored: the names of what the server ignores in the request, each once.
+        ignored: the names of parts of the request that the server ignores, without repetition.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Chat:
         return str(self.messages.pop()["content"])
 
     def ignore(self, what: str) -> None:
-        """Note that something in the request is ignored."""
+        """Record the name of an ignored part of the request."""
         if what not in self.ignored:
             self.ignored.append(what)
 
@@ -113,7 +113,7 @@ class Chat:
         for i, part in enumerate(objects(content, at)):
             kind = text_in(part, "type", f"{at}[{i}]")
             if kind in MEDIA:
-                message = f"{at}[{i}] is of type {kind}; this server reads text alone: leave this part out"
+                message = f"{at}[{i}] is of type {kind}; this server reads only text: leave this part out"
                 raise ApiError(400, message, param=f"{at}[{i}]", code="unsupported_content")
             if kind not in TEXTS:
                 self.ignore(f"content of type {kind:.80}")
@@ -238,7 +238,7 @@ class PartsReply(Reply):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer has ended."""
+        """The reason why the answer ended."""
         return self._call.outputs[0][1].finish_reason
 
     @property
@@ -265,7 +265,7 @@ class PartsReply(Reply):
         data = b"".join(map(self._take, found))
         if progress.finish_reason is not None and before.finish_reason is None:
             data += b"".join(map(self._take, self._reader.finish(is_cut=self.is_cut)))
-            # If a stop of the request has ended the answer, a call that is still open was cut off by it.
+            # If a stop string of the request ended the answer, it cut off the open call.
             is_half = self._is_open and self.parts[-1].kind == "call" and output.stop is not None
             data += self._close(is_complete=not (self.is_cut or is_half))
         return data

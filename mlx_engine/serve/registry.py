@@ -24,7 +24,7 @@ import msgspec
 from anyio import move_on_after
 
 from mlx_engine.engine import Engine
-from mlx_engine.errors import EngineError
+from mlx_engine.errors import EngineError, again
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.machine.memory import available_memory, give_back_freed
 from mlx_engine.serve.errors import ApiError, api_error, cut
@@ -107,6 +107,11 @@ class ServedModel:
     def is_ready(self) -> bool:
         """Whether a request can use it now."""
         return self.state == "loaded" and not self.is_held
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether nothing of it is in memory, and it is not about to be loaded."""
+        return self.state in ("on disk", "failed")
 
     def become(self, state: State, reason: str | None = None) -> None:
         """Change the state, and wake those who wait for a change."""
@@ -343,8 +348,8 @@ class Models:
         if name is None or self.is_alone:  # a server with one model checks its name itself
             return self.default
         found = self._named(name)
-        if found is None:
-            self._look()
+        if found is None or (found.is_on_disk and not found.exists()):
+            self._update(self._seen())
             found = self._named(name)
         if found is None and self.default.service.any_model:
             return self.default
@@ -358,13 +363,23 @@ class Models:
     def _named(self, name: str) -> ServedModel | None:
         return self._models.get(name) or next((model for model in self if name in model.service.models), None)
 
-    def _look(self) -> None:
-        """Add models that have appeared, and forget those whose files are gone."""
-        for model in self._more(set(self._models)) if self._more is not None else ():
+    def _seen(self) -> tuple[list[ServedModel], list[ServedModel]]:
+        """Return models that have appeared, and those whose files are gone. Changes nothing: a thread may call it."""
+        found = list[ServedModel]()
+        if self._more is not None:
+            with suppress(OSError):  # a folder was removed while it was read
+                found = list(self._more(set(self._models)))
+        return found, [model for model in self if not model.exists()]
+
+    def _update(self, seen: tuple[Iterable[ServedModel], Iterable[ServedModel]]) -> None:
+        """Add models that have appeared, and forget those whose files are gone, unless they are in memory."""
+        found, gone = seen
+        for model in found:
             self._models.setdefault(model.name, model)
-        for model in self:
-            if model.state in ("on disk", "failed") and model is not self.default and not model.exists():
+        for model in gone:
+            if model.is_on_disk and model is not self.default and self._models.get(model.name) is model:
                 del self._models[model.name]
+                model.become(model.state, model.reason)  # ends its snapshots
 
     @contextmanager
     def used(self, model: ServedModel) -> Iterator[Use]:
@@ -403,7 +418,7 @@ class Models:
     def _refuse(self, model: ServedModel, error: ApiError) -> None:
         waiting, model.waiting = model.waiting, []
         for use in waiting:
-            use.granted.set_exception(error)
+            use.granted.set_exception(again(error))
             use.granted.exception()  # its client may have left: asyncio would log that nobody has read the error
 
     def _check_waiting(self, model: ServedModel) -> None:
@@ -427,7 +442,7 @@ class Models:
     def _enqueue(self, model: ServedModel) -> None:
         if model not in self._queue:
             self._queue.append(model)
-            if model.state in ("on disk", "failed"):
+            if model.is_on_disk:
                 model.become("loading")
         self._load_in_background()
 
@@ -503,7 +518,8 @@ class Models:
                 self._released.clear()
                 with move_on_after(1.0):
                     await self._released.wait()
-                if not model.waiting and model.n_loads:
+                is_at_start = model is self.default and not self._has_started
+                if not model.waiting and not is_at_start:
                     return False
                 if self._clock() >= deadline:
                     raise self._is_busy(model, held)
@@ -537,7 +553,9 @@ class Models:
 
     async def _unload_idle(self) -> None:
         for model in sorted(self._unused(), key=lambda model: model.used_at):
-            if self.idle_seconds is not None and model.used_at <= self._clock() - self.idle_seconds:
+            # While one model was unloaded, a request may have begun to use the next one, or its thread may have died.
+            is_unused = model.state == "loaded" and not model.n_using
+            if is_unused and self.idle_seconds is not None and model.used_at <= self._clock() - self.idle_seconds:
                 await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:
@@ -584,7 +602,7 @@ class Models:
 
     async def cards(self) -> list[dict[str, object]]:
         """Return the entries of /v1/models: each name of each model."""
-        await asyncio.to_thread(self._look)
+        self._update(await asyncio.to_thread(self._seen))
         await self._described()
         return [self._card(model, name) for model in self for name in model.service.models]
 
@@ -631,8 +649,8 @@ class Models:
         )
 
     async def snapshots(self, model: ServedModel) -> AsyncIterator[Any]:
-        """Yield the snapshots of a model's engine, whenever it is loaded, until the server stops."""
-        while not self.is_closing:
+        """Yield the snapshots of a model's engine, whenever it is loaded, until the server stops or forgets it."""
+        while not self.is_closing and self._models.get(model.name) is model:
             changed = model.changed
             if self.is_alone or model.state == "loaded":
                 async for snapshot in model.service.worker.snapshots():

@@ -1,7 +1,7 @@
 """Replies of the chat and completions APIs and their streams, with a receipt under the key `mlx_engine`.
 
-The receipt has digests, the seed and times, so that clients can compare the answers of two servers or of two days. It
-can have the cause of a cache miss, for authors of prompts who want a longer common prefix.
+The receipt has digests, the seed and times, so that clients can compare and reproduce answers. It can name the cause of
+a cache miss, which helps to make the common prefix of prompts longer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Reply(ABC):
 
     @abstractmethod
     def begin(self) -> bytes:
-        """Return the beginning of a stream, which is sent before the prompt is read."""
+        """Return the beginning of a stream, which is sent before prefill."""
 
     @abstractmethod
     def heartbeat(self) -> bytes:
@@ -77,11 +77,11 @@ class Reply(ABC):
 
     @abstractmethod
     def news(self) -> bytes:
-        """Return the events with what is new since the last call."""
+        """Return the events with text and tokens that are new since the last call."""
 
     @abstractmethod
     def end(self) -> bytes:
-        """Return the last events of a stream, with what is new since the last call of `news`."""
+        """Return the last events of a stream, including all that is new since the last call of `news`."""
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:
@@ -116,9 +116,8 @@ class Reply(ABC):
         """Return the receipt: digests, types and seed that reproduce the answers, times, use of the cache.
 
         `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
-        they are lists if the request has a list of prompts. `ignored`
-        names what the server ignores in the request. `constraint` is present if the request has a constraint,
-        `speculation` if tokens were proposed.
+        they are lists if the request has a list of prompts. `ignored` lists parts of the request that the server
+        ignores. `constraint` is present if the request has a constraint, `speculation` if tokens were proposed.
         """
         digests = [
             digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
@@ -153,7 +152,7 @@ class Reply(ABC):
         }
 
     def _speculation(self) -> Json:
-        """Return the drafters, and how many of their tokens passes have run and were right."""
+        """Return the drafters, and the numbers of their tokens that were run and that were right."""
         return speculation_of([request.drafters for request in self._call.requests])
 
     def _constraint(self) -> Json:
@@ -171,7 +170,7 @@ class Choices(Reply):
     Args:
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
         n_prompt_logprobs: the same for `prompt_logprobs`, vLLM's log-probabilities of the prompts.
-        includes_usage: whether a stream ends with the usage; chunks then have the key `usage`, which is null before.
+        includes_usage: whether a stream ends with the usage; all other chunks then have the key `usage` with null.
     """
 
     kind: str
@@ -371,7 +370,7 @@ class ChatReply(Choices):
 
     def _ending(self, i: int, reason: str | None) -> Json:
         found, reader = super()._ending(i, reason), self._readers[i]
-        # A call that a stop string has cut off must not be run.
+        # A call that a stop string has cut off is left out, because clients must not run it.
         n_calls = reader.n_calls if found["stop_reason"] is None else reader.n_ended
         return {**found, "finish_reason": "tool_calls"} if reason == "stop" and n_calls else found
 
@@ -386,7 +385,7 @@ class CompletionReply(Choices):
     """The reply of /v1/completions.
 
     Args:
-        echoes: the text before each choice: its prompt; nothing without them.
+        echoes: the prompt of each choice, which the text repeats; empty for no echo.
         is_scored: whether log-probabilities begin with those of the echo.
     """
 
@@ -413,9 +412,9 @@ class CompletionReply(Choices):
         return [self._text(i, self._echo(i), None, 0)] if self._echo(i) else []
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of tokens; after an echo with them, also that of an end-of-text token.
+        """Return the log-probabilities of tokens; after a scored echo, also that of an end-of-text token.
 
-        Clients that score prompts generate one token and always drop the last entry.
+        The last entry is needed because clients that score prompts generate one token and always drop its entry.
         """
         if self._is_scored:
             return (output.logprobs or [])[after.n_tokens : until.n_tokens]
@@ -487,25 +486,20 @@ def timings(
     """Return the times and counts of a request whose answers have ended.
 
     The parts tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other, and add up to total_ms.
-    Keys, in milliseconds unless they are counts or rates:
-        tokenize_ms: parsing the request, rendering the chat template and encoding; of all prompts of the reply.
-        queue_ms: from the encoded prompt until the request had a slot.
-        prompt_ms: from the slot to the first token: prefill, shared with other requests.
-        predicted_ms: from the first token to the last.
-        write_ms: from the last token to this receipt. The client of a stream has then taken all text before it.
-        total_ms: from the arrival of the HTTP request to this receipt.
-        cache_n, prompt_n: tokens of the prompt that were taken from the prefix cache, and that were computed.
-        disk_n: how many tokens of `cache_n` were read from files.
-        prompt_per_second: prompt_n per second of prompt_ms.
-        predicted_n: tokens of all answers.
+        Keys, in milliseconds unless they are counts or rates: tokenize_ms: parsing the request, rendering the chat
+        template and encoding; of all prompts of the reply. queue_ms: from the encoded prompt until the request had a
+        slot. prompt_ms: from the slot to the first token: prefill, shared with other requests. predicted_ms: from the
+        first token to the last. write_ms: from the last token to this receipt. The client of a stream has then taken
+        all text before it. total_ms: from the arrival of the HTTP request to this receipt. cache_n, prompt_n: tokens of
+        the prompt that were taken from the prefix cache, and that were computed. disk_n: how many tokens of `cache_n`
+        were read from files. prompt_per_second: prompt_n per second of prompt_ms. predicted_n: tokens of all answers.
         predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null without any.
-        steps: forward passes that took part in.
-        rows_per_step: the mean number of tokens in them, of all requests.
-        bytes_read: bytes of weights, keys and values that these passes read, counted from their sizes.
-        bandwidth_share: bytes read per second of the passes after the first token, divided by the memory bandwidth
-            that was measured when the server started; null if it is unknown. It is above 1 if the machine was
-            busier then.
-        preemptions: the number of times that an answer lost its pages and was computed again.
+        steps: the number of forward passes that ran tokens of this request. rows_per_step: the mean number of tokens in
+        them, of all requests. bytes_read: bytes of weights, keys and values that these passes read, counted from their
+        sizes. bandwidth_share: bytes read per second of the passes after the first token, divided by the memory
+        bandwidth that was measured when the server started; null if it is unknown. It is above 1 if the machine was
+        busier during the measurement. preemptions: the number of times that an answer lost its pages and was computed
+        again.
 
     Args:
         request: the request.
@@ -553,22 +547,17 @@ def _rate(n: float, per: float | None) -> float | None:
 
 
 def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return which part of a prompt the prefix cache had, and why not more. It reveals prompts of other clients.
+    """Return which part of a prompt was cached, and the cause why not more. It reveals prompts of other clients.
 
-    Keys:
-        cached_tokens: tokens of the prompt that were not computed again.
-        agreeing_tokens: tokens that the prompt has in common with an earlier prompt and answer.
-        cause: the reason why not more tokens were cached; null if all tokens that can be cached were.
-            "disabled": the server has no prefix cache.
-            "first_use": no earlier request began with the same token.
-            "differs": the cache continues with another token: the history was edited, or the template differs.
-            "retokenized": the cache continues with the same text in other tokens.
-            "evicted": the next token was cached, and was evicted.
-            "window": the keys and values that sliding-window layers need were evicted.
-            "state": the model has a state, which is cached only for a shorter prefix.
-            "memory": no page was free for the last cached tokens.
-        position: where the tokens differ, if they do.
-        found, expected: at this position, the prompt's and the cache's token id, and the text of at most 8 tokens.
+    Keys: cached_tokens: tokens of the prompt that were not computed again. agreeing_tokens: tokens that the prompt has
+        in common with an earlier prompt and answer. cause: the reason why not more tokens were cached; null if all
+        tokens that can be cached were cached. "disabled": the server has no prefix cache. "first_use": no earlier
+        request began with the same token. "differs": the cache continues with another token: the history was edited, or
+        the template differs. "retokenized": the cache continues with the same text in other tokens. "evicted": the next
+        token was cached, and was evicted. "window": the keys and values that sliding-window layers need were evicted.
+        "state": the model has a state, which is cached only for a shorter prefix. "memory": no page was free for the
+        last cached tokens. position: where the tokens differ, if they do. found, expected: at this position, the
+        prompt's and the cache's token id, and the text of at most 8 tokens.
 
     Args:
         request: a request that has been admitted.
@@ -584,7 +573,7 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     if match.end != "differs":
         return {**known, "cause": None if match.end in ("whole", "new") else match.end, **nothing}
     found = request.prompt_ids[match.agreeing : match.agreeing + SHOWN]
-    # Either text may be cut off.
+    # Each text may be cut off, so a common prefix is enough.
     a, b = _text_bytes(tokenizer, found), _text_bytes(tokenizer, match.expected)
     is_same = a.startswith(b) or b.startswith(a)
     return {
@@ -631,7 +620,7 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
     return {
         "tokens": texts,
         "token_logprobs": [token.logprob for token in tokens],
-        # Several parts of characters have the same text; the most likely token of each text is listed.
+        # Tokens that are parts of characters may have equal texts; the most likely token of each text is listed.
         "top_logprobs": [{_token_text(tokenizer, i): value for i, value in reversed(token.top)} for token in tokens],
         "text_offset": offsets,
     }
@@ -640,7 +629,7 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
 def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
     """Return where each token of a prompt begins in its text, in characters.
 
-    A BOS token that was added to a text takes none; the later bytes of a character begin where it does.
+    An added BOS token has no characters. A token with later bytes of a character has the index of the character.
     """
     stream, offsets, n = tokenizer.stream(), list[int](), 0
     is_added = ids[0] == tokenizer.bos_id and not text.startswith(_token_text(tokenizer, ids[0]))
@@ -651,7 +640,7 @@ def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
-    """Return the value of `prompt_logprobs`: for each token of a prompt, it and the likely ones by ids; first null."""
+    """Return `prompt_logprobs`: for each token of a prompt, it and likely tokens by id; null for the first token."""
     found: list[object] = [None]
     for token in tokens:
         ranked = [(token.token_id, token.logprob, token.rank)]

@@ -1,4 +1,4 @@
-"""What replies look like: every key, with its type. `openapi.py` publishes these types, and the tests check replies."""
+"""The types of replies, with every key. `openapi.py` publishes these types, and the tests check replies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Reply(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON object without other keys."""
+    """A JSON object that has no keys except its fields."""
 
 
 class CachedTokens(Reply):
@@ -18,7 +18,7 @@ class CachedTokens(Reply):
 
 
 class PredictedTokens(Reply):
-    """How many proposed tokens were right, and how many were not. The latter are no tokens of the answer."""
+    """The numbers of proposed tokens that were right, and that were wrong and so are not in the answer."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -35,7 +35,7 @@ class Usage(Reply):
 
 
 class Timings(Reply):
-    """Where the time of a request went; `replies.timings` describes the keys."""
+    """The times and counts of a request; `replies.timings` describes the keys."""
 
     tokenize_ms: float
     queue_ms: float | None
@@ -57,7 +57,7 @@ class Timings(Reply):
 
 
 class ShownTokens(Reply):
-    """A token, and the text of some tokens from it on."""
+    """A token, and the text of some tokens that begins with it."""
 
     token_id: int
     text: str
@@ -67,7 +67,7 @@ Cause = Literal["disabled", "first_use", "differs", "retokenized", "evicted", "w
 
 
 class Reuse(CachedTokens):
-    """What was reused of a prompt's keys and values; with --explain-cache also why not more (`replies.explained`)."""
+    """The cached tokens of a prompt; with --explain-cache also why not more were cached (`replies.explained`)."""
 
     agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
     cause: Cause | msgspec.UnsetType | None = msgspec.UNSET
@@ -108,7 +108,7 @@ class SpeculationReceipt(Reply):
 
 
 class Receipt(Reply):
-    """What no other API has: digests of the answers, what repeats them, the times, and what was reused."""
+    """The receipt, an extension of the API: digests of the answers, the seed, times, and use of the cache."""
 
     digest: str
     digests: list[str]
@@ -159,7 +159,7 @@ class ToolCall(Reply):
 
 
 class AnswerMessage(Reply):
-    """The message of an answer. Models with think markers have their reasoning in a field of its own.
+    """The message of an answer. If the model has think markers, reasoning is in a separate field.
 
     The content is null if the answer has calls alone.
     """
@@ -186,7 +186,7 @@ class ChatChoice(Reply):
 
 
 class Head(Reply):
-    """What all replies and chunks begin with."""
+    """The fields that all replies and chunks have."""
 
     id: str
     created: int
@@ -205,14 +205,14 @@ class ChatCompletion(Head):
 
 
 class FunctionDelta(Reply, omit_defaults=True):
-    """What is new of a function of a call."""
+    """The new part of a function of a call."""
 
     name: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CallDelta(Reply, omit_defaults=True):
-    """What is new of a call; the first one of a call has its id and its name."""
+    """The new part of a call; the first part of a call has its id and its name."""
 
     index: int
     function: FunctionDelta
@@ -221,7 +221,7 @@ class CallDelta(Reply, omit_defaults=True):
 
 
 class Delta(Reply, omit_defaults=True):
-    """What is new of a message."""
+    """The new part of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -230,7 +230,7 @@ class Delta(Reply, omit_defaults=True):
 
 
 class ChunkChoice(Reply):
-    """What is new of an answer."""
+    """The new part of an answer."""
 
     index: int
     delta: Delta
@@ -268,12 +268,12 @@ class RankedLogprob(Reply):
     decoded_token: str
 
 
-# Of each token of a prompt, by ids; the first has none.
+# For each token of a prompt, log-probabilities by id; None for the first token.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class TextChoice(Reply):
-    """An answer of /v1/completions, or what is new of it."""
+    """An answer of /v1/completions, or its new part."""
 
     index: int
     text: str
@@ -293,11 +293,11 @@ class TextCompletion(Head):
 
 
 class Model(Reply):
-    """A model, in the forms of both OpenAI's and Anthropic's API, and what this server knows of it.
+    """A model, with the fields of OpenAI's and Anthropic's APIs and further ones of this server.
 
     Attributes:
-        state: what it is doing.
-        alias_of: the name of the model that this is another name of.
+        state: the state of the model.
+        alias_of: the model's own name, if this entry is an alias.
         reason: why it could not be loaded.
         max_model_len: the context in tokens, by vLLM's name.
         size: bytes of its files.
@@ -434,7 +434,7 @@ class Readiness(Reply):
 
 
 class Error(Reply):
-    """What is wrong, and with which parameter."""
+    """The error message, and the parameter that is wrong."""
 
     message: str
     type: str
@@ -477,7 +477,7 @@ Block = ThinkingBlock | TextBlock | ToolUseBlock
 
 
 class MessageUsage(Reply):
-    """Counts of tokens; those of the prompt that were cached are counted apart."""
+    """Counts of tokens. Cached tokens of the prompt are counted separately."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -486,7 +486,7 @@ class MessageUsage(Reply):
 
 
 class Ending(Reply):
-    """Why an answer ended."""
+    """The reason why an answer ended."""
 
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
@@ -505,7 +505,7 @@ class Message(Ending):
 
 
 class MessageError(Reply):
-    """What is wrong."""
+    """The type and the message of an error."""
 
     type: str
     message: str
@@ -621,7 +621,7 @@ class ResponseUsage(Reply):
 
 
 class ResponseError(Reply):
-    """Why a response failed."""
+    """The error of a failed response."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str

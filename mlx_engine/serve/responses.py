@@ -36,7 +36,7 @@ from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# Reasoning that clients send back in `encrypted_content`, some of them nowhere else: base64 of the text, no secret.
+# Prefix of our `encrypted_content`, base64 of the reasoning without encryption. Some clients send back only this field.
 OWN_REASONING = "mlx_engine:"
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -52,7 +52,7 @@ REFUSED = {
     "background": "this server stores no responses: leave it out, and read the stream",
     "top_logprobs": "log-probabilities are available on /v1/chat/completions",
 }
-# Values of these that ask for nothing.
+# Values of refused parameters that have no effect and are accepted.
 HARMLESS: Mapping[str, object] = {"background": False, "top_logprobs": 0}
 
 
@@ -67,7 +67,7 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
 
 
 class TextOptions(msgspec.Struct):
-    """The form of the answer, and how long it is, which is left to the model."""
+    """The form of the answer, and its verbosity, which has no effect."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -228,7 +228,7 @@ class Tools:
 
     Attributes:
         of_chat: the tools in the form of chat.
-        names: the namespace and the name there, by the name in the chat.
+        names: (namespace, name in the namespace) of each tool, by its name in the chat.
         shown: the tools in the form in which a reply repeats them.
     """
 
@@ -338,7 +338,7 @@ class ResponsesReply(PartsReply):
     Args:
         names: the namespace and the name there of each tool, by its name in the chat.
         echo: the parameters of the request that the reply repeats.
-        encrypts: whether reasoning is also in `encrypted_content`, because some clients send only that back.
+        encrypts: whether reasoning is also in `encrypted_content`, because some clients send back only this field.
     """
 
     prefix = "resp_"
@@ -364,7 +364,7 @@ class ResponsesReply(PartsReply):
         return self._ended()
 
     def begin(self) -> bytes:
-        """Return the first two events; they repeat the request."""
+        """Return the first two events, which repeat the parameters of the request."""
         return self._event("response.created", response=self._running()) + self.heartbeat()
 
     def heartbeat(self) -> bytes:

@@ -1,7 +1,8 @@
-"""The uvicorn server and its connections: it listens while the model is loaded, and stops when answers have ended.
+"""The uvicorn server and its connections. It listens while the model is loading, and stops when answers have ended.
 
-uvicorn waits without a limit for the head of a request, and for a client that does not read its reply. Each such client
-would keep a file descriptor. uvicorn also accepts connections until no file descriptor is left, and then fails.
+uvicorn waits without a limit for the headers of a request, and for a client that does not read its reply. Each such
+client would occupy a file descriptor. uvicorn also accepts connections until no file descriptor is left, and then
+fails.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from mlx_engine.errors import AddressInUseError, OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.registry import Models
 
-# h11 compares an incomplete head with its limit, 16 KiB, after each piece of data. Pieces have a fixed size, so that
-# the network does not decide whether a head is refused.
+# h11 compares incomplete headers with its limit, 16 KiB, after each piece of data. Pieces have a fixed size, so that
+# the network's packet sizes do not decide whether headers are refused.
 PIECE = 1 << 14
 
-# Bytes that are read at once: PIECE of a new request, so that many connections together take little time, and this of
-# a body. After each read the loop waits for Python's global lock, so that many small ones take longer.
+# Bytes that are read at once from a body. Of a new request PIECE bytes are read, so that many connections together take
+# little time. After each read the loop waits for the GIL, so many small reads would take longer.
 LARGE_READ = 1 << 18
 
 # Seconds that a refused client has to read the error: closing a socket with unread data would discard the reply.
@@ -47,13 +48,14 @@ CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The largest number of connections, even with more descriptors: each takes 6 KB, and is checked ten times a second.
+# The largest number of connections, even with more descriptors, because each takes 6 KB and is checked ten times a
+# second.
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before any callback runs.
 ACCEPTED_AT_ONCE = 16
 # Descriptors that are reserved for files, pipes, and connections that are just being accepted or closed.
 SPARE_DESCRIPTORS = 128
-# The limit of macOS if it reports that there is none.
+# The limit on macOS, which may report that it has no limit.
 OPEN_MAX = 10240
 # Seconds between two lines of the log about closed connections.
 LOG_SECONDS = 60.0
@@ -121,7 +123,7 @@ class ConnectionLimit:
         if self._clock() - self._logged_at >= LOG_SECONDS:
             LOGGER.warning(
                 f"more than {self._most:,} connections; closed the oldest idle ones "
-                f"({self._n_closed:,} since the last such line, which comes once a minute at most)"
+                f"({self._n_closed:,} since the last such line, which is logged at most once a minute)"
             )
             self._n_closed, self._logged_at = 0, self._clock()
 
@@ -147,7 +149,7 @@ class Connection(H11Protocol):
         self._limit.add(self, len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection from the idle ones."""
         self._limit.remove(self)
         super().connection_lost(exc)
 
@@ -285,8 +287,8 @@ class Server(uvicorn.Server):
             log_level="error",
             access_log=False,
             server_header=False,
-            # Clients drop idle connections too, some of them after 5 seconds, uvicorn's default: their next request
-            # would meet the end of the connection.
+            # Not uvicorn's default of 5 seconds: some clients close idle connections after the same time, and their
+            # next request would be sent on a connection that is being closed.
             timeout_keep_alive=math.ceil(patience.head),
             # Requests that have not ended after `grace` are cancelled.
             timeout_graceful_shutdown=1,

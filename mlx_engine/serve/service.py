@@ -11,7 +11,7 @@ from typing import Any
 import mlx_engine
 from mlx_engine.backends import EXACT, kv_type_of, types_of
 from mlx_engine.engine import Engine
-from mlx_engine.errors import ContextLengthError
+from mlx_engine.errors import ContextLengthError, OptionError
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.journal import Recorder
 from mlx_engine.serve.limits import MAX_BODY, Bodies, Turns
@@ -28,7 +28,7 @@ class Service:
         worker: the engine thread.
         model: the name of the model in requests and replies.
         aliases: other names by which requests may name the model.
-        adapters: the names of adapters; a request that names MODEL:ADAPTER is answered with one.
+        adapters: the names of adapters; a request for MODEL:ADAPTER uses an adapter.
         any_model: whether requests may name any model.
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
@@ -36,13 +36,13 @@ class Service:
         keep_alive_seconds: the time without new text after which a stream gets a comment.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
-        explains_cache: whether a reply has the position at which a prompt differs from the prefix cache. This shows a
-            client how far its prompt agrees with another client's.
+        explains_cache: whether a reply has the position at which a prompt differs from the prefix cache. This reveals
+            the common prefix with prompts of other clients.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
         recorder: writes the journal; None for none.
         context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
-        sampling: options of sampling for requests that leave them out, in place of the API's defaults.
+        sampling: defaults of sampling options, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
         bodies: the bodies of requests that are being read.
         turns: the turns of requests that are parsed and encoded.
@@ -84,16 +84,32 @@ class Service:
 
     @property
     def models(self) -> list[str]:
-        """The names of the model, its own first, and after them those of the model with each adapter."""
-        names = list(dict.fromkeys([self.model, *self.aliases]))
-        return [*names, *(f"{name}:{adapter}" for name in names for adapter in self.adapters)]
+        """The names of the model, its own name first, and then the names of the model with each adapter."""
+        return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that the name of a model in a request asks for; None for a model without adapters."""
+        """Return the adapter that is selected by the model name in a request; None for a model without adapters."""
         if not self.adapters:
             return None
-        chosen = (name or "").rpartition(":")[2]
-        return chosen if name in self.models and name not in (self.model, *self.aliases) else BASE
+        return BASE if name is None else self._named.get(name, ("", BASE))[1]
+
+    @property
+    def _named(self) -> dict[str, tuple[str, str]]:
+        """Each name, with the name that it is an alias of, or itself, and with the adapter. Names may have colons."""
+        names = list(dict.fromkeys([self.model, *self.aliases]))
+        found = dict.fromkeys(names, (self.model, BASE))
+        for name in names:
+            for adapter in self.adapters:
+                found.setdefault(f"{name}:{adapter}", (f"{self.model}:{adapter}", adapter))
+        return found
+
+    def check_names(self) -> None:
+        """Raise OptionError if a name with an adapter stands for two models."""
+        n = len({self.model, *self.aliases}) * (1 + len(self.adapters))
+        if len(self.models) < n:
+            expected = "different names MODEL:ADAPTER of models, aliases and adapters"
+            message = f"--adapter: expected {expected}; give the adapter another name, --adapter NAME=PATH"
+            raise OptionError(message, option="--adapter", expected=expected, found=list(self.adapters))
 
     def model_card(self, name: str) -> dict[str, object]:
         """Return the entry of a name of the model in /v1/models, in the forms of both OpenAI's and Anthropic's API."""
@@ -103,7 +119,8 @@ class Service:
         loaded: dict[str, object] = {}
         if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
             loaded = {"max_model_len": self.context, **types_of(self.engine.backend)}
-        alias = {"alias_of": self.model} if name in self.aliases and name != self.model else {}
+        own = self._named.get(name, (name, ""))[0]
+        alias = {"alias_of": own} if own != name else {}
         return {"id": name, **openai, **anthropic, **alias, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
@@ -111,7 +128,7 @@ class Service:
 
         The engine refuses a prompt that leaves no room for a token.
         """
-        by_memory = self.worker.capacity // n + 1  # the keys and values of the last token are never needed
+        by_memory = self.worker.capacity // n + 1  # the last token needs no keys and values
         return max(1, min(self.context, by_memory) - len(ids))
 
     @property
@@ -140,7 +157,7 @@ class Service:
             raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_length(self, text: str) -> None:
-        """Check that a text is not too long for the context, by the largest bytes of a token, without encoding it.
+        """Check without encoding that a text is not too long: by its bytes, and by the most bytes that a token has.
 
         Raises:
             ContextLengthError: the text is too long.

@@ -54,7 +54,7 @@ class EventStream(Response):
 
 
 class LateStream(EventStream):
-    """A stream that begins before its request can be handled: with comments while the request waits for its model.
+    """A stream that sends comments while its request waits for its model to be loaded.
 
     Args:
         comments: yields comments until the request can be handled, or raises the error that prevents it.
@@ -106,8 +106,8 @@ def failure_event(path: str, error: ApiError) -> bytes:
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Run work to its end, and cancel it as soon as the client closes its connection.
 
-    Starlette cancels only streams, and only with some servers. A client that waits for a reply, in the queue or during
-    prefill, would keep its slot after it has left.
+    Starlette cancels only streams, and only with some servers. Otherwise the request of a disconnected client would
+    stay in the queue or keep its slot.
 
     Raises:
         ClientGoneError: the client disconnected first.

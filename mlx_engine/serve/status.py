@@ -31,14 +31,14 @@ class AnswerStatus(msgspec.Struct, frozen=True):
     Attributes:
         number: the number of its request.
         index: which answer to the request it is.
-        phase: "waiting" for a slot; "prefill" while the prompt is read; "decode"; "recompute" while tokens are read
-            again because their pages were taken.
+        phase: "waiting" for a slot; "prefill"; "decode"; "recompute" while tokens are computed again after a
+            preemption.
         n_prompt: tokens of the prompt.
         n_read: tokens of the prompt that are in the KV cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_written: tokens of the answer.
         max_tokens: the largest number of tokens of the answer.
-        n_pages: pages that the answer holds, alone or with others, over all groups of layers.
+        n_pages: pages that the answer holds, alone or shared, over all groups of layers.
         n_preemptions: how often the request lost pages to an older one.
     """
 
@@ -55,7 +55,7 @@ class AnswerStatus(msgspec.Struct, frozen=True):
 
 
 class PageGroup(msgspec.Struct, frozen=True):
-    """The pages of the layers with one window: each page is counted once.
+    """The pages of the layers with the same attention window. Each page is counted once.
 
     Attributes:
         window: the window, None for layers that see every token.
@@ -80,10 +80,10 @@ class PrefixNode(msgspec.Struct, frozen=True):
         start: position of its first token.
         n_tokens: number of its tokens.
         text: the text of its first tokens, with an ellipsis if others follow, or None if texts are not shown.
-        n_pages: its pages, over all groups.
-        in_use: the pages that answers hold too.
-        references: the most references to one of its pages.
-        last_use: the cache's count of uses at its last use.
+        n_pages: number of its pages, over all groups of layers.
+        in_use: number of its pages that answers hold too.
+        references: the largest reference count of its pages.
+        last_use: the value of the cache's use counter when the node was last used.
     """
 
     parent: int
@@ -99,8 +99,8 @@ class PrefixNode(msgspec.Struct, frozen=True):
 class PrefixStatus(msgspec.Struct, frozen=True):
     """The prefix cache: the most recently used nodes, each after its parent, and counters.
 
-    The nodes and their numbers are None for a cache of whole pages, because they show which tokens prompts have in
-    common.
+    The nodes and their numbers are None for a cache of whole pages, because they would reveal which tokens prompts have
+    in common.
     """
 
     nodes: tuple[PrefixNode, ...] | None
@@ -116,7 +116,7 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
     """A step: its rows of decode and of prefill, its seconds, and the limit.
 
-    The limit is the seconds in which the memory bandwidth allows to read its bytes; None if the bandwidth is unknown.
+    The limit is the time in which its bytes can be read at the memory bandwidth; None if the bandwidth is unknown.
     """
 
     n_decode: int
@@ -168,7 +168,7 @@ class Monitor:
             bandwidth: returns the memory bandwidth in bytes per second, or None as long as it is unknown.
             text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
             interval: the least number of seconds between two statuses that `after` returns.
-            clock: read for this interval only.
+            clock: the clock of `interval`.
         """
         self._bandwidth, self._text_of, self._interval, self._clock = bandwidth, text_of, interval, clock
         self._steps: deque[StepStatus] = deque(maxlen=N_STEPS)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mlx_engine.cache.disk import DiskStats
 from mlx_engine.engine import Engine
-from mlx_engine.errors import EngineError
+from mlx_engine.errors import EngineError, again
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.call import Call, Progress
@@ -37,8 +37,8 @@ class Load(NamedTuple):
         running: answers with a slot.
         waiting: answers without a slot.
         kv_usage: the share of the pages of keys and values that are held, 0 to 1.
-        pages: pages that answers hold; those of the prefix cache alone are not counted.
-        disk: counters of prefixes on disk, if they are kept; their thread still counts.
+        pages: pages that answers hold, without pages that only the prefix cache holds.
+        disk: counters of prefixes on disk, if they are kept; the writing thread updates them.
     """
 
     running: int = 0
@@ -59,10 +59,10 @@ class Load(NamedTuple):
 
 
 class Cores:
-    """The cores that the engine threads of several models share: they run steps one at a time, as they ask for them.
+    """The cores that the engine threads of several models share. They run one step at a time, in order of request.
 
-    Each thread pool would otherwise wait for cores that the others use. A Lock alone would not let others in: the
-    thread that releases it usually takes it again.
+    Otherwise each thread pool would wait for cores that the others use. A Lock alone would not be fair, because the
+    thread that releases it usually acquires it again.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Cores:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for those that have asked before, and hold the cores in the block."""
+        """Wait for earlier requests, and hold the cores in the `with` block."""
         with self._condition:
             number, self._n_asked = self._n_asked, self._n_asked + 1
             self._condition.wait_for(lambda: self._n_done == number)
@@ -83,7 +83,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. While another model is answering, it has as few tokens of prompts as if its own model were."""
+        """Run a step. While another model generates, the step has the small prompt budget of a model that generates."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -97,7 +97,7 @@ class Cores:
 
 
 class StepUpdate(NamedTuple):
-    """The changes of a step."""
+    """The updates of a step."""
 
     report: StepOutput
     reached: Mapping[Request, Sequence[Progress]]
@@ -195,12 +195,12 @@ class Worker:
 
     @property
     def n_open(self) -> int:
-        """Number of requested answers whose replies have not been read to their end."""
+        """The number of requested answers whose replies have not been read completely."""
         return sum(len(request.outputs) for request in self._calls)
 
     @property
     def n_unfinished(self) -> int:
-        """Number of requested answers that have not been generated to their end."""
+        """The number of requested answers that have not ended."""
         calls = {call for call in self._calls.values() if call.error is None}
         return sum(progress.finish_reason is None for call in calls for _, progress in call.outputs)
 
@@ -237,7 +237,7 @@ class Worker:
         if n > most:
             message = f"{n} answers are too many: slots and queue hold {most}; send fewer at once"
             raise ApiError(400, message, param="prompt", code="invalid_value")
-        # An answer that waits only for a slow reader takes no place in the queue.
+        # An answer that has ended, and whose client reads slowly, takes no place in the queue.
         others = self.n_unfinished + self._n_reserved
         if others + n > most:
             message = f"the queue is full: {others} of {most} places are taken, {n} more do not fit; see Retry-After"
@@ -248,7 +248,7 @@ class Worker:
     def reserved(self) -> Iterator[Callable[[int], None]]:
         """Reserve a place in the slots and the queue for a request that is not parsed yet, until the block ends.
 
-        The block gets a function, which it calls with the number of answers when the number is known.
+        The context returns a function, to be called with the number of answers when it is known.
 
         Raises:
             ApiError: the queue is full. The function in the block raises it, too.
@@ -269,7 +269,7 @@ class Worker:
 
     @asynccontextmanager
     async def running(self, call: Call) -> AsyncIterator[Call]:
-        """Submit the requests of a call; on exit cancel those that have not ended.
+        """Submit the requests of a call; on exit cancel the requests that have not ended.
 
         Raises:
             ApiError: the queue is full, or the engine does not take requests now.
@@ -291,8 +291,9 @@ class Worker:
     def end_calls(self, error: ApiError) -> None:
         """End all calls with an error."""
         for call in set(self._calls.values()):
-            self._accept(call, error)
-            call.update({}, error)
+            of_call = again(error)
+            self._accept(call, of_call)
+            call.update({}, of_call)
 
     async def snapshots(self) -> AsyncIterator[Any]:
         """Yield the latest snapshot, and then each newer one; a slow reader misses some."""
@@ -319,7 +320,7 @@ class Worker:
         self.on_update(update)
         if update.snapshot is not None:
             self._latest = update.snapshot
-            # Readers that were waiting for this event wait for a new event next.
+            # Wake the readers that wait for this event; they then wait for a new event.
             self._updated.set()
             self._updated = asyncio.Event()
 
@@ -419,7 +420,7 @@ class Worker:
         self._post(partial(self._receive, StepUpdate(report, reached, load, snapshot)))
 
 
-# The number of ends that are remembered.
+# The number of recent ends of answers that are remembered.
 ENDS = 64
 
 
@@ -431,14 +432,14 @@ class Rates:
         self._ends: deque[float] = deque(maxlen=ENDS)
 
     def add_end(self, n: int = 1) -> None:
-        """Record that n answers end now."""
+        """Record that n answers have ended now."""
         self._ends.extend([self._clock()] * n)
 
     def seconds_for(self, n: int) -> int:
         """Return the expected whole seconds until n more answers have ended, at least 1.
 
-        The rate is the number of remembered ends divided by the time since the first of them. It is unknown before the
-        second; then 1 is returned.
+        The rate is the number of remembered ends divided by the time since the first of them. With fewer than two ends
+        the rate is unknown, and 1 is returned.
         """
         if len(self._ends) < 2:
             return 1

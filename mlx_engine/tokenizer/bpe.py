@@ -20,8 +20,8 @@ _KEY = "tokenizer.ggml.merges"
 class Merges(Sequence[tuple[str, str]]):
     """The merges of a GGUF file, by rank. If a merge is listed twice, the first rank counts.
 
-    The file stores each merge as `left right`: tokens contain no space, which byte-level BPE writes as `Ġ`. Merges are
-    split on access: the library copies the pairs, and a list of split pairs would take 25 MB more.
+    The file stores each merge as `left right`. Tokens contain no space, because byte-level BPE writes spaces as `Ġ`.
+    Merges are split on access, because a list of split pairs would take 25 MB more than the library's copy.
 
     Raises:
         TokenizerError: the file has no merges, or an entry is not a pair.
@@ -46,7 +46,7 @@ class Merges(Sequence[tuple[str, str]]):
         return map(tuple, map(str.split, self._listed, repeat(" ")))  # type: ignore[arg-type]
 
     def make(self, token: str) -> bool:
-        """Return whether a merge produces this token. Trying all its splits is faster than searching all merges."""
+        """Return whether a merge produces this token, by trying all splits of the token."""
         return any(f"{token[:i]} {token[i:]}" in self._known for i in range(1, len(token)))
 
     def check(self, ids: dict[str, int]) -> None:
@@ -64,9 +64,9 @@ class Merges(Sequence[tuple[str, str]]):
 def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, split: Split) -> tokenizers.Tokenizer:
     """Return a tokenizer that merges bytes into the tokens of `vocabulary`, without special tokens.
 
-    Unlike some models' own tokenizers it does not normalise text: GGUF has no key for normalisation, and so `decode`
-    returns exactly the text given to `encode`. No merge produces a control token, so that its spelling in plain text
-    stays text.
+    The tokenizer does not normalise text, unlike the original tokenizers of some models, because GGUF has no key for
+    normalisation. So `decode` returns exactly the text given to `encode`. No merge produces a control token, so the
+    spelling of a control token in plain text stays text.
 
     Raises:
         TokenizerError: a merge does not join two tokens into a third.
@@ -86,7 +86,7 @@ def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges)
     """Return the merges without control tokens, so that the spelling of a control token in plain text stays text.
 
     Raises:
-        TokenizerError: a merge has a control token, and a merge produces no token.
+        TokenizerError: there are merges with control tokens, and some merge produces no token.
     """
     kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     unmade = {vocabulary.tokens[i] for i in kept}
@@ -112,7 +112,7 @@ _QWEN_3_5 = (
 class Split:
     """A pre-tokenizer.
 
-    Pre-tokenizers of byte-level BPE, which split text into words, by their name in `tokenizer.ggml.pre`.
+    It splits text into words for byte-level BPE. SPLITS has the pre-tokenizers by their name in `tokenizer.ggml.pre`.
 
     A pre-tokenizer is one or several regular expressions, applied in sequence: each splits the pieces of the previous
     one into its matches and the text between them.
@@ -170,11 +170,11 @@ SPLITS: dict[str, Split] = {
 
 
 def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
-    """Return the name of a pre-tokenizer in a `tokenizer.json` (the best known of several), or None if unknown."""
+    """Return the name in `SPLITS` of a pre-tokenizer of a `tokenizer.json`; None if it has none."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
         return None
-    # A last step that does not split only maps bytes.
+    # A last step that only maps bytes, without a split, has the pattern "".
     cuts = tuple(pattern for pattern in map(_pattern, steps) if pattern != "")
     return next((n for n, split in SPLITS.items() if (split.patterns, split.whole_words) == (cuts, whole_words)), None)
 

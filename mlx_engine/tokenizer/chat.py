@@ -1,8 +1,8 @@
 """Encode a conversation with the model's chat template. Messages cannot forge control tokens.
 
-A control token (marker) that the template writes becomes its one id; the same characters in a message are encoded as
-plain text. If no message spells a control token, the ids are those of the whole rendered text, equal to
-transformers': the text is not split where messages begin and end.
+A control token (marker) that the template writes becomes one id; the same characters in a message are encoded as plain
+text. If no message spells a control token, the whole rendered text is encoded at once, without a split between
+messages, so the ids are those of transformers.
 
 In a *marked text*, MARK precedes every control token (marker) that the template wrote. The same characters without MARK
 are from a message, and are encoded as plain text.
@@ -16,10 +16,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 from mlx_engine.errors import ChatTemplateError, OptionError
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.tokenizer.chat_prompt import HALF, ROLES, ChatPrompt, Message, TemplateInput
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, Limits
@@ -28,7 +28,7 @@ from mlx_engine.tokenizer.tokenizer import Tokenizer
 # A low surrogate, which does not occur in text that UTF-8 can encode.
 MARK = "\udc00"
 
-# A function that is called with a text before the text is encoded. If it raises, the work ends.
+# Called with each text before it is encoded. An exception ends the encoding.
 Check: TypeAlias = Callable[[str], None]
 
 
@@ -54,7 +54,8 @@ class Markers:
     def of(cls, tokenizer: Tokenizer, roles: Iterable[str] = ()) -> Markers:
         """Return the control tokens, and the user-defined tokens that the template writes.
 
-        A template may compose a token, as in `'<|' + role + '|>'`; `roles` are roles other than OpenAI's.
+        A template may compose a token, as in `'<|' + role + '|>'`. `roles` are the roles in use that OpenAI's API
+        lacks.
         """
         template, known = tokenizer.chat_template or "", {*ROLES, *roles}
 
@@ -83,7 +84,7 @@ class Markers:
 
     @cached_property
     def _cuts(self) -> re.Pattern[str]:
-        """The positions inside user-defined markers. A text that is cut at these positions has no such marker."""
+        """Matches inside user-defined markers. A text that is split at the matches has no user-defined marker."""
         around = (f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in self.always)
         return re.compile("|".join(around) or "(?!)")
 
@@ -102,8 +103,8 @@ class Markers:
     def encode(self, marked: str, check: Check = unchecked) -> list[int]:
         """Return the ids of a marked text.
 
-        If no message spells a marker, the whole text is encoded at once: the same ids as transformers gives. If one
-        does, the parts between the template's own markers are encoded as plain text.
+        If no message spells a marker, the whole text is encoded at once, and the ids are those of transformers.
+        Otherwise the parts between the template's own markers are encoded as plain text.
 
         Raises:
             TokenizerError: the vocabulary cannot encode the text.
@@ -127,7 +128,7 @@ class Markers:
 
 
 def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode plain text without these ids. A normaliser may produce one; splitting the text there prevents it."""
+    """Encode plain text without the `forbidden` ids: where a normaliser produces one, the text is split."""
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in forbidden for i in ids):
         return ids
@@ -141,11 +142,9 @@ ITEM_BYTES = array("I").itemsize
 class History:
     """Texts of conversations and their token ids, the least recently used dropped first. Thread-safe.
 
-    Texts are marked (see the module), so that a control token spelled in a message differs from one that the template
-    wrote.
-
-    The token ids of earlier prompts and answers, so that a conversation continues with the ids that the model
-    generated.
+    The history keeps the token ids of earlier prompts and answers, so that a conversation continues with the ids that
+    the model generated. Texts are marked (see the module), so that a control token in a message differs from one of the
+    template.
 
     Encoding the text of an answer again may give other ids than the model generated for it. The next turn would then
     differ from the tokens whose keys and values are cached. A `History` keeps the ids with their text; `chat_ids` uses
@@ -218,7 +217,7 @@ class History:
         """Return the text of generated ids, with the markers among them marked."""
         stream, values, pieces = self._markers.tokenizer.stream(at_start=False), self._markers.values, []
         for i in ids:
-            # A marker ends an incomplete character; the stream returns both, the marker last.
+            # If a marker follows an incomplete character, the stream returns both, the marker last.
             piece = stream.add(i)
             marker = self._markers.tokenizer.token(i) if i in values else ""
             pieces.append(piece.removesuffix(marker) + MARK + marker if marker else piece)
@@ -229,7 +228,7 @@ def _packed(ids: Sequence[int]) -> bytes:
     return array("I", ids).tobytes()
 
 
-# Stand-ins are high surrogates, which occur in no text that UTF-8 can encode.
+# Placeholders for characters of messages. High surrogates occur in no text that UTF-8 can encode.
 STAND_INS = range(0xD800, 0xDC00)
 
 
@@ -247,21 +246,22 @@ def chat_ids(
     The template gets the messages unchanged; `conversation.template.chat_ids` first rewrites them to the forms that the
     template supports.
 
-    A BOS is added if the file asks for one and the template has not written it. Roles are trusted: a program that takes
-    roles from outside must restrict them (`chat_prompt.ROLES`). All other texts of a message are not trusted.
+    A BOS is added if the file requires one and the template has not written it. Only the roles of messages are trusted;
+    a program that gets roles from users must restrict them (`chat_prompt.ROLES`).
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.
         prompt: messages, or a `ChatPrompt` with tools, documents and variables of the template too.
-        history: the ids of earlier conversations. If the rendered text begins with a remembered one, its ids are used,
-            and the rest is encoded. The prompt is remembered; `History.add_answer` adds the answer to it.
+        history: the ids of earlier conversations. If the rendered text begins with a text of the history, the ids of
+            this text are used, and only the rest is encoded. The prompt is added to the history; `History.add_answer`
+            adds the answer.
         limits: limits of the template.
         check: called with an empty text before the template runs, and with each text before it is encoded. An exception
-            ends the work.
-        accept: called with the rendered text before it is encoded. An exception ends the work.
+            ends the encoding.
+        accept: called with the rendered text before it is encoded. An exception ends the encoding.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
         TokenizerError: the vocabulary cannot encode the text.
     """
@@ -278,10 +278,10 @@ def chat_ids(
 
 
 def _continued(markers: Markers, marked: str, history: History) -> list[int] | None:
-    """Return the ids of the longest remembered beginning and of the rest; None if there is no such beginning."""
+    """Return the ids of the longest prefix in the history and of the rest; None if the history has no prefix."""
     for text, ids in history.beginnings(marked):
         written = markers.written(text)
-        # A role of this conversation may turn a token into a marker that was not one when the text was remembered.
+        # Roles of this conversation may make a token a marker that was not a marker when the text was added.
         if markers.among(ids) in (written, _with_bos(markers.tokenizer, written)):
             return ids + markers.encode(marked[len(text) :])
     return None
@@ -294,7 +294,8 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
 def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits, accept: Check) -> str:
     """Return the rendered conversation as a marked text (see the module); `accept` is called with its plain text."""
     said = "".join(prepared.texts())
-    # The template wrote a marker if neither its first nor its last character came from a message.
+    # Messages are rendered with placeholders for the first and last characters of markers. So a marker in the rendered
+    # text was written by the template.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in said)
     fits = len(ends) <= len(STAND_INS)
     if not fits:
@@ -309,9 +310,9 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
         raise ChatTemplateError(where=tokenizer.where, found="one that writes nothing", hint=hint, is_refusal=True)
     accept(plain)
     marked = _replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])
-    # A template may search its messages, for example to remove reasoning, and does not find markers that stand-ins
-    # replace. Then the plain text is right. But if a message spells a control token, the plain text does not show which
-    # markers the template wrote.
+    # A template may search its messages for markers, for example to remove reasoning, and cannot find markers with
+    # placeholders. Then the rendering without placeholders is right. But if a message spells a control token, this
+    # rendering does not show which markers the template wrote.
     if marked.replace(MARK, "") == plain or any(text in said for text in tokenizer.special_tokens if text):
         return marked
     found = markers.mark(plain)
@@ -319,7 +320,7 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
 
 
 def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a text with the first character of each pair replaced by the second, much faster than `translate`."""
+    """Return a text with the first character of each pair replaced by the second. It is faster than `translate`."""
     for old, new in pairs:
         text = text.replace(old, new)
     return text
@@ -336,7 +337,7 @@ def render(
     """Render each prompt with the chat template, up to the beginning of the model's answer.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
     """
     template = _template(tokenizer)
@@ -353,7 +354,7 @@ def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str
     """Render each prompt; None for a prompt that the template refuses or fails on.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it exceeds its limits.
     """
     inputs = [prompt.for_template(_template(tokenizer), tokenizer.where) for prompt in prompts]

@@ -26,10 +26,10 @@ CALL_KEYS = {"id", "type", "function", "index"}
 
 ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 
-# A loop over the parts of a content, which templates of multimodal models have.
+# Matches a loop over the parts of a content, as in templates of multimodal models.
 READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\.)?content\b|\bfor\s+\w+\s+in\s+\w+\[['"]content['"]\]""")
 
-# Deeper arguments would exhaust the stack of a recursive reader.
+# The deepest nesting of arguments. Deeper ones would exhaust the stack of a recursive parser.
 MAX_DEPTH = 64
 
 
@@ -55,7 +55,7 @@ def messages_for_template(messages: Sequence[Message], template: str, where: str
         if present["role"] == "developer" and not has_developer:
             present["role"] = "system"
         if "reasoning_content" in present:
-            present["thinking"] = present["reasoning_content"]  # gpt-oss's name of it, which transformers adds too
+            present["thinking"] = present["reasoning_content"]  # gpt-oss's name, as in transformers
         prepared.append(present)
     if "tool_calls" not in template and any("tool_calls" in message for message in prepared):
         hint = "leave out the tool calls, or use a model that is made for them"
@@ -87,9 +87,10 @@ def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 class SpokenCalls(str):
-    """The content of an answer whose tool calls are text, as the model itself writes them.
+    """The content of an answer with its tool calls as text, in the model's own format.
 
-    Control tokens in it count as written by the template, except in the text before the calls and in their values.
+    Control tokens in the calls count as written by the template, but not those in the text before the calls or in
+    values.
     """
 
     def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
@@ -107,12 +108,12 @@ class SpokenCalls(str):
         return SpokenCalls(text + own, calls, write)
 
     def changed(self, change: Callable[[str], str]) -> SpokenCalls:
-        """Return the content with the text before the calls and all their values changed."""
+        """Apply `change` to the text before the calls and to all values of the calls."""
         text, calls, write = self._given
         return SpokenCalls(change(text) if text else "", _map(calls, change), write)
 
 
-# How `repr` writes a lone surrogate, which stands for a character in a text that must not forge a control token.
+# The escape of a lone surrogate in `repr`. Lone surrogates are placeholders for characters, see `chat.py`.
 STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
@@ -127,7 +128,7 @@ def texts(message: Message) -> list[str]:
 
 
 def texts_of(visit: Callable[[Callable[[str], str]], object]) -> list[str]:
-    """Return all texts that `visit` passes to the function that it gets."""
+    """Call `visit` with a function, and return all texts with which `visit` calls this function."""
     found: list[str] = []
 
     def note(text: str) -> str:
@@ -144,7 +145,7 @@ def map_values(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
-    """Change the texts of a value. Keys and types belong to the API's form, except inside the arguments of a call."""
+    """Change the texts of a value. Keys and types are changed only inside the arguments of a call (`is_data`)."""
     if isinstance(value, SpokenCalls):
         return value.changed(change)
     if isinstance(value, str):
@@ -309,7 +310,7 @@ def _names(template: str) -> frozenset[str]:
 def _code(template: str) -> Iterator[str]:
     """Yield the text of each expression and statement, in time linear in the template.
 
-    A single regular expression would search to the end of the text after every beginning without an end.
+    With a single regular expression, every beginning without an end would cause a search to the end of the text.
     """
     last_comment, last = template.rfind("#}"), max(template.rfind("%}"), template.rfind("}}"))
     at = 0
@@ -320,7 +321,7 @@ def _code(template: str) -> Iterator[str]:
         elif begin[0] != "{#" and at <= last and (end := END.search(template, at)):
             yield template[at : end.start()]
             at = end.end()
-        else:  # without an end this is text; its second character may begin another part
+        else:  # a beginning without an end is text; its second character may begin another part
             at -= 1
 
 

@@ -27,7 +27,7 @@ from mlx_engine.tokenizer.vocabulary import (
 )
 
 _log = logging.getLogger(__name__)
-# Gemma 4's tokens are spelled as in SPM, but merges produce them, not scores.
+# Gemma 4's tokens are spelled as in SPM, but are merged by a merge list and not by scores.
 _KINDS: dict[str, Kind] = {"gpt2": "byte-level BPE", "llama": "SPM", "gemma4": "SPM"}
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -35,10 +35,10 @@ _TOKENS = "tokenizer.ggml.tokens"
 def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes; `where` names the file in errors.
 
-    Where the metadata is ambiguous, this follows llama.cpp: the meaning of pre-tokenizer names; the pre-tokenizer
-    `default`, with a warning, if the file names none; the texts of end-of-generation tokens; and the defaults of SPM:
-    a BOS, a space before the text, ids 1, 2 and 0 for BOS, EOS and unknown. One exception: a token that merges
-    produce from plain text is text, even if it is called `</s>` (Qwen has such a token).
+    Ambiguous metadata is interpreted as in llama.cpp: the meaning of pre-tokenizer names; the pre-tokenizer `default`,
+    with a warning, if the file names none; the texts of end-of-generation tokens; and the defaults of SPM (a BOS, a
+    space before the text, ids 1, 2 and 0 for BOS, EOS and unknown). There is one exception: a token that merges produce
+    from plain text is a text token, even if it is called `</s>` (Qwen has such a token).
 
     Raises:
         TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
@@ -138,7 +138,7 @@ def _vocabulary(
             space_prefix = SpacePrefix.SECTION
     asked = read.flag("tokenizer.ggml.add_bos_token")
     if asked and bos_id is None:
-        raise read.error("tokenizer.ggml.bos_token_id", "the token that add_bos_token asks for", "nothing")
+        raise read.error("tokenizer.ggml.bos_token_id", "the id of a token, because add_bos_token is set", "nothing")
     text_ends = (eos_id,) if read.flag("tokenizer.ggml.add_eos_token") and eos_id is not None else ()
     control = {tokens[i]: i for i in np.flatnonzero(types == TokenType.CONTROL).tolist()}
     ends = {read.token_id(key, len(tokens)) for key in END_KEYS} | {eos_id} | named_end_ids(control)
@@ -159,7 +159,7 @@ def _vocabulary(
 
 
 def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.int8]) -> int | None:
-    """Return SPM's usual id for a role, if the file names none and the token with this id has the type."""
+    """Return `token_id`; if it is None, SPM's usual id for the role, if the token with this id has the role's type."""
     return usual if token_id is None and usual < len(types) and types[usual] == role else token_id
 
 

@@ -6,16 +6,15 @@ and `tokenizer.json` stream alike; of the file's decoder only the algorithm and 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this process. A damaged file
 may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
 for minutes, and nothing can interrupt them. Each encoding in the sandbox process has limits of time and memory, so
-files need not be checked for such expressions. A tokenizer of 151,643 tokens is ready after 300 ms, 65 ms of which are
-the start of the sandbox; an encoding in the sandbox takes 0.1 ms longer. Tokenizers of GGUF files are built from known
-parts and run in this process.
+files need not be checked for such expressions. A tokenizer of 151,643 tokens loads in 300 ms, of which 65 ms are the
+start of the sandbox process. An encoding in the sandbox takes 0.1 ms longer. Tokenizers of GGUF files are built from
+known parts and run in this process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.paths import POINTER_BYTES, read_file, refuse_pointer
 from mlx_engine.errors import SourceError, TokenizerError, shown
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess, printable
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import (
@@ -41,7 +41,7 @@ from mlx_engine.tokenizer.vocabulary import (
 _MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published vocabularies have up to a million tokens
 
 MAX_BYTES = 1 << 27
-"""The largest tokenizer.json; that of Gemma 3, with 262,144 tokens, has 33 MB."""
+"""The largest accepted tokenizer.json. The file of Gemma 3, with 262,144 tokens, has 33 MB."""
 
 # Limits far above what valid files need: Qwen 2's file of 4.6 MB takes 0.2 s and 150 MB to load, and encoding 1 MB of
 # text takes 0.3 to 1.5 s and 80 to 210 MB.
@@ -52,8 +52,8 @@ ENCODE_LIMITS = Limits(seconds=0.5, nbytes=128 << 20, characters=None, seconds_p
 def from_json(path: str | Path) -> Tokenizer:
     """Read a `tokenizer.json`; roles come from `tokenizer_config.json`, `generation_config.json` and `config.json`.
 
-    These three may be missing: the tokenizer then has no BOS, and only end tokens that are recognised by their text.
-    Ids without a token (models round their vocabulary up) decode to no text.
+    If these three files are missing, the tokenizer has no BOS, and end tokens are only recognised by their text. Ids
+    without a token, which pad the vocabulary, decode to no text.
 
     Raises:
         SourceError: the file cannot be read.
@@ -182,7 +182,7 @@ class Loaded:
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
         first: the first id that the post-processor adds before a text, if any.
-        last: the ids that it adds after a text.
+        last: the ids that the post-processor adds after a text.
         trims: whether an added token also matches the white space around it.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
     """
@@ -308,7 +308,7 @@ class _FolderConfig:
         )
 
     def add_bos(self, is_first: bool) -> bool:
-        """Return whether a BOS is added: from the configuration, else whether the post-processor of the file does."""
+        """Return whether a BOS is added: as the configuration says, else `is_first`, what the post-processor does."""
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
 

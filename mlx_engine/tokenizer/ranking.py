@@ -9,7 +9,7 @@ from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# The prompt in the model card of Qwen3-Reranker, with the instruction for a search of the web.
+# The prompt in the model card of Qwen3-Reranker; INSTRUCTION is the default instruction.
 TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
@@ -26,7 +26,7 @@ def ranking_ids(
     Only the template can write control tokens; control tokens spelled in other texts are encoded as plain text.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         template: a text with {query} and {document}; None for the template of Qwen3-Reranker. A template without
             {instruction} has a fixed instruction, and is replaced by Qwen3-Reranker's if an instruction is given.
         query: the query.

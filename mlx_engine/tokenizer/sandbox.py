@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Stand-ins for characters are lone surrogates, which strict UTF-8 cannot encode.
+# Placeholders for characters (see `chat.py`) are lone surrogates, which strict UTF-8 cannot encode.
 ENCODING, HALVES = "utf-8", "surrogatepass"
 
 
 class _Dict:
-    """The type `dict` as a template may use it."""
+    """The part of the type `dict` that a template may use."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -171,10 +171,10 @@ def _last(core: Any) -> list[int]:
 
 
 def encode(text: str = "", special: bool = False) -> dict[str, object]:
-    """Return the ids of a text by the loaded tokenizer.json, or why the library refuses the text.
+    """Return the ids of a text by the loaded tokenizer.json, or the reason why the library refuses the text.
 
     Raises:
-        OverflowError: there are more ids than any sound tokenizer gives.
+        OverflowError: there are more ids than any valid tokenizer gives.
         BaseException: a Rust panic.
     """
     core = _loaded[0]
@@ -183,14 +183,14 @@ def encode(text: str = "", special: bool = False) -> dict[str, object]:
         ids = core.encode(text, add_special_tokens=False).ids
     except Exception as problem:
         return {"refused": f"{problem}"}
-    # Unicode's own normal forms make at most 33 bytes of a character (U+FDFA).
+    # Unicode's normal forms expand a character to at most 33 bytes (U+FDFA).
     if len(ids) > MOST_IDS * (len(text) + 1):
         raise OverflowError(f"{len(text):,} characters become {len(ids):,} ids")
     return {"ids": ids}
 
 
 def written() -> dict[str, object]:
-    """Return the loaded tokenizer.json as the library writes it."""
+    """Return the loaded tokenizer.json in the library's own serialisation."""
     return {"text": _loaded[0].to_str()}
 
 
@@ -199,7 +199,7 @@ _loaded: list[Any] = []
 
 
 def render_all(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the texts of `render` for inputs in JSON, or why the template refuses them or cannot be read."""
+    """Return the texts of `render` for inputs in JSON, or the reason why the template refuses them or is invalid."""
     from jinja2 import TemplateError, TemplateSyntaxError
 
     try:
@@ -238,7 +238,7 @@ LIBRARIES = {"render": "jinja2.sandbox", "render_each": "jinja2.sandbox"}
 def confine() -> None:
     """Forbid this process to start processes and to write files, and limit its open files, where the system can.
 
-    The limits hold for templates that get out of Jinja's sandbox. Root is exempt from RLIMIT_NPROC.
+    The limits are a second barrier for templates that escape Jinja's sandbox. Root is exempt from RLIMIT_NPROC.
     """
     try:
         import resource
@@ -256,7 +256,8 @@ MOST_FILES = 16
 def limit(seconds: float, nbytes: int) -> None:
     """Limit this process to `seconds` of CPU time and `nbytes` of address space from now on, where the system can.
 
-    Memory that the process already has does not count: after a long text the allocator keeps hundreds of megabytes.
+    Memory that the process already has does not count, because the allocator keeps hundreds of megabytes after a long
+    text.
     """
     try:
         import resource

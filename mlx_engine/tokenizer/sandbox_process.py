@@ -1,7 +1,7 @@
 """Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests.
 
-A hostile template or regular expression in a downloaded model then causes one failed request; without the sandbox, the
-process would hang or fill the memory.
+With the sandbox, a hostile template or regular expression in a downloaded model makes one request fail. Without the
+sandbox, the process would hang or fill the memory.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ DAMAGED = "the template is damaged; convert or download the file again"
 EXPENSIVE = "shorten the conversation, or use a model with another template"
 REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
 
-# Variables that a process may need: the time zone of `strftime_now`, where some installations have Python's libraries,
-# and Windows. All others, API keys among them, are kept from templates.
+# Environment variables that a sandbox process gets: the time zone for `strftime_now`, the paths of shared libraries,
+# and a variable that Windows needs. Templates cannot read any others, such as API keys.
 KEPT = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
-# Python without the user's environment, site-packages (a request has the path) and files of byte code.
+# Options of Python: ignore the user's environment and site-packages (a request has the path), write no byte code.
 OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 
 
@@ -145,7 +145,7 @@ class SandboxProcess:
     def exchange(
         self, request: Request, *, first: Request | None = None, max_uses: int | None = None
     ) -> dict[str, Any]:
-        """Return the answer to a request. If a process must be started, it gets the request `first` before.
+        """Return the answer to a request. A newly started process first gets the request `first`.
 
         Raises:
             SandboxError: the task fails or exceeds its limits, or the process cannot be started.
@@ -156,7 +156,7 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            # also after an interruption, so that the answer to this request is not taken for the answer to the next one
+            # also after an interruption; else the next request would read the answer to this one
             except BaseException:
                 self._stop()
                 raise
@@ -172,13 +172,14 @@ class SandboxProcess:
         command, pipe = [sys.executable or "", *OPTIONS, str(Path(sandbox.__file__))], subprocess.PIPE
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
-            # A session of its own: Ctrl-C in the terminal ends an answer, and must not end this process.
+            # In a separate session, because Ctrl-C in the terminal must end the answer and not this process.
             started = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=kept
             )
         except OSError as error:
             raise SandboxError(
-                f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}", is_limit=True
+                f"no process: {sys.executable or 'Python'} cannot start: {error.strerror or error}",
+                is_limit=True,
             ) from error
         self._process, self._uses = started, 0
         self._end = weakref.finalize(self, _kill, started)
@@ -280,7 +281,7 @@ def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
 
 
 def _last_words(process: subprocess.Popen[bytes]) -> str:
-    """Return the last line on stderr of a process that has ended, or its exit status."""
+    """Return the last line of stderr of a process that has ended, or its exit status."""
     text = cast("FileIO", process.stderr).read().decode(errors="replace")
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("note: ")]  # Rust's advice
     return [f"exit status {process.returncode}", *lines][-1]

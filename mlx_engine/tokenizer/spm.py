@@ -1,11 +1,12 @@
-"""SPM, the tokenizer of Llama and Gemma: of all adjacent pairs that form a token, merge the highest score first.
+"""SPM, the SentencePiece BPE of Llama and Gemma: merge the adjacent pair whose token has the highest score first.
 
 `tokenizers` has no such model (its Unigram maximises the score of the whole text instead). BPE gives the same result
 if every split of a token into two tokens is a merge, and merges are ordered by the score of the merged token.
 
-For equal scores SPM merges the leftmost pair, BPE the merge of lower rank. Ordering longer results first, and splits of
-one token by the longer left part, makes runs grow from the left in both. This case occurs in practice: the tokens of
-two to sixteen spaces share one score in Llama's vocabulary.
+For equal scores SPM merges the leftmost pair, and BPE the merge of lower rank. To get the same result, merges of equal
+score are ranked by the length of the result (longest first), then by the length of the left part (longest first). Then
+both merge a run of equal characters from the left. In Llama's vocabulary the tokens of two to sixteen spaces have one
+score.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def spm(
 
 
 def has_all_bytes(vocabulary: Vocabulary, unknown_id: int | None) -> bool:
-    """Return whether there is a token for each byte, for characters without a token.
+    """Return whether the vocabulary has a token for each byte, to encode characters without a token.
 
     Raises:
-        TokenizerError: there is not, and no unknown token either.
+        TokenizerError: some bytes have no token, and there is no unknown token either.
     """
     tokens = vocabulary.tokens
     has_bytes = {tokens[i] for i in vocabulary.ids_of(TokenType.BYTE)} >= {f"<0x{byte:02X}>" for byte in range(256)}
@@ -87,7 +88,7 @@ def character_bpe(
 
     A character without a token becomes the tokens of its bytes. No merge produces a control token.
 
-    BPE over characters, the tokenizer of Gemma 4's GGUF files: SPM's tokens, merged by the ranks of a merge list.
+    This is the tokenizer of Gemma 4's GGUF files: SPM's tokens, merged by the ranks of a merge list.
 
     Spaces are written as U+2581, and nothing is split before merging. llama.cpp splits at newlines, which changes
     nothing: tokens have either no newline or newlines alone.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,14 +12,16 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, StreamDecoder, TokenType, Vocabulary
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Longer texts are encoded by a call that releases the GIL, so that other threads run. That call starts the library's
-# thread pool, and old versions of the library then warn in forked processes. Shorter texts take less than 10 ms.
+# Texts longer than this are encoded by a call that releases the GIL, so that other threads can run. The call starts the
+# library's thread pool, and old versions of the library then warn in forked processes. Encoding a shorter text takes
+# less than 10 ms.
 SHORT = 1 << 13
 
 # Normalisation can make text shorter: at most 4 bytes become 1, as when U+1D400 becomes "A".
@@ -38,10 +39,10 @@ class Sandboxed(Protocol):
         """Return the id of a token; None if there is no such token."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text; with `special`, of special tokens that it spells, too."""
+        """Return the ids of a text. With `special`, special tokens spelled in the text become their ids."""
 
     def to_str(self) -> str:
-        """Return the `tokenizer.json` as the library writes it."""
+        """Return the `tokenizer.json` in the library's own serialisation."""
 
 
 class Tokenizer:
@@ -59,7 +60,7 @@ class Tokenizer:
         self.user_defined_tokens: dict[str, int] = {
             vocabulary.tokens[i]: i for i in vocabulary.ids_of(TokenType.USER_DEFINED)
         }
-        # Bytes without a token; the library drops them.
+        # Bytes without a token, which the library drops without an error.
         self._lacking = [
             bytes([byte])
             for character, byte in BYTE_OF_CHARACTER.items()
@@ -67,11 +68,11 @@ class Tokenizer:
         ]
 
     def parts(self) -> tuple[Vocabulary, tokenizers.Tokenizer]:
-        """Return the vocabulary and a copy of the library's tokenizer, to write files from."""
+        """Return the vocabulary and a copy of the library's tokenizer, for writing tokenizer files."""
         return self._vocabulary, tokenizers.Tokenizer.from_str(self._core.to_str())
 
     def padded(self, size: int) -> Tokenizer:
-        """Return a tokenizer with at least `size` ids; those that are added have no text and are never encoded."""
+        """Return a tokenizer with at least `size` ids; added ids have no text and are never encoded."""
         return self if size <= self.vocab_size else Tokenizer(self._vocabulary.padded(size), self._core)
 
     @property
@@ -116,7 +117,7 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that the file puts after a text to embed; a prompt to continue does not end with them."""
+        """The ids that the file appends to a text for embeddings; prompts for generation do not get them."""
         return self._vocabulary.ends
 
     @property
@@ -159,7 +160,7 @@ class Tokenizer:
         if found is not None:
             raise TokenizerError(
                 f"{where}: expected plain text to need no control token, found {self.token(found)!r} (id {found:,}), "
-                "which this vocabulary has no other way to write; encode with special=True if that is meant"
+                "the vocabulary's only encoding of that text; encode with special=True to allow control tokens"
             )
         lacking = [byte for byte in self._lacking if byte in data]
         if lacking and self.decode(ids) != text:
@@ -182,10 +183,10 @@ class Tokenizer:
 
     @cached_property
     def _plain_core(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer that reads control tokens as plain text.
+        """The library's tokenizer that encodes control tokens as plain text.
 
-        Whether control tokens are recognised is a setting of the library's tokenizer. Threads could not share one
-        tokenizer with different settings, so there are two; they share the vocabulary and the merges.
+        The recognition of control tokens is a setting of the library's tokenizer. Threads cannot use one tokenizer with
+        different settings, so there are two tokenizers; they share the vocabulary and the merges.
         """
         whole = self._core
         assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `Sandboxed` one takes the setting per text
@@ -316,7 +317,7 @@ def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
 
 @contextmanager
 def refusals(where: str, what: str) -> Iterator[None]:
-    """Convert the library's failures in this block to TokenizerError; other exceptions pass."""
+    """Return a context that converts the library's failures to TokenizerError; other exceptions propagate."""
     try:
         yield
     except BaseException as problem:  # a Rust panic is not an Exception, and its class has no public name

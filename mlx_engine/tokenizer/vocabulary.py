@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import ChatTemplateError, TokenizerError
+from mlx_engine.kernels.cached import cached_property
 
 Kind = Literal["byte-level BPE", "SPM"]
 
@@ -28,7 +28,7 @@ MAX_TEMPLATE_BYTES = 1_000_000
 """The largest chat template, in UTF-8. Published templates have up to 30 kB."""
 
 MAX_TOKEN = 1024
-"""The largest number of characters of a token: trying all its splits takes quadratic time. Qwen 2's have up to 128."""
+"""The largest number of characters of a token, because trying all splits takes quadratic time. Qwen 2 has up to 128."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -56,8 +56,8 @@ def _byte_characters() -> dict[str, int]:
 
 BYTE_OF_CHARACTER = _byte_characters()
 
-# For `str.translate`, before encoding as Latin-1: a character that stands for no byte becomes one that is not in
-# Latin-1.
+# For `str.translate`, before encoding as Latin-1. A character that stands for no byte becomes U+0100, which Latin-1
+# lacks.
 BYTES_AS_CHARACTERS = dict.fromkeys(range(256), 256) | {ord(c): byte for c, byte in BYTE_OF_CHARACTER.items()}
 
 
@@ -81,7 +81,7 @@ class Vocabulary:
     response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the lengths of tokens and chat template, which this process searches outside of the sandbox.
+        """Check the lengths of tokens and chat template, because this process searches them outside of the sandbox.
 
         Raises:
             TokenizerError: a token is too long.
@@ -99,7 +99,7 @@ class Vocabulary:
             raise ChatTemplateError(where=self.where, found=found, hint="convert or download the file again")
 
     def padded(self, size: int) -> Vocabulary:
-        """Return the vocabulary with at least `size` ids; those that are added have no text."""
+        """Return the vocabulary with at least `size` ids; added ids have no text."""
         n = max(0, size - len(self.tokens))
         types = np.concatenate([self.types, np.full(n, TokenType.UNUSED, np.int8)])
         return replace(self, tokens=[*self.tokens, *[""] * n], types=types)
@@ -155,7 +155,7 @@ class Vocabulary:
             return text.encode()
 
     def pieces(self) -> list[bytes]:
-        """Return `piece` of every id: for all of 152,000 tokens in a tenth of a second."""
+        """Return `piece` of every id. This takes a tenth of a second for 152,000 tokens."""
         literal, silent = self.literal_ids, self.silent_ids
         is_bytes = self.types == TokenType.BYTE
         is_spm = self.kind == "SPM"
@@ -181,7 +181,7 @@ class StreamDecoder:
 
     @property
     def marks(self) -> Sequence[int]:
-        """Where the texts of control and user-defined tokens begin: indices of characters, ascending."""
+        """The indices of characters at which the texts of control and user-defined tokens begin, ascending."""
         return self._marks
 
     def add(self, token_id: int) -> str:
@@ -219,7 +219,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def is_marked(text: str) -> bool:
-    """Return whether a control or user-defined token may be a delimiter; runs of white space are not."""
+    """Return whether a control or user-defined token may be a delimiter. White space is no delimiter."""
     return len(text.strip()) > 2
 
 

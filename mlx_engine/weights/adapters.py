@@ -26,7 +26,7 @@ from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Linear, LowRank
 from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
-from mlx_engine.errors import ModelError, OptionError, SourceError, listed, shown
+from mlx_engine.errors import ModelError, OptionError, SourceError, is_number, is_whole, listed, shown
 from mlx_engine.kernels.cpu.build.layout import LANES, STRETCH
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
@@ -38,6 +38,7 @@ BASE = "base"
 
 CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors", "adapters.safetensors"
 PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
+PEFT_PREFIX = "base_model.model."
 MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
 # The first component of a module's name that is a layer's number, and the component before it.
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
@@ -49,6 +50,20 @@ REFUSED = (
     "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
     "monteclora_config", "velora_config",
 )  # fmt: skip
+# Settings of PEFT that are read, and those that change only the training or describe the adapter.
+READ = (
+    "peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora",
+    "target_modules",
+)  # fmt: skip
+HARMLESS = (
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "lora_dropout", "fan_in_fan_out", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_config",
+    "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
+    "runtime_config", "ensure_weight_tying",
+)  # fmt: skip
+# Settings in `lora_parameters` of mlx-lm. Early versions also had "alpha", and multiplied by alpha / rank; later ones
+# ignore it, so files with it have two meanings.
+OF_MLX = ("rank", "scale", "dropout", "keys")
 
 # Parts of the names of matrices in a mixture of experts, which one kernel multiplies.
 OF_EXPERTS = ("_exps.", "_shexp.", "ffn_gate_inp")
@@ -278,20 +293,58 @@ def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
     wrong += [f"peft_type {kind!r}"] if kind != "LORA" else []
     wrong += [f"bias {config['bias']!r}"] if config.get("bias", "none") != "none" else []
     wrong += [f"init_lora_weights {begins!r}"] if str(begins).lower().startswith(CHANGES_MODEL) else []
+    known = (*READ, *HARMLESS, *REFUSED)
+    wrong += [f"{key} {shown(value)}" for key, value in config.items() if key not in known and value]
     _check(path, wrong)
-    alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
+    targets = config.get("target_modules")
+    if not (targets is None or isinstance(targets, str) or _is_list_of_texts(targets)):
+        raise ModelError(f"{path / CONFIG}: target_modules must be a text or a list of texts, not {shown(targets)}")
+    alphas, ranks = _patterns(path, config, "alpha_pattern"), _patterns(path, config, "rank_pattern")
 
     def scale_of(module: str, rank: int) -> float:
+        if not _is_target(module.removeprefix(PEFT_PREFIX), targets):
+            raise ModelError(f"{path}: the adapter has matrices of {module}, which is none of its target_modules")
         r = _of_pattern(ranks, module, config.get("r", rank))
         alpha = _of_pattern(alphas, module, config.get("lora_alpha", r))
+        _check_rank(path, "r", r, module, rank)
+        if not is_number(alpha):
+            raise ModelError(f"{path / CONFIG}: lora_alpha must be a number, not {shown(alpha)}")
         return float(alpha) / (math.sqrt(r) if config.get("use_rslora") else r)
 
     return _read(path, _file(path, PEFT_FILE), PEFT_NAME), scale_of
 
 
-def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the end of a module's name, as PEFT does."""
-    return next((value for key, value in patterns.items() if re.match(rf"(?:.*\.)?(?:{key})$", module)), default)
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_target(module: str, targets: str | Sequence[str] | None) -> bool:
+    """Return whether PEFT adds matrices to a module of this name."""
+    if targets is None or isinstance(targets, str):  # a text is "all-linear" or a regular expression
+        return True
+    return any(module == target or module.endswith(f".{target}") for target in targets)
+
+
+def _patterns(path: Path, config: Mapping[str, Any], key: str) -> Mapping[re.Pattern[str], Any]:
+    """Return values by patterns that match the end of a module's name, as PEFT does."""
+    found = config.get(key) or {}
+    try:
+        return {re.compile(rf"(?:.*\.)?(?:{pattern})$"): value for pattern, value in found.items()}
+    except (AttributeError, re.error):
+        message = f"{path / CONFIG}: {key} must have numbers by names of modules or regular expressions"
+        raise ModelError(f"{message}, not {shown(found)}") from None
+
+
+def _of_pattern(patterns: Mapping[re.Pattern[str], Any], module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches."""
+    return next((value for pattern, value in patterns.items() if pattern.match(module)), default)
+
+
+def _check_rank(path: Path, key: str, rank: object, module: str, n_rows: int) -> None:
+    """Check a rank in the settings against the rows of A, because the factor depends on it."""
+    if rank != n_rows or not is_whole(rank):
+        message = f"{path / CONFIG}: {key} is {shown(rank)} for {module}, whose matrices have rank {n_rows}"
+        raise ModelError(message)
 
 
 def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
@@ -301,13 +354,21 @@ def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
     """
     kind, of = config.get("fine_tune_type", "lora"), config.get("lora_parameters") or {}
     _check(path, [] if kind == "lora" else [f"fine_tune_type {kind!r}"])
+    if not isinstance(of, Mapping):
+        raise ModelError(f"{path / CONFIG}: lora_parameters must be an object, not {shown(of)}")
+    _check(path, [f"lora_parameters.{key} {shown(value)}" for key, value in of.items() if key not in OF_MLX and value])
     scale = of.get("scale", config.get("lora_scale"))
-    if not isinstance(scale, int | float):
+    if not is_number(scale):
         raise ModelError(f"{path / CONFIG}: lora_parameters.scale must be a number, not {shown(scale)}")
     stored = _read(path, _file(path, MLX_FILE), MLX_NAME)
+
+    def scale_of(module: str, rank: int) -> float:
+        _check_rank(path, "lora_parameters.rank", of.get("rank", rank), module, rank)
+        return float(scale)
+
     return {
         module: (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)) for module, (a, b) in stored.items()
-    }, lambda module, rank: float(scale)
+    }, scale_of
 
 
 def _check(path: Path, wrong: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Open a checkpoint whose user allows settings that are not implemented: they are read as if they were absent."""
+"""`--allow-setting`: open a checkpoint without those named settings that are not implemented."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTION = "--allow-setting"
 
 
 def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
-    """Open a model file, without those of the named settings that are not implemented.
+    """Open a model file, and drop the named settings that are not implemented.
 
     Args:
         path: a GGUF file or a Hugging Face folder.
@@ -40,7 +40,7 @@ def check_allowed(allow_settings: object) -> None:
 
 
 def allow(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """Return the checkpoint without those of the named settings that its model file refuses, with a note on each."""
+    """Return the checkpoint without the named settings that its model file refuses, with a note on each of them."""
     paths = {name: _path(checkpoint, name) for name in names}
     plan, ignored = model_file(checkpoint).plan, dict[str, object]()
     while True:
@@ -65,7 +65,7 @@ def _path(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
     """Return the keys that lead to a setting; raise OptionError if there is none."""
     bare = name.removeprefix(f"{checkpoint.architecture}.") if checkpoint.naming == "gguf" else name
     at, keys = cast("Mapping[str, Any]", checkpoint.settings), list[str]()
-    # A key may have a dot itself, so each step first tries all that is left.
+    # A key may contain dots, so each step first tries the whole rest as one key.
     rest = bare
     while rest not in at:
         key, _, rest = rest.partition(".")

@@ -1,4 +1,4 @@
-"""Quantising on load: which linear layers are converted to which types, and a report of the conversion."""
+"""Quantise linear layers on load: choose a type for each layer, and report the conversion."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KEEP, AUTO = "keep", "auto"
 QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
 
 
-# The width from which on a layer is no slower as Q8_0 than as F32, on one thread and on several, as measured by
-# `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the two. It is the width of one
+# A layer of at least this width is no slower as Q8_0 than as F32, on one thread and on several, as measured by `python
+# -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the two. This is the width of one
 # block, so by default every layer is quantised.
 AUTO_MIN_DIM = 32
 
@@ -27,8 +27,8 @@ class Conversion:
 
     Attributes:
         quant: "keep", or the type for all linear layers and the head.
-        min_dim: layers whose longer side is shorter are not quantised, unless `layers` names them; "auto" is
-            AUTO_MIN_DIM. There is no such limit for "f32".
+        min_dim: layers with both sides shorter than this are not quantised, unless `layers` names them; "auto" is
+            AUTO_MIN_DIM. "f32" has no limit.
         layers: types that override `quant`, by layer type or group; a layer type overrides its group.
 
     Raises:
@@ -75,7 +75,7 @@ class Conversion:
                 raise OptionError(message, option="quant_layers", expected=", ".join(there), found=name)
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
-        """Return the type of a linear layer after loading, and if it is not converted as asked, the reason."""
+        """Return the type of a linear layer after loading, and the reason if this is not the requested type."""
         given = self.given(layer_type(name))
         quant = self.quant if given is None else given
         if quant == KEEP:
@@ -143,7 +143,7 @@ class Converted:
     Attributes:
         asked: the conversion.
         counts: number of converted layers, by the name of their new type.
-        left: layers that were not converted although a type was asked for, by reason.
+        left: layers that were not converted although a type was requested, by reason.
         nbytes: bytes of all weights, before a backend expands them, by the name of their type.
     """
 
@@ -154,7 +154,7 @@ class Converted:
 
     @property
     def weights(self) -> str:
-        """The type that most bytes of the weights have, and the bytes of all, such as "Q8_0, 16.2 MB of weights"."""
+        """The most common type by bytes, and the bytes of all weights, such as "Q8_0, 16.2 MB of weights"."""
         most = max(self.nbytes, key=lambda name: self.nbytes[name], default="none")
         return f"{most}, {sum(self.nbytes.values()) / 1e6:,.1f} MB of weights"
 
@@ -172,10 +172,10 @@ class Converted:
         return cls(asked, {quant: types.count(quant) for quant in dict.fromkeys(types)}, tuple(left), nbytes or {})
 
     def notes(self) -> tuple[str, ...]:
-        """Return one line for the user, or none if no conversion was asked for."""
+        """Return one line for the user, or none if no conversion was requested."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
-        # "keep", and overrides for layers that already have that type: there is no new type to print.
+        # With "keep", and overrides that name the layers' present types, there is no new type to print.
         none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
         done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
         left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)

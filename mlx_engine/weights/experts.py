@@ -1,7 +1,7 @@
-"""Mixtures of experts in files: the tensors of a layer's experts and of its router, and how each kind of file has them.
+"""Mixtures of experts in files: the tensors of a layer's experts and router, and their names and shapes in each format.
 
-In the model each expert has matrices of its own, which are views of the file's bytes. Files store them one by one or
-all experts of a layer in one tensor with a leading axis for the expert:
+In the model each expert has its own matrices, which are views of the file's bytes. Files store each matrix as a tensor,
+or the matrices of all X experts of a layer as one tensor with a leading axis:
 
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
                                 Gemma 4, and others if asked for: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
@@ -28,7 +28,7 @@ from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 
-# Far above any model. A damaged count would make a list of millions of missing tensors.
+# Far more than in any model. A damaged count would cause an error with millions of missing tensors.
 MOST_EXPERTS = 100_000
 
 PARTS = ("gate", "up", "down")
@@ -41,18 +41,18 @@ class Names:
     """The names of an architecture's experts in transformers.
 
     Attributes:
-        block: the module of a layer that has router and experts; "" for the layer itself.
-        parts: the published names of gate, up and down; that of gate is "" for experts without one.
+        block: the module of a layer that contains router and experts; "" for the layer itself.
+        parts: the published names of gate, up and down; that of gate is "" for experts without a gate.
         router: the name of the router's module.
-        interleaved: whether files have gate and up in alternating rows of one tensor. Their experts and routers have
+        interleaved: whether files have gate and up in alternating rows of one tensor. Experts and routers then have
             biases.
-        is_fused: whether published folders have transformers' fused tensors.
+        is_fused: whether published folders have the fused tensors of transformers.
         stacked: the module in which mlx-lm has all experts of a layer.
         stacked_parts: the names of gate, up and down there.
         stem: the prefix of the text model's tensors.
         fused: the names of the fused tensors in the block.
-        bias: the name of the bias of the choice in the block; "" for none.
-        bias_rows: the rows of that bias if it is a matrix of one row, else 0.
+        bias: the name in the block of the bias that is added to router scores before experts are chosen; "" for none.
+        bias_rows: the rows of this bias if it is a matrix of one row, else 0.
         shared: the name of the shared expert's module in the block.
     """
 
@@ -70,7 +70,7 @@ class Names:
     shared: str = "shared_expert"
 
     def blocks(self, i: int) -> list[str]:
-        """Return the modules of layer i that may have router and experts: the published one, and that of mlx-lm."""
+        """Return the modules of layer i that may contain router and experts: the published module, and mlx-lm's."""
         return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
 
     @property
@@ -82,7 +82,7 @@ class Names:
 class Routed(ConfigBase):
     """A base class of configs with experts, which have `n_experts_used` and `normalize`.
 
-    They may have `n_dense`, the number of first layers without experts, `groups` as `Routing` has them, and
+    Optional fields: `n_dense`, the number of first layers without experts; `groups`, as in `Routing`; and
     `routed_scale`, a factor of the weighted sum of the chosen experts.
     """
 
@@ -91,7 +91,7 @@ class Routed(ConfigBase):
 
     @property
     def ffn_kinds(self) -> tuple[str, ...]:
-        """Whether the FFN of each layer is "dense" or "sparse", for rows of the tensor table."""
+        """The kind of each layer's FFN, "dense" or "sparse", for rows of the tensor table."""
         of: Any = self
         n_dense = getattr(of, "n_dense", 0)
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
@@ -173,7 +173,7 @@ def of_all(n_used: int, known: Any) -> str | None:
 
 
 def of_groups(n_used: int, known: Any) -> str | None:
-    """Check the number of groups of which experts are chosen: they have as many experts as a token uses, or more."""
+    """Check the number of expert groups that a token uses: together they need at least `n_experts_used` experts."""
     least = -(-known.n_experts_used * known.n_groups // known.n_experts)
     return None if least <= n_used <= known.n_groups else f"from {least} to {known.n_groups} groups"
 
@@ -192,20 +192,28 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     cfg = plan.config
     made = list(plan.tensors)
     for i in sparse_layers(cfg):
-        blocks = names.blocks(i)
-        routers = [f"{block}.{names.router}.weight" for block in blocks]
-        router = next((name for name in routers if name in checkpoint.shapes), routers[0])
-        made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
-        if names.bias:
-            outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
-            bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
-            made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
-        for part in names.own_parts:
-            made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
-        if names.interleaved:
-            made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
-            made += _biases(checkpoint, i, blocks[0], cfg.n_experts, (expert_size, cfg.hidden_size))
+        made += expert_tensors(cfg, checkpoint, names, expert_size, i, names.blocks(i))
     return replace(plan, tensors=made)
+
+
+def expert_tensors(
+    cfg: Any, checkpoint: Checkpoint, names: Names, expert_size: int, i: int, blocks: Sequence[str]
+) -> list[Tensor]:
+    """Return the tensors of the router and of the experts of layer i, whose modules in a folder are `blocks`."""
+    made = list[Tensor]()
+    routers = [f"{block}.{names.router}.weight" for block in blocks]
+    router = next((name for name in routers if name in checkpoint.shapes), routers[0])
+    made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
+    if names.bias:
+        outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
+        bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
+        made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
+    for part in names.own_parts:
+        made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
+    if names.interleaved:
+        made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
+        made += _biases(checkpoint, i, blocks[0], cfg.n_experts, (expert_size, cfg.hidden_size))
+    return made
 
 
 def _tensors(
@@ -240,19 +248,19 @@ def _tensors(
 
 
 def _fused(block: str, names: tuple[str, str], part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
-    """Return a part of fused tensors: gate is the first half of the first one's rows, up the second."""
+    """Return one expert's part of fused tensors. Gate and up are the two halves of the first tensor's rows."""
     if part == "down":
         return TensorLayout(f"{block}.{names[1]}", expert=expert)
     return TensorLayout(f"{block}.{names[0]}", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
-    """Return the first form whose tensors the checkpoint has, else the first."""
+    """Return the first form whose tensors are in the checkpoint; if there is none, the first form."""
     return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
 
 
 def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], TensorLayout]:
-    """Return a part of gpt-oss's tensors: with MXFP4 experts, in floats, or as mlx-community divides them."""
+    """Return one part of gpt-oss's experts: in MXFP4, in floats, or in mlx-community's separate tensors."""
     whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(
@@ -284,19 +292,27 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
 
 
 def with_shared_expert(plan: Plan, names: Names, size: int, *, has_weight: bool = True) -> Plan:
-    """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`.
-
-    If it has a weight, that is a product with one row, which GGUF files store as a vector.
-    """
+    """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`."""
     made, hidden = list(plan.tensors), plan.config.hidden_size
     for i in sparse_layers(plan.config):
         block = f"{names.blocks(i)[0]}.{names.shared}"
-        weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
-        made += [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
-        for part in (PARTS[at] for at in names.own_parts):
-            shape = (hidden, size) if part == "down" else (size, hidden)
-            made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
+        made += shared_tensors(hidden, size, i, block, has_weight=has_weight, own_parts=names.own_parts)
     return replace(plan, tensors=made)
+
+
+def shared_tensors(
+    hidden: int, size: int, i: int, block: str, *, has_weight: bool = True, own_parts: Sequence[int] = (0, 1, 2)
+) -> list[Tensor]:
+    """Return the tensors of the shared expert of layer i, whose module in a folder is `block`.
+
+    With `has_weight`, its output is scaled by a gate: a linear layer of one output, stored as a vector in GGUF files.
+    """
+    weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
+    made = [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
+    for part in (PARTS[at] for at in own_parts):
+        shape = (hidden, size) if part == "down" else (size, hidden)
+        made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
+    return made
 
 
 def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation: Gating = "silu") -> Experts:

@@ -50,7 +50,7 @@ class FirstFault(NamedTuple):
 
 
 class _FoundError(Exception):
-    """Ends the search for the first value that is not finite."""
+    """Raised by the check of intermediate values at the first value that is not finite."""
 
     def __init__(self, fault: FirstFault) -> None:
         self.fault = fault
@@ -80,10 +80,10 @@ class ModelConfig(Protocol):
 
 
 class ExtraLayer(Protocol):
-    """A layer of multi-token prediction: from a token and the hidden state before it, it predicts the next token.
+    """A layer of multi-token prediction (MTP). It predicts the next token from a token and the previous hidden state.
 
     Attributes:
-        n_vocabulary: the number of logits: it predicts the first tokens of the vocabulary only.
+        n_vocabulary: the number of logits; the layer predicts only the first tokens of the vocabulary.
     """
 
     n_vocabulary: int
@@ -96,24 +96,24 @@ class ExtraLayer(Protocol):
         """Return a KV pool for `n_tokens` tokens of this layer."""
 
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
-        """Run tokens, and return logits (R, `n_vocabulary`) of the wanted ones and their hidden states (R, D).
+        """Run the layer; return logits (R, `n_vocabulary`) and hidden states (R, D) of the wanted tokens.
 
         Args:
-            batch: the tokens; position t of a sequence has the token after the one whose hidden state is in row t.
-            hidden: (T, D), hidden states after the last norm of the model, or those that this function has returned.
+            batch: the tokens; row t of `hidden` belongs to the token before token t.
+            hidden: (T, D), hidden states after the model's last norm, or hidden states that an earlier call returned.
         """
 
 
 class Model(Protocol):
-    """The interface of models. The defaults are those of a model that one process runs alone.
+    """The interface of models. The default methods are for a model that runs in one process.
 
     Attributes:
         config: the architecture's settings.
         backend: runs the operations.
         program: the compiled layers.
         is_shared: whether several processes run the model together.
-        n_stages: the number of passes of different sequences that may be under way.
-        extra: a layer of multi-token prediction; None if the checkpoint has none, or it was not asked for.
+        n_stages: the number of passes of different sequences that may be in flight.
+        extra: the layer of multi-token prediction; None if the checkpoint has none, or if it is not used.
     """
 
     config: Any
@@ -164,9 +164,9 @@ class Model(Protocol):
         return available_memory(), None
 
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
-        """Return the first intermediate value that is not finite in the passes that `run` begins; None if all are.
+        """Call `run` and return the first intermediate value of its passes that is not finite; None if all are finite.
 
-        `run` is called with the model that it runs; operations run in their composed form.
+        `run` gets the model as its argument. Blocks run as composed primitives, not as fused kernels.
         """
         backend, traced = self.backend, copy.copy(self)
 
@@ -243,9 +243,9 @@ class Planned(NamedTuple):
     """The config and tensors of a model and their conversion, known before any weight is read.
 
     Attributes:
-        stage: the layers that this process runs, if others run the rest; None for all.
-        slices: the parts of the tensors that this process holds, if others hold the rest; None for all.
-        adapters: what is added to linear layers; None without adapters.
+        stage: the layers that this process runs; None for all layers.
+        slices: the parts of the tensors that this process holds; None for whole tensors.
+        adapters: the LoRA adapters of linear layers, or None.
     """
 
     checkpoint: Checkpoint
@@ -272,7 +272,7 @@ class Planned(NamedTuple):
         )
 
     def needs(self) -> frozenset[str]:
-        """Return what a backend can prepare for before a weight is read (`backends.Settings`)."""
+        """Return the features for which a backend compiles kernels before a weight is read (`backends.Settings`)."""
         found = set[str]()
         for name, tensor in self.tensors.items():
             stored = tensor.stored(self.checkpoint.naming)
@@ -281,7 +281,7 @@ class Planned(NamedTuple):
                 found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
         has_experts = any("_exps." in name for name in self.tensors)
         has_states = any(".ssm_" in name or ".shortconv." in name for name in self.tensors)
-        has_states = has_states or self.adapters is not None  # the gate of an FFN with adapters is among their kernels
+        has_states = has_states or self.adapters is not None  # kernels of states include the FFN gate with adapters
         return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
 
     def stored_types(self) -> Mapping[str, int]:
@@ -306,7 +306,7 @@ def plan_model(
 ) -> Planned:
     """Return the plan of a checkpoint's model, for sequences of `context` tokens. No weight is read.
 
-    `with_extra` adds a layer of multi-token prediction, if the checkpoint has one that is implemented.
+    `with_extra` adds the layer of multi-token prediction, if the checkpoint has one and it is implemented.
 
     Raises:
         OptionError: the conversion names a layer that the model does not have, or the context is too long.

@@ -48,10 +48,10 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class LazyWeight:
-    """A weight with name, shape and type, whose values are read only if building the model needs them.
+    """A weight with a name, shape and type. Its values are read only if building the model needs them.
 
     Attributes:
-        is_stored: whether it has the type and the bytes of the file.
+        is_stored: whether the weight has the type and the bytes of the file.
     """
 
     name: str
@@ -67,27 +67,27 @@ class LazyWeight:
 
     @property
     def data(self) -> np.ndarray:
-        """The stored bytes, which are read."""
+        """Read the stored bytes."""
         return self.read().data
 
     def as_type(self, type_: GGMLType) -> LazyWeight:
-        """Return the weight as it would be after a conversion."""
+        """Return the outline of the weight after a conversion."""
         return self if type_ == self.type else replace(self, type=type_, is_stored=False)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> LazyWeight:
-        """Return the weight as it would be after `Weight.cut`; only a single range of rows stays in the file."""
+        """Return the outline of `Weight.cut`'s result; it stays in the mapped file only for a single range of rows."""
         shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
         return replace(
             self, shape=shape, read=lambda: self.read().cut(axis, ranges), is_stored=self.is_stored and is_view
         )
 
     def dequantize(self) -> np.ndarray:
-        """Return the values, which are read."""
+        """Read the weight and return its values."""
         return self.read().dequantize()
 
 
 class Expanded(NamedTuple):
-    """Matrices of one type that a backend expands: their bytes in the file, on the backend, and as Q8_0."""
+    """Bytes of the matrices of one type that a backend expands: in the file, on the backend, and as Q8_0."""
 
     stored: int
     held: int
@@ -95,14 +95,14 @@ class Expanded(NamedTuple):
 
 
 class OutlineBackend:
-    """A backend that prepares outlines. All other calls go to the backend whose sizes it reports.
+    """A backend that prepares outlines. It passes all other calls to a real backend, and reports that backend's sizes.
 
     Attributes:
         nbytes: bytes of all weights that have been prepared.
-        n_mapped: bytes of the weights that stay in the mapped file.
+        n_mapped: bytes of the weights that are read from the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
-        expanded: the matrices that take more memory than in the file, by their type.
+        expanded: the matrices that take more memory than in the file, by type.
         types: bytes of the matrices before they are prepared, by their type.
     """
 
@@ -139,7 +139,7 @@ class OutlineBackend:
         return Outline(weight.shape, nbytes)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether the backend reads a table as it is stored."""
+        """Return whether the backend reads an embedding table in its stored type."""
         is_left = self._backend.embeds_stored(table)
         if is_left:
             self._left[table.name] = table.nbytes
@@ -147,7 +147,7 @@ class OutlineBackend:
 
     @property
     def n_left(self) -> int:
-        """Bytes of the embedding tables that stay in the file, of which a pass reads a few rows.
+        """Bytes of the embedding tables that stay in the file; a pass reads a few of their rows.
 
         A table that is also the head is counted in `nbytes` only.
         """
@@ -162,7 +162,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _probe(self, type_: GGMLType, width: int) -> tuple[float, bool]:
-        """Return the bytes of a row on the backend, and whether they are those of the file."""
+        """Return the bytes of a row on the backend, and whether the backend uses the file's bytes unchanged."""
         key = (type_.name, width)
         if key not in self._probed:
             weight, prepared, nbytes = probe(self._backend, type_, width)
@@ -191,7 +191,7 @@ class OutlineParameters(Parameters):
 
 @dataclass(frozen=True)
 class Outlined:
-    """A model of outlines, which cannot be run, and the sums over its weights: see `OutlineBackend`."""
+    """A model of outlines, which cannot run, and the sums over its weights (see `OutlineBackend`)."""
 
     model: Model
     sizes: OutlineBackend
@@ -210,9 +210,9 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     return Outlined(planned.make(planned.config, parameters, made), sizes)
 
 
-# Activations of a token in a pass that are held at the same time, in multiples of N + K of the widest matrix.
+# Peak memory of a token's activations in a pass, in multiples of N + K of the widest matrix.
 ACTIVATIONS = 3
-# Expansion is reported if it takes this many bytes more than the file.
+# An expansion is reported if it takes at least this many bytes more than the file.
 WORTH_A_LINE = 1 << 26
 OPTION = "--allow-too-large"
 
@@ -242,18 +242,18 @@ class Need:
 
     @property
     def least(self) -> int:
-        """The bytes without which the model cannot run at all."""
+        """The bytes that the model needs to run at all."""
         return self.total - self.mapped
 
     def __add__(self, other: Need) -> Need:
-        """Return what both models need together; their passes do not run at the same time."""
+        """Return the memory of both models together; their passes do not run at the same time."""
         return Need(
             self.weights + other.weights, self.mapped + other.mapped, self.kv + other.kv,
             max(self.workspace, other.workspace), self.saved + other.saved,
         )  # fmt: skip
 
     def check(self, where: str, available: int, *, allowed: bool = False) -> None:
-        """Compare with the available bytes; warn if the model is larger but can run.
+        """Compare with the available bytes. Warn if the model is larger but can run.
 
         Raises:
             NotEnoughMemoryError: the model cannot run, and `allowed` is not set.
@@ -263,7 +263,7 @@ class Need:
                 where=where, needed=self._text(), found=f"{size(available)} free", hint=self._hint()
             )
         if self.total > available:
-            log.warn(f"{where}: needs {self._text()}, and {size(available)} are free: it may be slow, or be ended")
+            log.warn(f"{where}: needs {self._text()}, and {size(available)} are free: it may run slowly or be killed")
 
     def _text(self) -> str:
         return f"{size(self.total)} of memory ({size(self.weights)} of weights, {size(self.kv)} of keys and values)"
@@ -288,7 +288,7 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
 
 
 def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
-    """Yield a line for each type of weights that this backend expands by many bytes, and that another type avoids."""
+    """Yield a line for each type of weights that this backend expands by many bytes, if another type takes fewer."""
     for name, of in outlined.sizes.expanded.items():
         if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
             yield (
@@ -300,19 +300,19 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
 FLOAT_BYTES = 4
 # Rows of the matrix that is prepared.
 ROWS = 16
-# Columns: whole blocks of every type.
+# Columns of the matrix: whole blocks of every type.
 COLUMNS = 512
 
 
 def probe(backend: Backend, type_: GGMLType, width: int) -> tuple[Weight, Native, int]:
-    """Return a small matrix of `ROWS` rows, what the backend makes of it, and the bytes of that."""
+    """Return a small matrix of `ROWS` rows, its prepared form on the backend, and the bytes of the prepared form."""
     weight = Weight("probe", (ROWS, width), type_, np.zeros(type_.bytes_for(ROWS * width), np.uint8))
     prepared = backend.prepare(weight)
     return weight, prepared, nbytes_of(prepared)
 
 
 def stored_types(backend: Backend) -> tuple[str, ...]:
-    """Return the names of the readable types that are not expanded to float32 on this backend; F32 never is."""
+    """Return the names of the readable types that this backend does not expand to float32, among them F32."""
 
     def is_stored(type_: GGMLType) -> bool:
         nbytes = probe(backend, type_, COLUMNS)[2] / ROWS
@@ -323,7 +323,7 @@ def stored_types(backend: Backend) -> tuple[str, ...]:
 
 CONFIG = "config.json"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-# The type of a config that names none: the one that most models are published in.
+# The type of weights if config.json names none. Most models are published in this type.
 USUAL_DTYPE = "bfloat16"
 
 
@@ -337,7 +337,7 @@ def is_config_alone(path: Path) -> bool:
 def open_config(path: Path) -> Checkpoint:
     """Return the checkpoint that a config.json describes; all its values are zeros.
 
-    Matrices that MLX quantises have the type that `quantization` names; all others have that of `torch_dtype`.
+    Matrices that MLX quantises have the type that `quantization` names; all others have the type `torch_dtype`.
 
     Raises:
         SourceError, FormatError: the file cannot be read.
@@ -352,7 +352,7 @@ def open_config(path: Path) -> Checkpoint:
         raise UnsupportedConfigError(
             where=str(file),
             key=KEYS[1],
-            expected="absent, or that of MLX, whose types config.json has in full",
+            expected="absent, or MLX's quantization, for which config.json has all types",
             found=config[KEYS[1]],
             hint="plan with the original model's config.json and --quant q4_0, or with a GGUF file",
         )

@@ -1,4 +1,4 @@
-"""Load a model's weights: prepare the tensors of a checkpoint for a backend, quantised if asked for."""
+"""Load a model's weights: prepare the tensors of a checkpoint for a backend, and quantise them if requested."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Parameters:
 
     Attributes:
         stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
-        adapters: what is added to linear layers; None without adapters.
+        adapters: the LoRA adapters of linear layers, or None.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        A rank that does not have the whole head leaves the table in the file, of which a pass reads a few rows.
+        If a rank does not hold the whole head, the table stays in the file, and a pass reads a few of its rows.
         """
         weight = self._stored(f"{name}.weight")
         if is_elsewhere(weight):
@@ -160,7 +160,7 @@ class Parameters:
         return of_kind(name, eps, times)
 
     def array(self, name: str, *, transposed: bool = False, times: NDArray[np.float32] | None = None) -> Array:
-        """Return `name` as the backend's float32 array, for operations that are no product with a matrix.
+        """Return `name` as the backend's float32 array, for operations other than matrix products.
 
         With `times`, the rows of a matrix are multiplied with these numbers.
         """
@@ -171,17 +171,17 @@ class Parameters:
         return self._backend.array(np.ascontiguousarray(values.T if transposed else values))
 
     def values(self, name: str, part: str = "weight") -> NDArray[np.float32]:
-        """Return the values of `name.weight` (or another part) in float32, for computations while a model is built."""
+        """Return the values of `name.weight` (or another part) in float32, for computations during loading."""
         values = self._stored(f"{name}.{part}").dequantize()
         self._done(f"{name}.{part}")
         return values
 
     def size(self, name: str) -> int:
-        """Return the rows of the whole tensor `name.weight`; this rank may hold a part of them."""
+        """Return the number of rows of `name.weight` on all ranks together."""
         return self._tensors[f"{name}.weight"].shape[0]
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""
+        """Return the layers of a model with this rank's numbers of heads; they are made from these parameters."""
         return layers if self._slices is None else self._slices.layers(layers)
 
     def elsewhere(self, name: str) -> Array:
@@ -246,7 +246,7 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class TableInFile(Weight):
-    """An embedding table that stays in its memory-mapped file: a pass reads a few rows of a table of up to gigabytes.
+    """An embedding table that stays in its memory-mapped file, because a pass reads only a few of its rows.
 
     The pages of these rows are released after each read; otherwise the table would become resident over many passes. If
     the head uses some of the pages, they are mapped again in the next pass.

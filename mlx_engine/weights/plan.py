@@ -13,9 +13,9 @@ from mlx_engine.errors import TensorMismatchError
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stored import TensorLayout
 
-# Tables that the settings determine and that modules of transformers once saved with the weights.
+# Rotary tables that older versions of transformers saved with the weights. They follow from the settings.
 ROTARY_BUFFER = re.compile(r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$")
-# Layers of multi-token prediction, in a module of their own or after the model's layers.
+# Layers of multi-token prediction (MTP), in a separate module or after the model's layers.
 MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
@@ -53,8 +53,8 @@ class Plan:
         tensors: the tensors of the model, and how the checkpoint stores them.
         unused: names of tensors that a file may have and that are not read.
         in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
-        gguf_only: tensors that a GGUF file needs only to encode those fields, by name.
-        extra: the tensors of a layer of multi-token prediction that the checkpoint has: all of them, or none.
+        gguf_only: tensors by name that a GGUF file needs only to encode the fields of `in_tensors`.
+        extra: the tensors of a layer of multi-token prediction; empty unless the checkpoint has all of them.
     """
 
     config: Any
@@ -69,7 +69,9 @@ def mtp_layers(checkpoint: Checkpoint) -> int:
     """Return the number of layers of multi-token prediction that the files may have."""
     text = checkpoint.settings.get("text_config")
     of = {**(text if isinstance(text, Mapping) else {}), **checkpoint.settings}
-    return max((n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)), default=0)
+    counts = [n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)]
+    # The config.json of Qwen3-Next has no such key.
+    return max(counts) if counts else int(any(name.endswith("mtp.fc.weight") for name in checkpoint.shapes))
 
 
 def is_mtp(name: str, n_layers: int, n: int) -> bool:
@@ -79,7 +81,7 @@ def is_mtp(name: str, n_layers: int, n: int) -> bool:
 
 
 def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
-    """Check the checkpoint's tensors against the plan, and return the plan's tensors that it has, by name.
+    """Check the checkpoint's tensors against the plan; return the plan's tensors that the checkpoint has, by name.
 
     Raises:
         TensorMismatchError: lists all missing, unexpected and misshapen tensors.

@@ -1,7 +1,7 @@
-"""Rotary embedding in GGUF files' tensors: divisors of frequencies. A folder has them in its settings.
+"""Divisors of rotary frequencies, which GGUF stores as tensors and a Hugging Face folder as settings.
 
-`rope_factors_short.weight` and `rope_factors_long.weight` are LongRoPE's. `rope_freqs.weight` encodes a rule that has
-no keys in GGUF: Llama 3's and Gemma 4's. Their parameters are found from the divisors, and checked: the
+`rope_factors_short.weight` and `rope_factors_long.weight` are the divisors of LongRoPE. `rope_freqs.weight` has those
+of Llama 3 or Gemma 4, whose rules have no keys in GGUF. The parameters of the rule are derived from the divisors; the
 rule must give the same divisors.
 """
 
@@ -22,26 +22,26 @@ from mlx_engine.weights.plan import Plan
 
 FREQUENCIES = "rope_freqs"
 NAME = f"{FREQUENCIES}.weight"
-# The limits of every published Llama 3, in rotations over the training context.
+# `low_freq_factor` and `high_freq_factor` of every published Llama 3: rotations over the training context.
 LOW, HIGH = 1.0, 4.0
 # Divisors above this one stand for pairs that are not rotated.
 NOT_ROTATED = 1e29
-# Relative tolerance of divisors, which files have in float32.
+# Relative tolerance of divisors, which files store in float32.
 CLOSE = 1e-5
 
 
 def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
-    """Return the field `rope` of a config with the rule that the divisors encode; nothing if there are none.
+    """Return {"rope": the rule that the divisors encode}; an empty dict if there are no divisors.
 
     Raises:
-        ModelError: the divisors are those of no rule that is known here.
+        ModelError: no known rule gives these divisors.
     """
     if checkpoint.naming != "gguf" or NAME not in checkpoint.shapes:
         return {}
     divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
     if (divisors == 1).all():
         return {}
-    # A second rule in addition to that of the keys has no form in config.json.
+    # config.json cannot represent a second rule in addition to the rule of the keys.
     is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
     plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
     for rope in _candidates(plain, divisors) if is_sound else ():
@@ -74,7 +74,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
-    """Return the training contexts that may have given Llama 3's divisors: by each changed pair, or powers of 2."""
+    """Return candidates for Llama 3's training context: derived from each changed pair, and powers of 2."""
     found = []
     for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
         if 1 < divisor < factor:
@@ -100,7 +100,7 @@ def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
         return replace(plan, gguf_only={name: getattr(config.rope, field) for field, name in TENSORS.items()})
     n = (config.rope.n_rotated or config.head_dim) // 2
     found = {field: _divisors(checkpoint, name, n) for field, name in TENSORS.items()}
-    unused = (*plan.unused, *TENSORS.values())  # by the model: they are read here
+    unused = (*plan.unused, *TENSORS.values())  # the model does not read them: this function does
     return replace(plan, config=replace(config, rope=replace(config.rope, **found)), unused=unused)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# The weights outside of the layers. All others are small, and every rank reads them.
+# The weights outside of the layers that only some ranks read. Every rank reads the other weights, which are small.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
 LAST = re.compile(r"(output_norm|output)\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -50,7 +50,7 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class RemoteWeight:
-    """A weight of another rank: it has the name and the shape, its values are zeros, and nothing is read."""
+    """A placeholder for a weight of another rank: name, shape, and zeros as values. Nothing is read from the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,11 +58,11 @@ class RemoteWeight:
     nbytes: int = 0
 
     def as_type(self, type_: GGMLType) -> RemoteWeight:
-        """Return the weight as it would be after a conversion."""
+        """Return the placeholder with another type."""
         return replace(self, type=type_)
 
     def dequantize(self) -> np.ndarray:
-        """Return zeros, for computations with small vectors while a model is built."""
+        """Return zeros, for computations with small vectors during loading."""
         return np.zeros(self.shape, dtype=np.float32)
 
 
@@ -81,10 +81,10 @@ class OwnSlices(Protocol):
         """Return the shape of the part of a tensor that this rank holds."""
 
     def is_partial(self, linear: str) -> bool:
-        """Return whether the products of a linear layer are parts of a sum over all ranks."""
+        """Return whether the products of a linear layer are partial sums, which are added over all ranks."""
 
     def has(self, name: str) -> bool:
-        """Return whether this rank has a tensor: one rank alone adds the bias of a sum."""
+        """Return whether this rank has a tensor. Only one rank has the bias of a layer whose products are summed."""
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return the layers, made from this rank's tensors, with the numbers of heads that it has."""
+        """Return the layers with this rank's numbers of heads; they are made from this rank's tensors."""

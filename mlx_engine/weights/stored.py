@@ -21,22 +21,25 @@ class TensorLayout:
     Attributes:
         name: the name in the file.
         rows: (first, of) if the tensor is a part of a larger tensor of `of` rows and begins at row `first`.
-        step: the distance of the tensor's rows there, for `rows`.
+        step: the distance of the tensor's rows in the larger tensor, for `rows`.
         transposed: whether the matrix is stored transposed, as in Conv1D layers.
         plus: added to every stored value to get the model's value.
         times: factor by which every value, minus `plus`, is multiplied in the file.
-        row_times: runs of rows with factors of their own, (rows, factor) each, in addition to `times`.
-        heads: number of heads, if the file has the rows of each head in another order: the rows of its two halves
-            interleaved, or as `rotated` says.
-        rotated: number of rotated rows of each head, if they come first and the others are not rotated. In the model
-            each half of a head has half of the rotated rows, so that the rotated pairs are (j, j + head_dim/2).
+        row_times: (number of rows, factor) for consecutive runs of rows; these factors are applied in addition to
+            `times`.
+        heads: number of heads, if the file orders the rows of each head differently: the two halves interleaved, or as
+            described under `rotated`.
+        rotated: number of rotated rows of each head, if the file has them first and the unrotated rows after them. In
+            the model each half of a head has half of the rotated rows, so that the rotated pairs are (j, j +
+            head_dim/2).
         interleaved: whether the file has the two rows of a rotated pair side by side, for `rotated`.
-        expert: (index, of) if the stored tensor has a leading axis of `of` experts, and this is the tensor of one.
-        is_log: whether the file has logarithms of the model's values, which are negative, without their sign.
-        order: the stored rows that are the model's rows, in the model's order; `rows` then only gives their number.
+        expert: (index, of) if the stored tensor has a leading axis of `of` experts, and the model's tensor is one of
+            them.
+        is_log: whether the file stores log(-x) for the model's negative values x.
+        order: the index of the stored row for each of the model's rows; `rows` then only gives their number.
         columns: (order, width) if the model's columns are stored in another order: groups of `width` columns each.
-        flipped: whether the model's matrix is the transpose of the stored rows.
-        outer: the shape of the stored tensor, if it has the same elements in another number of axes.
+        flipped: whether the model's matrix is the transpose of the selected stored rows.
+        outer: the shape of the stored tensor, if it has the same elements and another number of axes.
     """
 
     name: str
@@ -63,7 +66,7 @@ class TensorLayout:
 
     @property
     def factors(self) -> NDArray[np.float32]:
-        """The factors of rows, (rows, 1), or (1, 1) if all rows have one."""
+        """The factors of rows, (rows, 1), or (1, 1) if all rows have the same factor."""
         of_rows = [np.full((n, 1), factor) for n, factor in self.row_times] or [np.ones((1, 1))]
         return (np.concatenate(of_rows) * self.times).astype(np.float32)
 
@@ -83,7 +86,7 @@ class TensorLayout:
             UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
         """
         if self.flipped:
-            # Blocks lie along the columns, which are rows then: their values are expanded.
+            # Blocks lie along the columns. A transposed matrix cannot keep them, so its values are expanded.
             rows = replace(self, flipped=False).take(weight, shape[::-1])
             type_ = rows.type if rows.type.block_size == 1 else F32
             elements = rows.as_type(type_).data.view(f"u{type_.block_bytes}").reshape(shape[::-1])
@@ -102,12 +105,12 @@ class TensorLayout:
         if self.transposed and weight.type.block_size > 1:
             raise UnsupportedTypeError(
                 where=f"tensor {self.name!r}",
-                expected="a type of single values, for the file stores this matrix transposed",
+                expected="a type without blocks, because the file stores this matrix transposed",
                 found=weight.type.name,
                 hint="quantise the original folder with the `quantize` command",
             )
         if self.transposed:
-            # Transpose elements of whole values: byte by byte it takes ten times as long.
+            # Transpose whole values: transposing single bytes takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
             data = values[:, first : last : self.step].T.reshape(-1).view(np.uint8)
         elif self.order is not None:
@@ -129,13 +132,13 @@ class TensorLayout:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight], orders: Sequence[tuple[int, ...] | None] = ()) -> Weight:
-        """Return the stored tensor from its rows in order, each part as `in_file_order` returns it.
+        """Concatenate parts, as `in_file_order` returns them, to the stored tensor.
 
-        With `in_file_order` it is the inverse of `take`.
+        `put` after `in_file_order` is the inverse of `take`.
 
         Args:
             parts: the model's tensors.
-            orders: the `order` of each part; by default this one's.
+            orders: the `order` of each part; by default that of this layout.
 
         Raises:
             ValueError: the parts are of several types.
@@ -201,7 +204,7 @@ class TensorLayout:
         if width % type_.block_size:
             raise UnsupportedTypeError(
                 where=f"tensor {self.name!r}",
-                expected=f"a type whose blocks do not cross groups of {width} columns, which have another order here",
+                expected=f"a type whose blocks do not cross groups of {width} columns, which the file reorders",
                 found=f"{type_.name}, in blocks of {type_.block_size}",
                 hint="choose a type with smaller blocks",
             )

@@ -14,7 +14,7 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 
-# The config field of each axis letter; adjacent letters are multiplied.
+# The config field of each axis letter. Adjacent letters mean the product of their fields.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
@@ -43,18 +43,17 @@ class Row:
         rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated; "1" for
             a single head.
         interleaved: whether files have the two rows of each rotated pair side by side, for `rotated`.
-        before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
-        after: the rows after this tensor's there.
-        gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of a tensor with the
-            same parts.
+        before: in axis letters, the rows before this tensor in a larger tensor, if a folder stores it as part of one.
+        after: the rows after this tensor in the larger tensor.
+        gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of the larger tensor.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
         kind: the kind of layers that have this tensor, among the config's `kinds` of mixers or its `ffn_kinds`; None
             for every layer.
         stored: how GGUF files store the tensor, in addition to the other attributes; its name is ignored.
-        in_hf: the same for folders; None if they do not differ.
-        when: the field of the config that says whether files have the tensor; GGUF files have no key for it, so that
-            there the tensor of the first layer decides.
+        in_hf: how folders store the tensor; None if `hf` and the other attributes describe it.
+        when: the config field that says whether files have the tensor. GGUF has no key for this field: it is true if
+            the first layer has the tensor.
         optional: whether the tensor may be absent.
     """
 
@@ -89,7 +88,7 @@ def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
 
 
 def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
-    """Return the prefix of the text model's tensors in a folder; the first one if no embedding table has any."""
+    """Return the first stem (tensor prefix) whose embedding table is in the folder; `stems[0]` if there is none."""
     return next((stem for stem in stems if f"{stem}embed_tokens.weight" in checkpoint.shapes), stems[0])
 
 
@@ -106,7 +105,7 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
 
 
 def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
-    """Return the tensors of layer i, whose sizes are those of this config; after the last one, those of every layer."""
+    """Return the tensors of layer i, with the sizes of this config; for i after the last layer, the common tensors."""
     kinds = [getattr(config, name) for name in ("kinds", "ffn_kinds") if hasattr(config, name)]
     own = {None, *(of[i] for of in kinds if i < len(of))}
     rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in own)
@@ -119,9 +118,9 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return the config of a GGUF file with the fields that are the `when` of rows: its first layer has their tensors.
+    """Return a GGUF file's config with each `when` field set to whether the first layer has the row's tensor.
 
-    A row without a layer of its own decides by its tensor.
+    For a row outside the layers, the field says whether the file has this tensor.
     """
     if checkpoint.naming != "gguf":
         return config
@@ -150,7 +149,7 @@ def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: boo
 
 
 def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
-    """Return the config with a vocabulary of all rows of the embedding table, if the file pads it with further rows.
+    """Return the config with `vocab_size` set to the rows of the embedding table, if the file has padding rows.
 
     The logits have a column for each row, as in transformers when a table was resized.
     """
@@ -169,9 +168,9 @@ def decoder_plan(
     Args:
         checkpoint: the checkpoint.
         config_type: the class of its config.
-        table: its tensors, or a function of the config, whose sizes their forms depend on.
+        table: the tensor table, or a function that returns it for a config.
         tied: whether the head is tied if config.json does not say so.
-        settings: those of the text model, if they are not all settings of the checkpoint.
+        settings: the settings of the text model; by default all settings of the checkpoint.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.

@@ -18,7 +18,7 @@ import mlx_engine
 from mlx_engine.checkpoint.safetensors import Entry, open_safetensors, write_safetensors
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.engine import Engine
-from mlx_engine.errors import ModelError, OptionError, SourceError
+from mlx_engine.errors import ModelError, NotFiniteError, OptionError, SourceError
 from mlx_engine.loop.stream import Generation
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
@@ -180,13 +180,47 @@ def loaded(base: Path, *adapters: object) -> Engine:
 @pytest.mark.parametrize(
     ("key", "value"),
     [("use_dora", True), ("bias", "all"), ("modules_to_save", ["lm_head"]), ("init_lora_weights", "pissa"),
-     ("peft_type", "IA3")],
+     ("peft_type", "IA3"), ("r", 8), ("r", "4"), ("lora_alpha", "8"), ("target_modules", ["q_proj"]),
+     ("target_modules", {"q_proj": 1}), ("rank_pattern", {"(": 3}), ("alpha_pattern", {"(": 3}),
+     ("use_of_tomorrow", True)],
 )  # fmt: skip
 def test_other_kinds_of_adapters_are_refused(key, value, adapter, folder):
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(ModelError, match=key):
         loaded(folder("llama"), adapter)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rank", 8), ("alpha", 16.0), ("scale", "2"), ("scale", float("inf")), ("use_dora", True)]
+)
+def test_other_settings_of_mlx_lm_are_refused(key, value, folder, tmp_path):
+    write_for_mlx(LLAMA[0], tmp_path / "mlx")
+    config = json.loads((tmp_path / "mlx" / "adapter_config.json").read_text())
+    config["lora_parameters"][key] = value
+    (tmp_path / "mlx" / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=rf"lora_parameters\.{key}"):
+        loaded(folder("llama"), tmp_path / "mlx")
+
+
+def test_harmless_settings_are_accepted(adapter, folder):
+    """Unknown settings are accepted, too, if they are off."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    changes = {"lora_dropout": 0.1, "inference_mode": False, "task_type": "CAUSAL_LM", "use_of_tomorrow": False}
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+    loaded(folder("llama"), adapter).close()
+
+
+def test_the_first_value_that_is_not_finite_is_that_of_the_adapter(adapter, folder):
+    """The search for it runs the tokens with the request's adapter: the model alone has finite values."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 3e38}))
+    with loaded(folder("llama"), LLAMA[0], adapter) as engine:
+        with pytest.raises(NotFiniteError) as raised:
+            engine.generate(PROMPT, 3, adapter="own")
+        assert len(engine.generate(PROMPT, 3, ignore_eos=True).token_ids) == 3
+    assert raised.value.layer == 0
+    assert raised.value.first is not None
 
 
 def test_an_adapter_of_another_model_is_refused(folder):

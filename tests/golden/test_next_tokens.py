@@ -66,9 +66,28 @@ def expected(w, table, head, hidden, ids, sizes):
     y = np.einsum("hts,she->the", scores / scores.sum(axis=-1, keepdims=True), v) / (1 + np.exp(-gate))
     x = x + y.reshape(T, -1) @ w["attn_output"].T
     h = rms(x, w["post_attention_norm"])
-    gated = h @ w["ffn_gate"].T
-    x = x + (gated / (1 + np.exp(-gated)) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
+    x = x + (gated_ffn(h, *(w[f"ffn_{part}"] for part in PARTS)) if "ffn_gate" in w else mixture(w, h, n_used=2))
     return rms(x, w["nextn.shared_head_norm"]) @ head.T
+
+
+PARTS = ("gate", "up", "down")
+
+
+def gated_ffn(h, gate, up, down):
+    return (h @ gate.T / (1 + np.exp(-h @ gate.T)) * (h @ up.T)) @ down.T
+
+
+def mixture(w, h, n_used):
+    """Return the weighted sum of the most probable experts, whose weights add up to 1, and the shared expert."""
+    scores = np.exp(h @ w["ffn_gate_inp"].T)
+    found = gated_ffn(h, *(w[f"ffn_{part}_shexp"] for part in PARTS))
+    found = found / (1 + np.exp(-h @ w["ffn_gate_inp_shexp"].reshape(-1, 1)))
+    for t in range(len(h)):
+        used = np.argsort(-scores[t])[:n_used]
+        for e in used:
+            of = gated_ffn(h[t], *(w[f"ffn_{part}_exps"][e] for part in PARTS))
+            found[t] += scores[t, e] / scores[t, used].sum() * of
+    return found
 
 
 # The names in a folder, by the GGUF names.
@@ -136,6 +155,40 @@ def test_a_folder_s_layer_computes_the_reference(folder, backend):
     assert planned.n_extra == sum(values.size for values in w.values())
 
 
+@pytest.mark.parametrize(("is_fused", "counts"), [(True, {"mtp_num_hidden_layers": 1}), (False, {})])
+def test_a_folder_s_layer_with_experts_computes_the_reference(tmp_path, is_fused, counts):
+    """Published folders have the experts of a layer in two tensors, or each expert apart; some count no such layer."""
+    own = DATA / "qwen3_5moe-micro" / "hf"
+    config, tensors = json.loads((own / "config.json").read_text()), read_safetensors(own / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**config, **counts}))
+    rng, D, n = np.random.default_rng(1), config["hidden_size"], config["num_experts"]
+    made = {
+        "mtp.fc.weight": 0.2 * rng.standard_normal((D, 2 * D)),
+        **{f"mtp.{hf}.weight": rng.standard_normal(D) / 20 for hf in NAMES.values() if "norm" in hf and "." not in hf},
+        **{
+            name.replace("model.layers.1", "mtp.layers.0"): 0.2 * rng.standard_normal(values.shape)
+            for name, values in tensors.items() if name.startswith("model.layers.1.")
+        },
+    }  # fmt: skip
+    w = {name: made[f"mtp.{hf}.weight"] + ("norm" in name) for name, hf in NAMES.items() if "mlp" not in hf}
+    block = "mtp.layers.0.mlp"
+    w["ffn_gate_inp"], w["ffn_gate_inp_shexp"] = (made[f"{block}.{of}.weight"] for of in ("gate", "shared_expert_gate"))
+    for part in PARTS:
+        w[f"ffn_{part}_shexp"] = made[f"{block}.shared_expert.{part}_proj.weight"]
+        w[f"ffn_{part}_exps"] = np.stack([made[f"{block}.experts.{e}.{part}_proj.weight"] for e in range(n)])
+    if is_fused:
+        made = {name: values for name, values in made.items() if ".experts." not in name}
+        made[f"{block}.experts.gate_up_proj"] = np.concatenate([w["ffn_gate_exps"], w["ffn_up_exps"]], axis=1)
+        made[f"{block}.experts.down_proj"] = w["ffn_down_exps"]
+    made = {name: values.astype(np.float32) for name, values in made.items()}
+    write_safetensors(tmp_path / "model.safetensors", {**tensors, **made})
+    model = plan_model(open_checkpoint(tmp_path), Conversion(), with_extra=True).build(create_backend("simd")).model
+    hidden, logits = found(model, IDS)
+    table = tensors["model.embed_tokens.weight"].astype(np.float64)
+    want = expected(w, table, table, hidden.astype(np.float64), IDS[1:], (4, 2, 32, 8))
+    assert np.abs(logits - want).max() < 1e-5 * np.abs(want).max()
+
+
 def test_hidden_states_are_those_after_the_last_norm(folder):
     model = plan_model(open_checkpoint(folder), Conversion(), with_extra=True).build(create_backend("simd")).model
     hidden, _ = found(model, IDS)
@@ -146,12 +199,13 @@ def test_hidden_states_are_those_after_the_last_norm(folder):
     np.testing.assert_allclose(want, logits, rtol=1e-5, atol=1e-5)
 
 
-def test_a_gguf_file_s_layer_computes_the_reference():
-    checkpoint = with_mtp(random_checkpoint("qwen35", "F32"), "F32")
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe", "qwen3next"])
+def test_a_gguf_file_s_layer_computes_the_reference(architecture):
+    checkpoint = with_mtp(random_checkpoint(architecture, "F32"), "F32")
     model = plan_model(checkpoint, Conversion(), with_extra=True).build(create_backend("parallel", threads=1)).model
     hidden, logits = found(model, IDS)
     values = {name: checkpoint.weight(name).dequantize().astype(np.float64) for name in checkpoint.shapes}
-    w = {name: values[f"blk.2.{name}.weight"] for name in NAMES}
+    w = {name[6:-7]: of for name, of in values.items() if name.startswith("blk.2.")}
     head = values.get("output.weight", values["token_embd.weight"])
     s = checkpoint.settings
     sizes = s["attention.head_count"], s["attention.head_count_kv"], s["attention.key_length"], 16

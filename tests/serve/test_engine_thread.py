@@ -230,13 +230,15 @@ def test_one_thread_calls_the_model(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_worker_that_is_stopped_leaves_no_client_waiting():
-    with served(slots=1) as server, ThreadPoolExecutor(1) as clients:
+    with served(slots=2) as server, ThreadPoolExecutor(2) as clients:
         server.gate.hold()
-        job = clients.submit(server.chat)
-        wait_for(lambda: server.gate.is_asked)
+        jobs = [clients.submit(server.chat) for _ in range(2)]
+        wait_for(lambda: server.gate.is_asked and server.worker.n_open == 2)
+        calls = set(server.worker._calls.values())
         asyncio.run_coroutine_threadsafe(server.worker.stop(0.05), server.worker._loop).result(PATIENCE)
-        reply = job.result(PATIENCE)
-        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "closing")
+        for reply in [job.result(PATIENCE) for job in jobs]:
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "closing")
+        assert len({id(call.error) for call in calls}) == 2
         server.gate.allow()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_engine.errors import CacheFullError
-from mlx_engine.serve.errors import api_error
+from mlx_engine.errors import CacheFullError, NotFiniteError, again
+from mlx_engine.serve.errors import ApiError, api_error
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, JSON, MICRO, Served, chat_body, served
 from tests.serve.shapes import Failure, checked
@@ -221,6 +221,29 @@ def test_a_body_that_ends_early_is_no_request(server: Served):
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n"
         connection.sendall(head.encode() + b'{"messages"')
     assert server.chat().status_code == 200
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(429, "full", code="rate_limit_exceeded", headers={"Retry-After": "1"}),
+        NotFiniteError(n_tokens=3, found="NaN", origin="first in output"),
+        CacheFullError(length=3, wanted=2, capacity=4),
+        OSError(2, "gone"),
+        UnicodeDecodeError("utf-8", b"a", 0, 1, "bad"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_several_requests_is_one_for_each(error: Exception):
+    """Each has the text and the attributes, and the traceback of its own request."""
+    made = [again(error) for _ in range(2)]
+    for one in made:
+        with pytest.raises(type(error)) as raised:
+            raise one
+        assert raised.value is one
+        assert (str(one), vars(one), one.args) == (str(error), vars(error), error.args)
+    assert error.__traceback__ is None
+    assert len({id(one) for one in (error, *made)}) == 3
 
 
 def test_errors_that_nobody_expects():

@@ -164,7 +164,7 @@ def test_what_differs_is_named(journal: Path, tmp_path: Path):
     texts = [line.split(": with 2 slots: ") for line in lines]
     assert list(dict.fromkeys(int(head.rpartition(":")[2]) for head, _ in texts)) == changed
     said = "\n".join(text for _, text in texts)
-    assert "but the digest in the journal is another" in said
+    assert "but the digest in the journal differs" in said
     assert "token 3: expected" in said
     assert "expected the end, found" in said
     assert "cannot be run: the prompt must be a sequence of token ids" in said

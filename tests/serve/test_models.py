@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -31,7 +31,8 @@ from mlx_engine.errors import OptionError
 from mlx_engine.loop.scheduler import StepOutput
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.registry import RETRY_SECONDS
-from mlx_engine.serve.worker import Cores
+from mlx_engine.serve.service import Service
+from mlx_engine.serve.worker import Cores, Worker
 from tests.patience import PATIENCE, wait_for
 from tests.serve.served import HTTP
 from tests.serve.several import FILES, Several, need, several
@@ -296,17 +297,19 @@ def test_an_idle_model_is_unloaded_by_the_clock():
 
 
 @pytest.mark.slow
-def test_a_model_that_answers_is_not_idle():
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_answers_is_not_idle(stream: bool):
     with several("qwen", idle_seconds=10.0) as server, ThreadPoolExecutor(1) as clients:
         go = hold(server, "qwen")
-        first = clients.submit(server.complete, "qwen")
+        first = clients.submit(server.complete, "qwen", stream=stream)
         wait_for(lambda: server.models.default.n_using == 1)
         server.now += 100
         end = server.server.n_ticks + 3
         wait_for(lambda: server.server.n_ticks >= end)
         assert server.state("qwen") == "loaded"
         go()
-        assert answer(first.result()) == alone("qwen")
+        reply = first.result()
+        assert reply.text.endswith("[DONE]\n\n") if stream else answer(reply) == alone("qwen")
 
 
 def test_a_client_leaves_while_its_model_is_loaded():
@@ -333,6 +336,22 @@ def test_too_many_requests_cannot_wait_for_a_model():
         assert code(server.complete("gemma")) == (429, "rate_limit_exceeded")
         server.loads["gemma"].may_load.set()
         assert {answer(one.result()) for one in waiting} == {alone("gemma")}
+
+
+def test_a_client_leaves_while_its_model_waits_for_memory():
+    """The model that would be unloaded for it takes requests again."""
+    with several(memory=memory_for_one()) as server, ThreadPoolExecutor(2) as clients:
+        go = hold(server, "qwen")
+        first = clients.submit(server.complete, "qwen")
+        wait_for(lambda: server.models.default.n_using == 1)
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json={"model": "gemma", "prompt": "a"}, timeout=0.2)
+        wait_for(lambda: not server.models.default.is_held)
+        late = clients.submit(server.complete, "qwen", "a")
+        wait_for(lambda: server.models.default.n_using == 2)
+        go()
+        assert (answer(first.result()), answer(late.result())) == (alone("qwen"), alone("qwen", "a"))
+        assert (server.loads["gemma"].n, server.state("gemma")) == (0, "on disk")
 
 
 def test_a_server_that_stops_refuses_those_who_wait_for_a_model():
@@ -463,9 +482,20 @@ def test_models_of_a_folder_and_their_names(tmp_path: Path):
         ("org/repo/b-00001-of-00002", ()),
     ]
     assert specs_of(["builtin"], AddressOptions(alias=["a=b"]))[0].aliases == ("a=b",)  # as before
-    for given, alias in (["builtin", "builtin"], None), (["builtin", "x=builtin"], ["a=b"]):
-        with pytest.raises(OptionError, match=r"two models|no model 'b'"):
+    for given, alias in (
+        (["builtin", "builtin"], None),
+        (["builtin", "x=builtin"], ["a=b"]),
+        (["builtin", "x=builtin"], ["x"]),
+        (["builtin", "x=builtin"], ["a", "a=x"]),
+    ):
+        with pytest.raises(OptionError, match=r"two models|no model 'b'|'[xa]' is a name of the model '(x|builtin)'"):
             specs_of(given, AddressOptions(alias=alias))
+    own = specs_of(["builtin", "x=builtin"], AddressOptions(alias=["x=x", "builtin"]))  # an alias of itself is none
+    assert [Service(Worker(no_model), spec.name, spec.aliases).models for spec in own] == [["builtin"], ["x"]]
+
+
+def no_model() -> NoReturn:
+    raise AssertionError
 
 
 def test_files_that_appear_are_served_and_those_that_are_gone_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -491,11 +521,23 @@ def test_files_that_appear_are_served_and_those_that_are_gone_are_not(tmp_path: 
         assert str(tmp_path) not in str(card["reason"])
         (tmp_path / "second.gguf").unlink()
         assert [card["id"] for card in await models.cards()] == ["first"]
+        shutil.copy(FILES["qwen"], tmp_path / "third.gguf")
+        third = models.find("third")
+        shown = models.snapshots(third)
+        ended = asyncio.ensure_future(anext(shown, None))
+        await asyncio.sleep(0)
+        (tmp_path / "third.gguf").unlink()
+        with pytest.raises(ApiError, match="no model 'third'"):  # not one that cannot be loaded
+            models.find("third")
+        assert await asyncio.wait_for(ended, PATIENCE) is None
         with models.used(models.default) as use:
             assert await use.within(PATIENCE)
             taken, needed = models.default.nbytes, loading.open(str(tmp_path / "first.gguf")).need
             assert needed.total - needed.kv < taken <= needed.total
-        assert second.n_loads == 0
+        shutil.rmtree(tmp_path)  # a model in memory is served without its file
+        assert [card["id"] for card in await models.cards()] == ["first"]
+        assert models.find("first").is_ready
+        assert second.n_loads == third.n_loads == 0
         await models.stop()
 
     asyncio.run(run())

@@ -217,6 +217,7 @@ def test_an_unknown_backend_is_refused_before_stdin_is_read(monkeypatch):
         ("--repetition-penalty", "0"), ("--repetition-penalty", "-1"), ("--repetition-penalty", "nan"),
         ("--seed", "-1"), ("--seed", "x"),
         ("--max-tokens", "-5"), ("--max-tokens", "ten"),
+        ("--speculate", "draft"), ("--adapter", "a", "--adapter", "b"),
         ("--stop", ""), ("--quant", "q3"), ("--threads", "0"), ("--threads", "-2"),
         ("--quant-min-dim", "many"), ("--quant-min-dim", "-1"),
         ("--quant-layer", "attn_v"), ("--quant-layer", "attn_w=f32"),

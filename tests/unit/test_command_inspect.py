@@ -375,6 +375,22 @@ def test_options_that_exclude_each_other_are_wrong_use():
     assert run(MICRO, "--meta", "general.name", "--verify").exit_code == 2
 
 
+def test_several_models_have_a_line_each_and_a_sum(monkeypatch, tmp_path):
+    found = run("-m", MICRO, "-m", HF_FOLDER, "--backend", "simd").stdout.splitlines()
+    assert [line.split()[0] for line in found] == [str(MICRO), str(HF_FOLDER), "together:"]
+    assert all(" yes, on simd " in line and " of weights" in line for line in found[:2])
+    assert found[2].endswith("available; `serve` keeps all of them")
+    parsed = json.loads(run("-m", MICRO, "-m", HF_FOLDER, "--backend", "simd", "--json").stdout)
+    sizes = [of["run"]["weights_bytes"] + of["run"]["kv_bytes"] for of in parsed["models"]]
+    assert parsed["together"]["needed_bytes"] == sum(sizes)
+    monkeypatch.setattr("mlx_engine.bench.outlook.available_memory", lambda: sum(sizes) - 1)
+    (tmp_path / "vocab.safetensors").touch()
+    *lines, last = run("-m", MICRO, "-m", HF_FOLDER, "-m", tmp_path / "vocab.safetensors").stdout.splitlines()
+    assert " no: a file of tensors without" in lines[2]
+    assert last.endswith("`serve` unloads one if another one needs its memory")
+    assert run("-m", MICRO, "-m", HF_FOLDER, "--verify").exit_code == 2
+
+
 def test_a_process_without_a_terminal_wraps_nothing_and_ends_as_promised(tmp_path):
     done = process(MICRO)
     assert done.returncode == 0

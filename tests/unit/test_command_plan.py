@@ -150,7 +150,7 @@ def test_what_is_not_given_is_measured_here(monkeypatch):
             ["--split", "3,4"],
             f"--split: 3,4 must be 2 numbers of at least 1 that add up to the model's {N_LAYERS} layers",
         ),
-        (["--split", "a"], "--split: 'a' is no list of layers of each rank, such as 20,8"),
+        (["--split", "a"], "--split: 'a' is not a list of the layers of each rank, such as 20,8"),
         (["--split", "3,3", "--shard", "tensor"], "--split needs --shard pipeline"),
         (["--context", LONGEST + 1], f"--context must be at most {LONGEST:,} tokens, the model's context"),
         (["--prompt", LONGEST + 1], f"--prompt must be at most {LONGEST:,} tokens, the value of --context"),

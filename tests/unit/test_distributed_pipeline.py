@@ -135,7 +135,7 @@ def test_layers_that_share_keys_and_values_stay_together():
     config = planned_of(DATA / "gemma4e-micro").config
     owner = latest_cut(config)
     assert 0 < owner < config.first_shared
-    with pytest.raises(OptionError, match=f"layers {owner} to 5 must be on one rank, because the last of them share"):
+    with pytest.raises(OptionError, match=f"layers {owner} to 5 must be on one rank, because later ones share"):
         stages_of([owner + 1, 5 - owner], 2, config)
     assert [stage.first for stage in stages_of([owner, 6 - owner], 2, config)] == [0, owner]
 
@@ -299,7 +299,7 @@ def test_embeddings_are_refused_and_answers_go_on():
     """Logits are what the last rank sends: they are no hidden states."""
 
     def run(engine: Engine) -> list[Any]:
-        with pytest.raises(ModelError, match="embeddings: expected a model that one process runs alone, found ranks"):
+        with pytest.raises(ModelError, match="embeddings: expected a model in one process, found ranks"):
             engine.embed([[1, 2, 3]])
         return generated(engine)
 

@@ -169,16 +169,16 @@ def test_one_rank_alone_has_the_bias_of_a_sum():
         (
             "qwen3", "F32", {"attention__head_count_kv": 1, "attention__head_count": 3}, 2,
             "random: blk.0.attn_output.weight: expected sizes that 2 ranks can share, found 3 query heads and 1 KV "
-            "heads of 64; 3 would do",
+            "heads of 64; possible with 3 ranks",
         ),
         (
             "qwen3", "Q4_K", {"attention__key_length": 128, "attention__value_length": 128,
                               "feed_forward_length": 768}, 2,
             "random: blk.0.ffn_down.weight: expected sizes that 2 ranks can share, found 768 columns in blocks of 256; "
-            "no other number would do",
+            "no number of ranks works",
         ),
-        ("qwen35", "F32", {}, 4, "found 2 key heads of the delta rule, 1 in a block of columns; 2 would do"),
-        ("llama", "F32", {}, 200, "would do; --shard pipeline cuts between layers"),
+        ("qwen35", "F32", {}, 4, "found 2 key heads of the delta rule, 1 in a block of columns; possible with 2 ranks"),
+        ("llama", "F32", {}, 200, "ranks; --shard pipeline cuts between layers"),
     ],
 )  # fmt: skip
 def test_sizes_that_ranks_cannot_share(
@@ -201,7 +201,7 @@ def test_an_unknown_tensor_is_refused_by_name():
     plan = planned("llama")
     name = "blk.0.attn_lora.weight"
     plan = plan._replace(tensors={**plan.tensors, name: Tensor(name, name, (4, 4))})
-    with pytest.raises(NotShardableError, match=r"random: blk\.0\.attn_lora\.weight: expected a tensor that is known"):
+    with pytest.raises(NotShardableError, match=r"random: blk\.0\.attn_lora\.weight: expected a tensor with a rule"):
         Slices.of(plan)
 
 

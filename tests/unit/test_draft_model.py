@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from mlx_engine.loop.draft import MOST, DraftModel, check_vocabulary
 from mlx_engine.loop.request import Sequence
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.speculation import KINDS, PassCosts, Speculation
+from mlx_engine.observe import log
 from mlx_engine.options import DRAFT, Options
 from mlx_engine.weights.outline import Need
 from tests.random_models import random_model
@@ -89,11 +92,59 @@ def test_sequences_without_memory_get_no_proposals(qwen3):
     assert list(made.propose({second: 2}, 512)) == [second]
 
 
+def test_a_draft_model_with_a_smaller_context_reads_nothing_beyond_it(qwen3, monkeypatch):
+    """It gives its pages back when the sequence becomes longer, and does not read the beginning of a longer one."""
+    made, answer = drafting(copy.copy(qwen3)), chosen(qwen3, 4)
+    made.model.config = replace(qwen3.config, context_length=len(PROMPT) + 2)
+    sequence = sequence_of(qwen3, answer=answer[:1])
+    assert made.propose({sequence: 4}, 512) == {sequence: answer[1:3]}  # as many as its context has
+    sequence.output.token_ids += answer[1:3]
+    monkeypatch.setattr(made.model, "forward", pytest.fail)
+    assert made.propose({sequence: 4}, 512) == {}
+    assert made.propose({sequence_of(qwen3, [*PROMPT, *PROMPT]): 4}, 40) == {}
+    made.prefix.clear()
+    assert (made.pool.used_pages(0), made._held) == (0, {})
+
+
 def test_ids_that_the_draft_model_lacks_end_its_proposals(qwen3):
     made = drafting(qwen3)
     assert made.propose({sequence_of(qwen3, [1, 2, 300]): 2}, 512) == {}
     proposed = Speculation(None, 100, passes=[made])._known([5, 99, 100, 3])
     assert proposed == [5, 99]
+
+
+@pytest.mark.parametrize("fault", [MemoryError("planted"), RuntimeError("planted")])
+@pytest.mark.parametrize("at", [1, 3])
+def test_an_error_of_the_draft_model_ends_its_proposals_and_no_answer(qwen3, monkeypatch, caplog, fault, at):
+    """In its first pass, or in a later one, when it has pending tokens."""
+    monkeypatch.setattr(log, "_warned", set())
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    monkeypatch.setattr(Speculation, "depths", lambda self, drafter, asking, *_: [3] * len(asking))
+    made, calls = drafting(copy.copy(qwen3)), []
+    forward = made.model.forward
+
+    def failing(batch):
+        calls.append(batch)
+        if len(calls) == at:
+            raise fault
+        return forward(batch)
+
+    made.model.forward = failing
+    speculation = Speculation(None, int(qwen3.config.vocab_size), passes=[made])
+    scheduler = Scheduler(qwen3, qwen3.new_pool(400, n_sequences=2), slots=2, speculation=speculation)
+    requests = [request_of(PROMPT[i:], Options(), max_tokens=12) for i in range(2)]
+    for request in requests:
+        scheduler.submit(request)
+    while scheduler.has_work:
+        scheduler.step()
+    assert [request.error for request in requests] == [None, None]
+    assert requests[0].output.token_ids == chosen(qwen3, 12)
+    assert len(calls) == at
+    assert caplog.messages == [
+        f"warning: the drafter 'draft' has failed ({type(fault).__name__}: planted); it proposes no more tokens"
+    ]
+    made.prefix.clear()
+    assert made.pool.used_pages(0) == 0
 
 
 def test_the_number_of_tokens_follows_acceptance_and_the_time_of_passes(qwen3):
@@ -132,7 +183,7 @@ def test_another_vocabulary_is_refused_by_its_first_token():
 
 
 def test_a_draft_model_is_given_where_it_is_used():
-    with pytest.raises(OptionError, match="no draft model is given; add draft"):
+    with pytest.raises(OptionError, match="draft must be a small model with the same vocabulary"):
         mlx_engine.load("builtin", speculate="draft")
     with pytest.raises(OptionError, match="draft is used if speculate is 'draft' or 'auto', not 'lookup'"):
         mlx_engine.load("builtin", speculate="lookup", draft="builtin")

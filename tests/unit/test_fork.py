@@ -111,8 +111,8 @@ def test_the_child_has_one_error_on_mlx_and_can_exit_and_load():
     assert [line for line in errors if not line.startswith("backend")] == ["load [0]", "exit [7]"]
     assert codes == "generate [7]"
     assert {line for line in errors if line.startswith("backend")} == {
-        "backend 'mlx' is not available: this process was forked from the one that made the engine, and has none of "
-        "MLX's threads; load the model in this process, or start the process by 'spawn' in place of 'fork'"
+        "backend 'mlx' is not available: this process was forked from the process that made the engine, and has "
+        "none of MLX's threads; load the model in this process, or start the process by 'spawn' in place of 'fork'"
     }
 
 
@@ -153,3 +153,40 @@ def test_a_constrained_stream_goes_on_in_both_processes():
     command = [sys.executable, "-W", "ignore", "-c", CONSTRAINED]
     found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (found.stdout, found.stderr) == ("True 0\n", "")
+
+
+CACHED = """
+import os, signal, threading
+from mlx_engine.kernels.cached import cached_property
+
+class Slow:
+    @cached_property
+    def value(self):
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            ended.wait(60)
+            return "second"
+        return "first"
+
+slow, begun, ended = Slow(), threading.Event(), threading.Event()
+seen = []
+thread = threading.Thread(target=lambda: seen.append(slow.value))
+thread.start()
+begun.wait(60)
+pid = os.fork()  # while the thread computes the value
+if not pid:
+    signal.alarm(10)
+    os._exit(0 if slow.value == "first" else 3)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+kept = slow.value
+ended.set()
+thread.join()
+print(code, kept, seen, slow.value)
+"""
+
+
+def test_a_fork_while_a_thread_computes_a_cached_property():
+    """The child computes the property itself, and in the parent both threads return the value that was stored first."""
+    command = [sys.executable, "-W", "ignore", "-c", CACHED]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (found.stdout, found.stderr) == ("0 first ['first'] first\n", "")

@@ -164,14 +164,14 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
 
 
 def test_what_cannot_be_written_for_mlx_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"heads of 8 elements, .*, found 16; mlx-lm's 'mixtral' has no other"):
+    with pytest.raises(ModelError, match=r"heads of 8 elements, .*, found 16; mlx-lm's 'mixtral' supports nothing"):
         written(tmp_path, source=DATA / "mixtral-micro" / "hf")
     for settings, expected in (
         ({"n_inner": 128}, "FFN of 256"), ({"tie_word_embeddings": False}, "head that is tied")
     ):  # fmt: skip
         config = json.loads((DATA / "gpt2-micro" / "hf" / "config.json").read_text()) | settings
         write_folder(tmp_path / expected, config, weights(config, {}))
-        with pytest.raises(ModelError, match=f"expected an? {expected}.*mlx-lm's 'gpt2' has no other"):
+        with pytest.raises(ModelError, match=f"expected an? {expected}.*mlx-lm's 'gpt2' supports nothing"):
             written(tmp_path, source=tmp_path / expected)
 
 
@@ -179,8 +179,16 @@ def test_what_cannot_be_written_for_mlx_is_refused(tmp_path):
     ("name", "settings", "expected"),
     [
         ("gemma3", {"layer_types": [*["sliding_attention"] * 7, "full_attention"]}, None),
-        ("gemma3", {"layer_types": ["full_attention", *["sliding_attention"] * 7]}, "every n-th layer"),
-        ("qwen3_5", {"layer_types": ["linear_attention", "full_attention", "full_attention"]}, "every n-th layer"),
+        (
+            "gemma3",
+            {"layer_types": ["full_attention", *["sliding_attention"] * 7]},
+            "full attention in every n",
+        ),
+        (
+            "qwen3_5",
+            {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
+            "full attention in every n",
+        ),
         ("gptoss", {"layer_types": ["full_attention"] * 3}, "layers with a window and layers without"),
     ],
 )
@@ -194,7 +202,7 @@ def test_orders_of_layers_that_mlx_lm_has_not_are_refused(name, settings, expect
     if expected is None:
         mlx_folder.check_loads("here", model_type, config, has_head=False)
         return
-    with pytest.raises(ModelError, match=f"here: expected {expected}.*mlx-lm's '{model_type}' has no other"):
+    with pytest.raises(ModelError, match=f"here: expected {expected}.*mlx-lm's '{model_type}' supports nothing"):
         mlx_folder.check_loads("here", model_type, config, has_head=False)
 
 
@@ -272,7 +280,7 @@ def test_a_folder_with_stacked_experts_is_written_again_without_a_change(tmp_pat
 
 def test_layers_that_one_matrix_holds_get_one_type(tmp_path):
     with pytest.raises(
-        OptionError, match=r"give .*qkv_proj.weight one type, which holds attn_q, attn_k, attn_v, not keep, mlx-4bit"
+        OptionError, match=r"give one type to attn_q, attn_k, attn_v, which .*qkv_proj.weight holds, not keep, mlx-4bit"
     ):
         written(tmp_path, source=DATA / "phi3-micro" / "hf", attn_k="keep")
 
@@ -352,9 +360,9 @@ def test_settings_in_whose_defaults_mlx_lm_differs_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("gemma2", "its attention has no window: its results differ after 8 tokens"),
+        ("gemma2", "its attention ignores the window, so its results differ after 8 tokens"),
         ("gptoss", "it rounds the limits of YaRN"),
-        ("phi3", "LongRoPE's long factors only: its results differ up to 64 tokens"),
+        ("phi3", "only LongRoPE's long factors, so its results differ up to 64 tokens"),
         ("qwen3", None),
     ],
 )

@@ -98,6 +98,7 @@ def test_if_every_pass_fails_all_requests_end_and_the_scheduler_can_be_used(
         patch.setattr(engine.model, "forward", lambda batch: 1 / 0)
         run(scheduler)
     assert all(isinstance(request.error, ZeroDivisionError) for request in found)
+    assert len({id(request.error) for request in found}) == len(found)  # each has a traceback of its own
     again = requests(engine)
     for request in again:
         scheduler.submit(request)

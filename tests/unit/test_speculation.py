@@ -207,9 +207,15 @@ def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
     assert row["accepted"] > 10
     assert row["tokens_per_pass"] > 1.3
     assert "recorded, 80% right" in markdown([row])
-    file.write_text('{"prompt": "Tom", "right": 1, "more": 2}')
-    with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt and none but copies, drafter"):
-        texts_of(file)
+    file.write_text(json.dumps({"prompts": ["Tom", "Lily had a"], "max_tokens": 40, "right": 0.8}))
+    (both,) = rows(engine, texts_of(file), 1)  # each has the proposals of its own answer
+    assert both["accepted"] > 20
+    assert both["accepted"] > 0.4 * both["proposed"]
+    assert "line 1, 2 at once" in markdown([both])
+    for wrong in ('{"prompt": "Tom", "right": 1, "more": 2}', '{"prompt": "Tom", "prompts": ["Tom"]}', "{}"):
+        file.write_text(wrong)
+        with pytest.raises(OptionError, match="line 1: expected a JSON object with prompt or prompts and none but cop"):
+            texts_of(file)
 
 
 def test_a_benchmark_calls_another_answer_a_bug_only_where_bits_are_fixed(engine, monkeypatch):

@@ -7,13 +7,13 @@ refuses to cache into a folder that it cannot write. `exports.py` compiles the e
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numba
 from numba import types
 from numba.core import config
 
+from ...cached import cached_property
 from .library import ENTRIES, folder
 
 config.CACHE_DIR = str(folder())

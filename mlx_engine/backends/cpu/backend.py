@@ -1,4 +1,4 @@
-"""`simd` and `parallel` with compiled kernels: one call per block, quantised weights multiplied as they are stored.
+"""`simd` and `parallel` with compiled kernels: one call per block; quantised weights are not expanded.
 
 `simd` and `parallel` differ only in the number of threads. Results are bit-identical for any number of threads.
 """
@@ -63,7 +63,7 @@ from mlx_engine.quant import key_values
 from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-# Query heads of one wide KV head for which the kernel has scratch memory.
+# The number of query heads per wide KV head for which the attention kernel has scratch memory.
 AT_ONCE = 16
 
 
@@ -119,7 +119,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Leave tables of other types in the file: a pass reads only a few of their rows, which may have gigabytes."""
+        """Leave embedding tables in the file, because they may have gigabytes and a pass reads only a few rows."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -257,8 +257,9 @@ class CompiledBackend(SimdBackend):
     def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
         """Call a compiled entry point with parking disabled, so that no worker thread parks during the call.
 
-        A worker that has found no job for a while needs Python's GIL to mark itself parked, and gets the GIL when this
-        call releases it. By then parked workers have already been counted, so this worker would miss the whole call.
+        A worker without a job needs Python's GIL to mark itself parked, and would get the GIL when this call releases
+        it. By then the parked workers have been counted and woken, so the worker would stay parked during the whole
+        call.
         """
         self.pool.control[layout.ON] = 1  # before parked workers are counted
         try:
@@ -273,7 +274,7 @@ class CompiledBackend(SimdBackend):
         """Norm and rotate each head in one read of its memory."""
         if rope.growth is None:
             rotated = self._norm_rope(q, k, head_dim, norms, rope, positions)
-        else:  # queries and keys have tables of their own
+        else:  # queries and keys have separate tables
             of_q, of_k = (None, None) if norms is None else ((norm, norm) for norm in norms)
             rotated = (
                 self._norm_rope(q, q[:, :0], head_dim, of_q, rope, positions)[0],
@@ -291,7 +292,7 @@ class CompiledBackend(SimdBackend):
     def _norm_rope(
         self, q: Native, k: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native]:
-        """Norm and rotate the heads of q (T, H*E) and k (T, G*E) by one table; G may be 0."""
+        """Norm and rotate the heads of q (T, H*E) and k (T, G*E) with one cos/sin table; G may be 0."""
         cos, sin = self.rope_table(rope, max(positions) + 1)
         at = np.array(positions, dtype=np.int64)
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
@@ -305,7 +306,7 @@ class CompiledBackend(SimdBackend):
         return q_out, k_out
 
     def head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
-        """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""
+        """Return the address of cached kernel parameters (int64 words) for `head_norm_rope`."""
         key = (n_q, n_k, head_dim, *(norms or ()))
         descriptor = self._heads.get(key)
         if descriptor is None:
@@ -365,7 +366,7 @@ class CompiledBackend(SimdBackend):
         return out
 
     def compile(self, layers: Layers, width: int) -> Program:
-        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation; the log says which.
+        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation, which is logged.
 
         A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
         """
@@ -387,7 +388,7 @@ class CompiledBackend(SimdBackend):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
-        """Return the kernel parameters of a mixture, which are made once and kept.
+        """Return the kernel parameters of a mixture of experts, which are made once and cached.
 
         With `adds`, the kernel adds the residual.
         """
@@ -432,7 +433,7 @@ class CompiledBackend(SimdBackend):
         return self._gate_rows(KINDS[activation], None, x)
 
     def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
-        """Return the gate (T, N) after the activation function of this number, 0 for the sigmoid, times x if given."""
+        """Return `activation(gate)` (T, N), times x if given; `kind` is the activation's number, 0 for the sigmoid."""
         gate, out = strided_rows(gate), aligned(*gate.shape)
         x = None if x is None else strided_rows(x)
         at, row = (0, 0) if x is None else (address(x), x.strides[0] // 4)

@@ -1,7 +1,7 @@
 """Descriptors of the compiled CPU kernels: int64 words with addresses, shapes and formats of their parameters.
 
-There are descriptors of blocks of matrices, norms and experts. A descriptor has only addresses, so the code that makes
-it keeps the arrays alive. The functions `*_fits` check the limits of the kernels.
+There are descriptors of blocks of matrices, norms and experts. A descriptor has only addresses, so the object that
+makes it also keeps references to the arrays. The functions `*_fits` check the limits of the kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlx_engine.backends.parameters import Convolution, DeltaRule, Gating, Layer
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
 
-# The format of matrices that are not quantised, or are expanded when they are loaded.
+# The format of matrices that are float32, or are expanded to float32 when they are loaded.
 FLOAT32 = "float32"
 
 # The numbers of activation functions in descriptors and steps.
@@ -57,10 +57,10 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """An (N, K) matrix: the bytes of its quantised blocks, one-dimensional, or float32 (N, K).
+    """An (N, K) matrix: one-dimensional bytes of quantised blocks, or float32 (N, K).
 
     Attributes:
-        format: the storage format, by the module of `kernels.cpu` that has its kernels.
+        format: the storage format: the name of the module of `kernels.cpu` with its kernels.
     """
 
     shape: tuple[int, int]
@@ -76,8 +76,8 @@ class Matrix:
 class Block:
     """Linear layers with the same input, encoded for the compiled kernels. Their outputs are concatenated in one row.
 
-    Two layers with an activation are gate and up, and the output is `activation(gate) * up`. `norm` is applied to the
-    input, `post` to the output. With `fixed`, the products of quantised matrices are in fixed point.
+    If there is an activation, the two layers are gate and up, and the output is `activation(gate) * up`. `norm` is
+    applied to the input, `post` to the output. With `fixed`, the products of quantised matrices are in fixed point.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class Block:
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
-        # A gate and its up matrix are multiplied in the same chunks. So they are multiplied in fixed point only if both
-        # are quantised. Quantising a group of tokens takes 29.5 bytes of scratch memory for each column.
+        # Gate and up are multiplied in the same chunks, so they use fixed point only if both are quantised. Quantising
+        # a group of tokens takes 29.5 bytes of scratch memory for each column.
         fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
         if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)
@@ -173,7 +173,7 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
     """Return the address of the sinks (H,) of attention; 0 if there are none.
 
     Raises:
-        ValueError: there is not one float32 for each query head.
+        ValueError: the sinks are not one float32 per query head.
     """
     sinks = scores.sinks
     if sinks is None:
@@ -230,7 +230,7 @@ class ExpertBlock:
         descriptor[layout.EX_SUM_EPS : layout.EX_SUM_EPS + 1].view(np.float64)[:] = routing.sum_eps
 
     def floats(self, n_tokens: int) -> int:
-        """Return the floats of scratch memory for a pass of `n_tokens` tokens, including those of products."""
+        """Return the floats of scratch memory for a pass of `n_tokens` tokens, including the scratch of products."""
         own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
         return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
 

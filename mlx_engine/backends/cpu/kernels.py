@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from mlx_engine.kernels.cpu.build.library import Library
 
 
-# The most characters of the names of parts in a progress bar's title; the bar needs the rest of a line.
+# The largest number of characters for the names of parts in a progress bar's title.
 WIDTH = 22
 
 
 @cache
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
-    """Return the kernels; None, with a warning, if they cannot be compiled or loaded here.
+    """Return the kernels. If they cannot be compiled or loaded on this machine, warn and return None.
 
-    The kernels in `needs` (see `Settings`), and with `fixed` those of products in fixed point, are compiled at the same
-    time as those that every model needs.
+    The kernels in `needs` (see `Settings`), and with `fixed` the fixed-point products, are compiled at the same time as
+    the kernels that every model needs.
     """
     try:
         from mlx_engine.kernels.cpu.build import library
@@ -37,7 +37,7 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
         return None
     library.announce = _announced
     own = [need for need in sorted(needs) if need in library.MODULES]
-    # MLX's mxfp4 is multiplied in GGUF's order; a type without kernels is expanded to float32.
+    # MLX's mxfp4 uses the kernels of GGUF's; a type without kernels is expanded to float32.
     types = (need.removeprefix("mlx_") for need in needs.difference(own))
     formats = {type_ if library.is_format(type_) else "float32" for type_ in types}
     try:
@@ -48,11 +48,11 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
 
 
 def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
-    """Load the kernels of these storage formats.
+    """Load the kernels of storage formats.
 
-    Kernels that have never been compiled are compiled, all at the same time.
+    Kernels that are not in the disk cache are compiled, all at the same time.
 
-    With `fixed`, also load the kernels of products in fixed point.
+    With `fixed`, also load the kernels of fixed-point products.
 
     Raises:
         BackendUnavailableError: a format cannot be compiled.
@@ -71,7 +71,7 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
 
 
 def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
-    """Return the parts of the kernels for these formats. float32 counts as a format here, but has no panels."""
+    """Return the names of the kernel modules for these formats. float32 is among the formats, but has no panels."""
     from mlx_engine.kernels.cpu.build.library import FIXED, FIXED_END
 
     names = sorted(formats)
@@ -81,9 +81,9 @@ def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
 
 @contextmanager
 def _announced(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Show that parts are compiled: a progress bar if the program has one, else a line of the log.
+    """Report the compilation of parts: by a progress bar if the program has one, else by a log line.
 
-    Afterwards, warn if the code could not be kept.
+    Afterwards, warn if the machine code could not be written to the disk cache.
     """
     from mlx_engine.kernels.cpu.build import library
     from mlx_engine.kernels.cpu.build.machine_code import usual_seconds

@@ -2,7 +2,7 @@
 
 `lower` runs the definition of the layers on a `Lowering` in place of a backend. Its public methods have the names and
 arguments of `Backend`'s operations: each emits a step of `kernels/cpu/program.py` and returns the `Place` of its
-result. If the kernels have no such step, the method raises CannotCompileError, and the layers run op by op. All
+result. If the kernels lack the step, the method raises CannotCompileError, and the layers run op by op. All
 intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step reads.
 """
 
@@ -66,10 +66,11 @@ class Buffer:
 class Place:
     """The location of a value: columns [column, column + width) of a buffer, for all tokens or the wanted rows only.
 
-    A definition that branches on a value cannot be lowered: another pass might take the other branch.
+    Comparison and truth value raise TypeError. A definition that branches on a value cannot be lowered, because another
+    pass might take the other branch.
 
     Attributes:
-        head_dim: the head dim if the value has been split into heads, and 0 if not.
+        head_dim: the head dim if the value has been split into heads, else 0.
     """
 
     buffer: Buffer
@@ -141,7 +142,7 @@ class CannotCompileError(Exception):
 
 @dataclass
 class Lowering:
-    """The steps so far. Methods with the names of `Backend`'s operations add their steps."""
+    """Collects the steps of a program. Methods with the names of `Backend`'s operations add their steps."""
 
     backend: CompiledBackend
     batch: PassBatch
@@ -160,11 +161,11 @@ class Lowering:
         raise CannotCompileError(f"the operation {op}")
 
     def note(self, name: str, x: Place) -> Place:
-        """Return x: a program has no values to tap."""
+        """Return x. A compiled program does not call taps."""
         return x
 
     def _place(self, x: object) -> Place:
-        """Return the location of a value. Raise CannotCompileError if the definition has made the array itself."""
+        """Return x if it is a `Place`. Raise CannotCompileError if x is an array that the definition created."""
         if not isinstance(x, Place):
             raise CannotCompileError("an operation on an array that no operation has returned")
         return x
@@ -386,7 +387,7 @@ class Lowering:
         return self._rotated((place,), head_dim, norms, Rope.none(head_dim) if rope is None else rope)[0]
 
     def _rotated(self, of: Sequence[Place], head_dim: int, norms: Any, rope: Rope) -> list[Place]:
-        """Norm and rotate the heads of one or two values by one table."""
+        """Norm and rotate the heads of one or two values with one cos/sin table."""
         out = [self._new(place.width, False, head_dim) for place in of]
         n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
         outputs = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
@@ -531,8 +532,8 @@ class Lowered:
             pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
-        kv: the number of KV heads, the head dim and the arrays of the store, by layer; None for a layer without keys
-            and values. Layers after the last one with keys and values or a state are left out.
+        kv: the number of KV heads, the head dim and the number of arrays of the store, by layer; None for a layer
+            without keys and values. The list ends with the last layer that has keys and values or a state.
         ropes: rotary embeddings, by the index of the step that uses them.
         kept: objects that must stay alive, because `steps` only has their addresses.
     """
@@ -555,7 +556,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     Args:
         backend: makes the descriptors of blocks.
         layers: the definition.
-        width: of the input of the first layer.
+        width: the width of the first layer's input.
         want: which tokens are wanted.
 
     Raises:

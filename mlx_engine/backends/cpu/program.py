@@ -157,8 +157,8 @@ class _Steps:
     def _calls(self, n: int) -> Iterator[tuple[int, int]]:
         """Yield the first step of each call of the kernels for n tokens, and the one after its last.
 
-        Ctrl-C takes effect only at the end of a call. So each step over many tokens, which takes long, is a call of its
-        own. Exchanges between ranks are made between two calls.
+        Ctrl-C takes effect only at the end of a call. So each step over many tokens, which takes long, is a separate
+        call. Exchanges between ranks run between two calls.
         """
         first = 0
         for end in (*self._exchanges, len(self.words)):

@@ -3,17 +3,17 @@
 Kernels compute in float32. With float16 or bfloat16 activations, `metal` is `RoundedMetalBackend`, and `cuda` is
 `MlxBackend`.
 
-A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
-attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
-two more launches, for the norms.
+A layer takes seven launches for one token: norm with q, k and v; norm and rotation of heads; write of keys and values;
+attention; output projection with residual; norm with gate, up and activation; down projection with residual. Nine or
+more tokens take two more launches, for the norms.
 
-A row of the result is bit-identical for any number of rows in the pass, and at any position among them. Products with a
-matrix of float32 or of a type that kernels read sum over K in one order (`kernels/metal/products.h.metal`), and so do
-RMS norms of whole rows. MLX multiplies experts, one row at a time. The other operations of MLX work on one element or
-one row: biases, layer norms, norms of heads, activations without a gate, the choice of experts. Attention sums over
-keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance
-but not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8 columns; and kernels
-that the GPU refuses, which are replaced by MLX operations with a warning.
+A row of the result has the same bits for any number of rows in the pass, and at any index among them. Our kernels
+multiply matrices of float32 and of the supported types, and norm whole rows, with one order of summation over K
+(`kernels/metal/products.h.metal`). MLX multiplies experts, one row at a time. All other MLX operations work on one
+element or one row: biases, layer norms, norms of heads, activations without a gate, routing. Attention sums over keys
+in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance but
+not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8 columns; and kernels that
+the GPU refuses, which are replaced by MLX operations with a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ NARROWEST_HEAD = 8
 # The activations that the kernel `norm_gate_up` has.
 _FUSED: dict[Activation, Literal["silu", "gelu"]] = {"silu": "silu", "gelu": "gelu"}
 
-# Groups of layers whose places are kept: those with a window, those without, and the rows of the last layer.
+# The number of `Places` that are kept: for layers with a window, for layers without, and for the rows of the last
+# layer.
 KEPT_PLACES = 3
 
 
@@ -78,7 +79,7 @@ class MetalBackend(MlxBackend):
             yield
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep the types that kernels multiply as they are stored; dequantise all other weights."""
+        """Keep weights in their stored type if kernels multiply this type; dequantise all other weights."""
         matrix = split(weight, self.kernels)
         return mx.array(weight.dequantize()) if matrix is None else matrix
 
@@ -90,7 +91,7 @@ class MetalBackend(MlxBackend):
         return mlx_experts.multiply(x, linear.weights, ids, row_by_row=True)
 
     def warm_up(self, run: Callable[[], Native]) -> None:
-        """Compile, try and tune every kernel of decode at once, so that no user waits for this."""
+        """Compile, try and tune all kernels of decode before the first request."""
         with self.session():
             self.wait(run())
 
@@ -173,7 +174,7 @@ class MetalBackend(MlxBackend):
         return super().attention(q, kv, counts, scores) if y is None else y
 
     def _places_of(self, kv: KVView, counts: Sequence[int]) -> Places:
-        """Return the places of a pass's queries; those of the latest few groups of layers are kept."""
+        """Return the `Places` of a pass's queries. The latest KEPT_PLACES are kept."""
         found = next((places for places in self._places if places.are_of(kv, counts)), None)
         if found is None:
             found = Places(kv, counts)
@@ -206,7 +207,7 @@ class Places:
         self.owner, self.position = (mx.array(np.array(column, dtype=np.int32)) for column in zip(*places, strict=True))
 
     def are_of(self, kv: KVView, counts: Sequence[int]) -> bool:
-        """Return whether these places are for this KV view and these counts of queries."""
+        """Return whether this object was made for the same KV view and counts of queries."""
         return self._spans is kv.spans and self._counts == tuple(counts)
 
 

@@ -1,8 +1,8 @@
 """Our Metal kernels for the backend: each instantiation is tried and tuned for the GPU before its first use.
 
 A GPU's compiler may refuse a kernel. MLX is lazy, so the error would only be raised when a result is evaluated.
-Therefore every instantiation first runs once on zeros. A refused kernel returns None from then on, and the caller uses
-MLX operations.
+Therefore every instantiation first runs once on zeros. If it is refused, its method returns None from then on, and the
+caller uses MLX operations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kernels:
     """The kernels of one executor. Every method returns None if the kernel was refused.
 
     Attributes:
-        tensors: whether `matmul2d` multiplies prompts.
+        tensors: whether products of prompts use `matmul2d` (Metal's tensor operations).
         refused: the error message of each refused kernel, by its name.
     """
 
@@ -74,11 +74,11 @@ class Kernels:
         return self._run(project_add, (tile(x), weight.instance), x, weight.matrix, residual)
 
     def multiply(self, x: mx.array, weight: SplitMatrix, dtype: mx.Dtype = mx.float32) -> mx.array | None:
-        """Return the product of x with a stored matrix, of a type: float32, or that of x."""
+        """Return the product of x with a stored matrix, in float32 or in the type of x."""
         return self._run(matvec, (tile(x), weight.instance, x.dtype, dtype), x, weight.matrix, dtype=dtype)
 
     def prompt_product(self, x: mx.array, matrix: PromptMatrix) -> mx.array | None:
-        """Return the product of many rows of float16 or bfloat16 with a matrix, of their type.
+        """Return the product of many float16 or bfloat16 rows with a matrix, in the type of the rows.
 
         One instantiation multiplies matrices of all shapes. If `matmul2d` is refused, `simdgroup_matrix` is used.
         """
@@ -135,7 +135,7 @@ class Kernels:
         return self._run(attention, key, q, store, pages, owner, position, idle=idle, **settings)
 
     def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:
-        """Run a kernel with a fused norm. For more than a few vectors, launch `norm_rows` first."""
+        """Run a kernel with a fused norm. For more than a few vectors, run the norm first, in a separate launch."""
         if len(x) <= MOST_VECTORS:
             return self._run(kernel, (len(x), key), x, norm.weight, norm.eps, *rest)
         made = None if kernel.__name__ in self.refused else self._run(norm_rows, x.shape[1:], x, norm.weight, norm.eps)
@@ -178,12 +178,12 @@ class Kernels:
 
 
 def tile(x: mx.array) -> int:
-    """Return the number of vectors that selects the instantiation: one for each small number, one for all others."""
+    """Return the number of vectors that selects an instantiation; all large numbers share one instantiation."""
     return min(len(x), MOST_VECTORS + 1)
 
 
 def zeros(argument: Any) -> Any:
-    """Return zeros in place of an array, which need no evaluation; other arguments are returned unchanged."""
+    """Return zeros in the shape of an array, so that the array is not evaluated; return other arguments unchanged."""
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)
     return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument

@@ -1,10 +1,10 @@
 """`metal` with float16 or bfloat16 activations: MLX's operations, and our kernels for the products of prompts.
 
-From 32 rows on, a product with a quantised matrix is one launch: of `prompt_product_tensors`, where the GPU has neural
-accelerators, else of `prompt_product`. With fewer rows it is MLX's product of the same arrays. MLX's format has no
-Q6_K, whose products with fewer rows are of `matvec`.
+For 32 rows or more, a product with a quantised matrix is one launch: of `prompt_product_tensors` if the GPU has neural
+accelerators, else of `prompt_product`. For fewer rows, MLX multiplies the same arrays; Q6_K, which MLX's format cannot
+express, is multiplied by `matvec`.
 
-Float matrices, experts and attention are MLX's: its kernels for these use the same units of the GPU.
+Float matrices, experts and attention use MLX's operations, whose kernels use the same matrix units of the GPU.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from mlx_engine.kernels.metal.prompt_product import FEWEST
 from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 from mlx_engine.quant.weight import Weight
 
-# Chooses the kernel of prompts: "on" for `matmul2d`, "off" for `simdgroup_matrix`; unset, the GPU decides.
+# Selects the kernel for prompts: "on" for `matmul2d`, "off" for `simdgroup_matrix`; if unset, the GPU's abilities
+# decide.
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
 class RoundedMetalBackend(MlxBackend):
-    """`MlxBackend` whose quantised matrices are multiplied with prompts by our kernels."""
+    """`MlxBackend`, but our kernels multiply prompts with quantised matrices."""
 
     def __init__(self, activations: str, executor: ExecutorName) -> None:
         self.executor = executor
@@ -53,7 +54,7 @@ class RoundedMetalBackend(MlxBackend):
             yield
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep quantised matrices as `MlxBackend` does, and Q6_K as it is stored."""
+        """Keep quantised matrices as `MlxBackend` does, and Q6_K in its stored type."""
         if weight.type.name == "Q6_K":
             matrix = split(weight, self.prompts)
             return super().prepare(weight) if matrix is None else StoredPromptMatrix(matrix.matrix, self.prompts)
@@ -66,7 +67,7 @@ class RoundedMetalBackend(MlxBackend):
 
 
 def uses_tensors(executor: ExecutorName) -> bool:
-    """Return whether `matmul2d` multiplies prompts.
+    """Return whether products of prompts use `matmul2d`.
 
     Raises:
         OptionError: the environment variable has another value.
@@ -93,7 +94,7 @@ class PromptMatrix(GroupMatrix):
 
 @dataclass(frozen=True, eq=False)
 class StoredPromptMatrix(SplitMatrix):
-    """A matrix as it is stored, of a type that MLX's format cannot express."""
+    """A matrix in its stored type, which MLX's format cannot express."""
 
     def multiply(self, x: mx.array) -> mx.array:
         kernels, is_prompt = self.kernels, len(x) >= FEWEST

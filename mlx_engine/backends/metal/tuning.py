@@ -113,8 +113,8 @@ def candidates(split: int) -> list[Tuning]:
 class Tuner:
     """The tunings of one chip, by kernel and shape: read from a file, measured if they are missing there.
 
-    `identity` names everything that a measurement depends on; entries of other identities are ignored. If the file
-    cannot be read or written, the tuning is measured again.
+    `identity` names all conditions of a measurement; entries of other identities are ignored. If the file cannot be
+    read or written, the tuning is measured again.
     """
 
     def __init__(self, identity: str, file: Path) -> None:

@@ -1,7 +1,7 @@
 """The `metal` backend's own data types: stored matrices, and new keys and values in one array.
 
 A matrix is repacked once, when it is loaded, and never dequantised. The fallback, MLX's own product, reads the same
-quants; it makes scales in MLX's format for each product.
+quants, and converts the scales to MLX's format for each product.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SplitMatrix:
 
     @property
     def instance(self) -> Hashable:
-        """What an instantiation of a kernel depends on: the shape and the stored type."""
+        """The key of a kernel's instantiation: the shape and the stored type."""
         return self.shape, self.matrix.layout
 
     def multiply(self, x: mx.array) -> mx.array:
@@ -80,7 +80,7 @@ class SplitMatrix:
 
 
 def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
-    """Return a matrix as it is stored; None if its type has no kernel.
+    """Return a matrix in its stored type, split into quants and scales; None if the type has no kernel.
 
     Also None if a scale is infinite or NaN, because the result would then depend on the order of the products.
     """
@@ -111,7 +111,7 @@ def _is_finite(matrix: StoredMatrix) -> bool:
 
 
 def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
-    """Return a matrix in MLX's affine format, or else as floats, without changing its values."""
+    """Return a matrix in MLX's affine format if this is exact, else as floats."""
     if not isinstance(weight, SplitMatrix):
         return weight
     matrix = weight.matrix
@@ -122,7 +122,7 @@ def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
 
 
 def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
-    """Return the product of `matvec`, in MLX's operations."""
+    """Return the same product as `matvec`, by MLX operations."""
     if matrix.layout.affine is None:
         return x @ matrix.dequantized().T
     scales, biases = matrix.scales_and_biases()
@@ -160,7 +160,7 @@ class Half:
 
 
 def joined(k: object, v: object) -> mx.array | None:
-    """Return the array (2, G, T, E) of which k and v are the halves; None if there is no such array."""
+    """Return the array (2, G, T, E) whose halves are k and v; None if they are not halves of one array."""
     if isinstance(k, Half) and isinstance(v, Half) and k.both is v.both and (k.index, v.index) == (0, 1):
         return k.both
     return None

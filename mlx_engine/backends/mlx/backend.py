@@ -1,12 +1,12 @@
 """`mlx`: stock MLX operations on MLX's default device, which is Metal, CUDA or, for correctness only, the CPU.
 
 Evaluation is lazy from the embedding to the choice of a token: operations build a graph, which MLX evaluates when a
-result is needed. A chosen token is a zero-dimensional array, and `embed` takes it as an id. So the next pass can be
-built and submitted before the host knows the id of this one.
+result is needed. A chosen token is a zero-dimensional array, and `embed` accepts it as an id. So the next pass can be
+built and submitted before the host has the id of the chosen token.
 
-With float16 or bfloat16 activations, arrays have the types that mlx-lm gives them: hidden states, weights, scales, keys
-and values are of that type, and so MLX's products run in it. Norms, softmax and rotation compute in float32 inside; the
-states of linear attention and all logits are float32.
+With float16 or bfloat16 activations, arrays have the same types as in mlx-lm: hidden states, weights, scales, keys and
+values have the type of activations, and so do MLX's products. Norms, softmax and rotation compute in float32
+internally; the states of linear attention and all logits are float32.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
-# Tokens of a state space whose outputs are matrix products.
+# Tokens per chunk of a state space: inside a chunk, outputs are computed by matrix products.
 CHUNK = 64
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
@@ -58,8 +58,8 @@ class MlxBackend(Backend):
 
     A KV store is one array (2, G, slots, E): keys, then values, contiguous per head.
 
-    All work goes to one stream that several threads may use, one at a time: a graph that was built in one thread can
-    be evaluated in another. MLX's default streams belong to the thread that created them.
+    All work runs on one stream, which several threads may use, one at a time. So a graph that was built in one thread
+    can be evaluated in another. MLX's default streams belong to the threads that created them.
     """
 
     lazy = True
@@ -120,7 +120,8 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and share its memory if the device has no memory of its own.
 
-        Log-probabilities are read outside of sessions. At exit, the guard keeps these threads out of MLX, too.
+        Threads that read log-probabilities call this outside of sessions, so the guard is checked here too: at exit it
+        must stop them.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
@@ -152,7 +153,7 @@ class MlxBackend(Backend):
         return self._exchanged
 
     def _in_order(self, x: mx.array) -> mx.array:
-        """Return x with a dependency on the previous exchange. Ranks with different orders would mix up messages."""
+        """Return x with a dependency on the previous exchange, so that all ranks exchange arrays in the same order."""
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
@@ -209,8 +210,8 @@ class MlxBackend(Backend):
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Call `mx.fast.scaled_dot_product_attention` for each sequence; KV heads are not repeated.
 
-        It has no soft caps: with one, `_capped_attention` replaces it. Consecutive pages are read in place; other pages
-        are gathered into a copy, and keys and values of another type than the activations are converted in one.
+        MLX's function has no soft cap; `_capped_attention` implements it. Consecutive pages are read in place; other
+        pages are copied. Keys and values of another type than the activations are copied and converted.
         """
         outs, end = [], 0
         for span, n in zip(kv.spans, counts, strict=True):
@@ -327,7 +328,7 @@ class MlxBackend(Backend):
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
-        """Wait for the copied slots. While MLX still has to read the store, it writes to a copy of the whole store."""
+        """Wait until the slots are copied, because MLX would copy the whole store if a read of it were pending."""
         with self.session():
             copied = mx.contiguous(store[:, :, source : source + n])
             mx.eval(copied)
@@ -355,9 +356,9 @@ class MlxBackend(Backend):
         return int(store.nbytes)
 
     # ---- states: short convolutions and delta rules ----
-    # A store is a list of arrays, one per slot: a slot is written by replacing its
-    # array, so nothing is copied. The operations run one token at a time. States are float32 for all types of
-    # activations, because a rounded state would be rounded again with every token.
+    # A store is a list of arrays, one per slot. A slot is written
+    # by replacing its array, so nothing is copied. The operations process one token at a time. States are float32 for
+    # all types of activations, because rounding errors would accumulate with every token.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         self.guard.check()  # as in `kv_empty`
@@ -384,7 +385,7 @@ class MlxBackend(Backend):
                 y = y + rows[w : w + n] * conv.weight[w]
             y = y if conv.bias is None else y + conv.bias
             outs.append(y)
-            # A view would keep the inputs of the whole pass in memory.
+            # Copied, because a view would keep the inputs of the whole pass in memory.
             state.store[target] = mx.contiguous(rows[n:])
         return (outs[0] if len(outs) == 1 else mx.concatenate(outs)).astype(x.dtype)
 
@@ -434,13 +435,13 @@ def indices(numbers: np.ndarray | slice) -> slice | mx.array:
 
 
 def stored_rows(x: Native, type_: str) -> Native:
-    """Round rows (..., E) of keys or values to a type, as `quant.key_values.stored`; Q8_0 as bytes."""
+    """Round rows (..., E) of keys or values to a type, as `quant.key_values.stored` does; Q8_0 is returned as bytes."""
     if type_ != "q8_0":
         return x.astype(DTYPES[type_])
     blocks = x.astype(mx.float32).reshape(*x.shape[:-1], -1, 32)
     scale = mx.max(mx.abs(blocks), axis=-1, keepdims=True) / 127
     products = blocks * mx.where(scale == 0, 0, 1 / scale)
-    # Halves are rounded away from zero. This is the largest float below 0.5: adding 0.5 itself would round 0.49999997
+    # Halves are rounded away from zero. The largest float below 0.5 is added, because adding 0.5 would round 0.49999997
     # up.
     away = mx.where(products < 0, -0.49999997, 0.49999997)
     quants = mx.where(mx.isfinite(products), products + away, 0).astype(mx.int8)
@@ -494,8 +495,8 @@ def _widened(x: Native) -> Native:
 def _space_chunk(matrix: Native, x: Native, b: Native, c: Native, rates: Native) -> tuple[Native, Native]:
     """Return the outputs (H, L, P) of L tokens of a state space, and the matrix (H, N, P) after them.
 
-    Decays are exponentials of sums of logarithms, each sum over its own tokens: a difference of two long sums would
-    lose its digits.
+    A decay is the exponential of a sum of logarithms. Each sum is computed separately, because the difference of two
+    long sums would lose digits.
     """
     n = rates.shape[1]
     if n == 1:

@@ -1,8 +1,8 @@
 """The device that MLX uses on this machine, its memory settings, and the streams of the `mlx` backends.
 
-MLX never ends the thread of a stream, so new backends use old streams. When the interpreter exits, MLX frees its
-streams while daemon threads may still run. A daemon thread that is inside MLX at that time aborts the process. So at
-exit each stream waits until a running pass has ended, and lets no other begin.
+MLX never ends the thread of a stream, so new backends reuse the streams of closed backends. When the interpreter exits,
+MLX frees its streams while daemon threads may still run, and a daemon thread that is inside MLX then aborts the
+process. So the exit waits for the running pass on each stream, and no other pass can begin.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def keep_weights_resident() -> None:
 # Seconds that the exit of the interpreter waits for a forward pass of a daemon thread.
 PATIENCE = 10.0
 
-# The streams of closed backends, with the process that made each.
+# The streams of closed backends, and the id of the process that created each stream.
 _idle: list[tuple[int, mx.Stream]] = []
 _taking = kept_over_forks(threading.Lock())
 _used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()
@@ -63,7 +63,7 @@ def _take(device: mx.Device) -> mx.Stream:
     """Return a stream of this process that is not used, or a new one."""
     with _taking:
         for i, (process, stream) in enumerate(_idle):
-            # The thread of a parent's stream does not exist in a forked process.
+            # A forked process cannot use a stream of its parent, because the stream's thread does not exist in it.
             if stream.device == device and process == os.getpid():
                 return _idle.pop(i)[1]
     return mx.new_thread_unsafe_stream(device)

@@ -16,7 +16,7 @@ from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.mlx.weights import GroupMatrix, summed_in_float32
 from mlx_engine.backends.parameters import Linear
 
-# The number of rows from which on rows are sorted by expert, as in mlx-lm's SwitchGLU.
+# The least number of rows that are sorted by expert, as in mlx-lm's SwitchGLU.
 MANY = 64
 
 
@@ -26,7 +26,7 @@ class Stack(Protocol):
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return (..., 1, N): rows x (..., 1, K), each multiplied with the matrix of its expert.
 
-        If the ids are sorted, MLX may multiply the rows of an expert together, in another order of summation.
+        With `are_sorted`, MLX may multiply all rows of an expert together, in another order of summation.
         """
 
 
@@ -44,7 +44,7 @@ class FloatStack:
 
 @dataclass(frozen=True, eq=False)
 class GroupStack:
-    """Matrices in one of MLX's formats; the arrays are those of `GroupMatrix`, with a leading axis X."""
+    """Matrices in one of MLX's formats. The arrays are as in `GroupMatrix`, with a leading axis X."""
 
     wq: mx.array
     scales: mx.array
@@ -78,7 +78,7 @@ class BiasedStack:
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
     """Return several linear layers, whose matrices are `GroupMatrix` or float arrays, as one stack.
 
-    `dtype` is the type of activations. The arrays are made at once, so that those of the single matrices can be freed.
+    `dtype` is the type of activations. The stack is evaluated at once, so that the single matrices can be freed.
     """
     matrices = _stacked([linear.weight for linear in linears], dtype)
     if linears[0].bias is None:
@@ -117,7 +117,7 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
         kept = _first(mx.sort(groups, axis=-1)[..., -2:].sum(axis=-1), k)
         ranked = mx.where(kept[..., None], groups, -mx.inf).reshape(ranked.shape)
     chosen = _first(ranked, n_used)
-    # Rows with NaN have fewer chosen experts; their ids must still exist.
+    # Rows with NaN have fewer than C chosen experts; the remaining ids must still be valid.
     ids = mx.sort(mx.where(chosen, mx.arange(n_experts), n_experts - 1), axis=-1)[:, :n_used]
     weights = mx.take_along_axis(scores, ids, axis=-1)
     if routing.normalize:
@@ -137,8 +137,8 @@ def _first(values: mx.array, n: int) -> mx.array:
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
     """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
 
-    With `row_by_row`, many rows are sorted, too, so that caches hold an expert's matrix for all its rows. But each row
-    is multiplied alone, so that the order of summation is the same as for a few rows.
+    Many rows are sorted by expert, so that an expert's matrix stays in the caches for all its rows. With `row_by_row`
+    each row is still multiplied alone, so that the order of summation is the same as for a few rows.
     """
     each = ids.size // len(x)
     if ids.size < MANY:

@@ -1,8 +1,7 @@
 """Sampling on the device: the algorithm of `sampling.py` in lazy MLX operations, so that the host need not wait.
 
-Ids may be ints or unevaluated arrays. Probabilities are float64 on the CPU, and float32 on a GPU, where MLX has no
-float64: there, if the random number is within rounding error of the border between two tokens, the other token may be
-chosen.
+Ids may be ints or unevaluated arrays. Probabilities are float64 on the CPU. On a GPU MLX has no float64, so they are
+float32; if the random number is within rounding error of the border between two tokens, the other token may be chosen.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 In MLX's affine format `weight = scale * quant + bias`, with unsigned quants. A signed byte q with its sign bit flipped
 is `q + 128`, so `scale = d` and `bias = -128 d` give `d * q`. Scales and biases are float32, for two reasons. In
-float16 the bias of a scale above 511.75 would overflow. And if the scales have another type than the activations, MLX
-casts them for every product, which moves 20 bytes per group in place of 8. With float16 or bfloat16 activations, scales
-and biases are rounded to that type, as in mlx-lm.
+float16 the bias of a scale above 511.75 would overflow. If the scales have another type than the activations, MLX casts
+them for every product, which moves 20 bytes per group instead of 8. With float16 or bfloat16 activations, scales and
+biases are rounded to that type, as in mlx-lm.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def summed_in_float32(
 ) -> tuple[mx.array, mx.array, mx.array | None]:
     """Return the arguments of a quantised product such that MLX sums it in float32, as its GPU kernels always do.
 
-    MLX's kernels for the CPU sum in the type of x, with an error of 2e-2 for bfloat16. There, all are float32.
+    MLX's CPU kernels sum in the type of x, with an error of 2e-2 for bfloat16. So on the CPU all arguments become
+    float32.
     """
     if x.dtype == mx.float32 or kind() != "cpu":
         return x, scales, biases

@@ -34,7 +34,7 @@ from mlx_engine.options import Sampling
 from mlx_engine.quant import key_values
 from mlx_engine.quant.weight import Weight
 
-# Added to the squared length of queries and keys.
+# Added to the squared length of queries and keys in `delta_rule`, to avoid a division by zero.
 TINY = 1e-6
 
 

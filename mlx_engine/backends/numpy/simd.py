@@ -43,10 +43,11 @@ from mlx_engine.quant.weight import Weight
 
 _ERFC = np.vectorize(math.erfc, otypes=[np.float64])
 
-# With fewer allowed tokens than this, only their logits are searched: up to 4 times as fast as all 152,000.
+# If a mask allows fewer tokens than this, only their logits are searched. This is up to 4 times as fast as searching
+# all 152,000.
 FEW = 4096
 
-# The limit of BLAS to one thread is process-wide: how many sessions hold it, and what restores the old one.
+# BLAS's limit of one thread is process-wide: the number of sessions that need it, and a context that ends it.
 _lock = kept_over_forks(threading.Lock())
 _held = 0
 _limit: Any = None
@@ -285,9 +286,8 @@ class SimdBackend(Backend):
         return int(store.nbytes)
 
     # ---- states: short convolutions and delta rules ----
-    # A store is one array (slots, ...).
-    # Every sum has one order, whatever the number of tokens in the pass: a run of tokens in several passes has the same
-    # bits.
+    # A store is one array (slots, ...). The order of every sum is
+    # independent of the number of tokens in the pass. So tokens have the same bits in one pass and in several.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         """The system maps the memory only when a slot is written."""
@@ -403,7 +403,7 @@ def split_space(x: Native, space: StateSpace) -> tuple[Native, Native, Native]:
 
 
 def _largest_allowed(row: Native, mask: np.ndarray) -> int:
-    """Return the argmax of logits (V,) under a mask (V,), as of `masked` logits, without a copy in most cases."""
+    """Return the argmax of `masked` logits (V,), in most cases without a copy of the logits."""
     if np.count_nonzero(mask) < FEW:
         allowed = np.flatnonzero(mask)
         return int(allowed[np.argmax(row[allowed])])
@@ -424,8 +424,8 @@ def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
     return np.where(kept[..., None], groups, np.float32(-np.inf)).reshape(ranked.shape)
 
 
-# Multiplications per chunk, at least. Submitting a chunk costs about 50 microseconds, in which one core does a few
-# million multiplications.
+# The least number of multiplications per chunk. Submitting a chunk takes about 50 microseconds; in this time one core
+# does a few million multiplications.
 WORTHWHILE = 4_000_000
 # The largest number of chunks per product. More chunks would balance the threads better and cost more to submit.
 CHUNKS = 16

@@ -1,13 +1,13 @@
 """Analyse profiled passes: sums per operation and layer, the machine's limits, possible gains, and advice.
 
-Pure arithmetic on spans; times in milliseconds. At the limit, an operation takes the time to read its bytes or the time
-of its arithmetic, whichever is longer. Its gain is its time minus that.
+Pure arithmetic on spans; times are in milliseconds. An operation's time at the limit is the time to read its bytes or
+the time of its arithmetic, whichever is longer. Its gain is its measured time minus its time at the limit.
 
 Profiled operations together take longer than the plain pass, because each is a separate call from an interpreter whose
 code and data the weights have evicted from the CPU caches. To correct for this, the same time is subtracted from every
-call, until the sum equals the plain decode step. It is at most twice the median call's time beyond its limit, and no
-operation gets below its limit, so an operation that is slow for another reason keeps its time. The same correction
-per call is applied to prefill: its own excess would be mostly noise, spread over few and long calls.
+call, until the sum equals the plain decode step. The subtracted time is at most twice the median call's time beyond its
+limit, and no operation gets below its limit, so an operation that is slow for another reason keeps its time. The same
+correction per call is applied to prefill, where the excess is mostly noise, because prefill has few and long calls.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _layer(layer: int, halves: Sequence[tuple[float, float]]) -> dict[str, float
 
 
 def is_feed_forward(span: Span) -> bool:
-    """Return whether an operation is in the feed-forward half. Without parameters, it is in the previous one's half."""
+    """Return whether an operation is in the FFN half. One without parameters is in the half of the previous one."""
     return span.part.startswith(("ffn", "post_ffw"))
 
 
@@ -156,7 +156,7 @@ class Line:
 
     Attributes:
         measured: the median of the profiled passes.
-        ms: the same, without profiling overhead.
+        ms: `measured` without profiling overhead.
         floor: time at the machine's limit, or None if the limit is unknown.
         bound: "memory" or "arithmetic"; "calls" if the limit is negligible compared with the time; None if the limit
             is unknown, or the corrected time is 0.
@@ -202,7 +202,7 @@ def _line(op: Operation, off: float, floor: float, limits: Limits | None) -> Lin
 
 
 def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much: float) -> float:
-    """Return the milliseconds to subtract from every call, if the operations exceed the plain pass by `too_much`."""
+    """Return the milliseconds to subtract from every call, if all operations exceed the plain pass by `too_much`."""
     pairs = zip(ops, floors(ops, limits), strict=True)
     beyond = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
     off, calls = 0.0, sum(n for _, n in beyond)
@@ -232,7 +232,7 @@ def ranked(
 ) -> list[dict[str, float | str | None]]:
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
-    Time between operations that may be noise, unless it `is_sure`, is no gain.
+    Unless `is_sure`, the time between operations may be noise and has no gain.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -251,9 +251,9 @@ def gain_of(row: dict[str, float | str | None]) -> float:
     return float(gain or 0.0)
 
 
-# From this share of a limit on, an operation counts as at the limit: the rest is noise and the ends of calls.
+# An operation that reaches this share of a limit counts as at the limit; the rest is noise and call overhead.
 NEAR = 0.9
-# For a job shorter than this in microseconds, dispatching it to the threads may dominate.
+# Below this many microseconds per job, the time to dispatch jobs to threads may dominate.
 SHORT = 500
 # Bits per weight of a 4-bit block format.
 FOUR_BITS = 4.5

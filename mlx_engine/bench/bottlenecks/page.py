@@ -254,7 +254,7 @@ def is_longer_apart(phase: Report) -> bool:
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Split rows into those shown one by one and those combined into one line; the time between operations is shown."""
+    """Split rows into those with a line of their own, among them the time between operations, and the combined rest."""
     small = [row for row in rows if row["share"] < SMALL and row["role"] != BETWEEN]
     return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 

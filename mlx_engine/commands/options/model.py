@@ -91,12 +91,25 @@ AdapterPaths: TypeAlias = Annotated[
     typer.Option(
         "--adapter",
         metavar="[NAME=]PATH",
-        help="Folder of a LoRA adapter, of PEFT or mlx-lm. Several may be given to a server, which has a model "
-        "MODEL:NAME for each; elsewhere the first is used.",
+        help="Folder of a LoRA adapter, of PEFT or mlx-lm. `serve` takes several, and has a model MODEL:NAME for each.",
         rich_help_panel=MODEL_PANEL,
     ),
     RARE,
 ]
+
+
+def one_adapter(paths: Sequence[str] | None) -> Sequence[str]:
+    """Return the adapter of a command that runs all prompts with the same one.
+
+    Raises:
+        OptionError: there are several.
+    """
+    if paths is not None and len(paths) > 1:
+        message = "--adapter can be given once; `serve` takes several adapters, and a request chooses one"
+        raise OptionError(message, option="--adapter", expected="one adapter", found=list(paths))
+    return paths or ()
+
+
 SUGGESTED = "Use the sampling that the model's files suggest where no option sets it."
 
 
